@@ -5,7 +5,8 @@
 use std::process::ExitCode;
 use switchyard_cli::{self as cli, Cli};
 
-/// What `--version` prints. `cargo xtask` passes the commit that is built; only this file is compiled again for another one.
+/// What `--version` prints. `cargo xtask` passes the commit that is built; only this file is
+/// compiled again for another one.
 const VERSION: &str = match option_env!("SWITCHYARD_VERSION") {
     Some(version) => version,
     None => env!("CARGO_PKG_VERSION"),

@@ -34,10 +34,11 @@ pub const LEADER_VERSION: &str = "training.switchyard.dev/version";
 /// Annotation of the Lease: `ok`, or the leader's findings about the admission policies. Absent
 /// until it has tested them.
 pub const LEADER_POLICIES: &str = "training.switchyard.dev/policies";
-/// Annotation of the Lease: seconds by which the leader's clock is ahead of the API server's. Absent while they agree.
+/// Annotation of the Lease: seconds by which the leader's clock is ahead of the API server's.
+/// Absent while they agree.
 pub const LEADER_CLOCK_SKEW: &str = "training.switchyard.dev/clock-skew-seconds";
 
-/// Annotation of the Lease: state of the leader that no object holds, as JSON, for the next leader. Absent if there is none.
+/// Annotation of the Lease: state of the leader that no object holds, as JSON, for the next leader.
 pub const LEADER_MEMORY: &str = "training.switchyard.dev/memory";
 
 /// Annotation of a pod on the host network: the interface that reaches the other nodes.

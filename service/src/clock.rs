@@ -1,5 +1,5 @@
-//! The API server's clock. Deadlines and graces start at times that the API server or a kubelet recorded, and the clock of this machine may be
-//! minutes off.
+//! The API server's clock. Deadlines and graces start at times that the API server or a kubelet
+//! recorded, and the clock of this machine may be minutes off.
 
 use http::{HeaderMap, header::DATE};
 use jiff::{SignedDuration, Timestamp, fmt::rfc2822};
@@ -13,8 +13,8 @@ const TOLERATED: SignedDuration = SignedDuration::from_secs(2);
 /// Responses that took longer bound the time too loosely.
 const SLOW: Duration = Duration::from_secs(5);
 
-/// The API server's time: set from the `Date` of its responses and advanced by the monotonic clock. Before the first response it is the time
-/// of this machine.
+/// The API server's time: set from the `Date` of its responses and advanced by the monotonic clock.
+/// Before the first response it is the time of this machine.
 #[derive(Debug)]
 pub struct ServerClock(Mutex<Reading>);
 
@@ -61,7 +61,8 @@ impl Reading {
         self.time.saturating_add(passed).unwrap_or(Timestamp::MAX)
     }
 
-    /// The reading once a response to a request of that moment has this `Date`. It stays if it is within what the response allows.
+    /// The reading once a response to a request of that moment has this `Date`. It stays if it is
+    /// within what the response allows.
     fn after(self, sent: Instant, received: Instant, date: Timestamp) -> Reading {
         let took = received.saturating_duration_since(sent);
         if took > SLOW {
@@ -86,7 +87,8 @@ mod tests {
         let (start, zero) = (Instant::now(), Timestamp::from_second(1_000_000).unwrap());
         let reading = Reading { at: start, time: zero };
         let after = |millis: u64| start + Duration::from_millis(millis);
-        // Seconds by which the server is ahead, milliseconds that the request took, milliseconds by which the time is set forward.
+        // Seconds by which the server is ahead, milliseconds that the request took, milliseconds by
+        // which the time is set forward.
         for (ahead, took, set) in [
             (0, 10, 0),
             (1, 10, 0),

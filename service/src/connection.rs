@@ -1,5 +1,5 @@
-//! The connection to the API server, without client-side throttling (the server has priority and fairness), and with
-//! every request counted.
+//! The connection to the API server, without client-side throttling (the server has priority and
+//! fairness), and with every request counted.
 
 use crate::ServerClock;
 use http::header::{HeaderValue, USER_AGENT};
@@ -41,11 +41,12 @@ pub async fn connect(connection: &Connection) -> Result<Config, String> {
     })
 }
 
-/// Called for every request that has ended: verb, resource with subresource, and status, which is `None` without a
-/// response.
+/// Called for every request that has ended: verb, resource with subresource, and status, which is
+/// `None` without a response.
 pub type Answered = Arc<dyn Fn(&'static str, String, Option<u16>) + Send + Sync>;
 
-/// Builds the client of a program, which identifies itself as `program` with the version of this workspace. `clock` follows the responses.
+/// Builds the client of a program, which identifies itself as `program` with the version of this
+/// workspace. `clock` follows the responses.
 ///
 /// # Errors
 /// The configuration has a certificate or key that cannot be used.
@@ -63,7 +64,8 @@ pub fn client(
 
 /// The request in terms of RBAC: verb, and resource with subresource.
 fn verb_and_resource(method: &Method, path: &str, query: &str) -> (&'static str, String) {
-    // /api/v1 or /apis/GROUP/VERSION, optionally namespaces/NAME, then RESOURCE[/NAME[/SUBRESOURCE]].
+    // /api/v1 or /apis/GROUP/VERSION, optionally namespaces/NAME, then
+    // RESOURCE[/NAME[/SUBRESOURCE]].
     let mut parts = path.trim_matches('/').split('/');
     let prefix = match parts.next() {
         Some("api") => 1,

@@ -14,7 +14,8 @@ pub fn name(path: &Path) -> String {
     if path == Path::new("-") { "standard input".to_string() } else { path.display().to_string() }
 }
 
-/// The text of a file, or of standard input for `-`; `kind` describes the expected content. Never waits for a pipe or a device.
+/// The text of a file, or of standard input for `-`; `kind` describes the expected content. Never
+/// waits for a pipe or a device.
 ///
 /// # Errors
 /// The file cannot be read, is not a regular file, is too large, or is not UTF-8.

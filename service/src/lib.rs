@@ -1,5 +1,5 @@
-//! What the programs in a cluster share: the connection to the API server with its requests counted, creation on trial, the log, and
-//! files that a command line names.
+//! What the programs in a cluster share: the connection to the API server with its requests
+//! counted, creation on trial, the log, and files that a command line names.
 //!
 //! Not here: what they count, log and do.
 #![forbid(unsafe_code)]

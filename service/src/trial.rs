@@ -1,4 +1,5 @@
-//! Questions to the API server that look like writes and store nothing: objects created on trial, and whether an account may do something.
+//! Questions to the API server that look like writes and store nothing: objects created on trial,
+//! and whether an account may do something.
 
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::api::PostParams;
@@ -23,7 +24,8 @@ where
     }
 }
 
-/// Whether a service account (`system:serviceaccount:NAMESPACE:NAME`) may do something, by all its groups.
+/// Whether a service account (`system:serviceaccount:NAMESPACE:NAME`) may do something, by all its
+/// groups.
 ///
 /// # Errors
 /// The API server does not say.

@@ -47,9 +47,9 @@ pub struct ControllerArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080")]
     pub listen: SocketAddr,
 
-    /// Address at which /metrics is served over TLS, instead of at --listen, to whoever has a token
-    /// that the API server knows and the right to get the path /metrics. The certificate is made at
-    /// each start. Default: the metrics are at --listen, for everybody.
+    /// Address at which /metrics is served over TLS, instead of at --listen, to clients with a
+    /// token that the API server knows and the right to get the path /metrics. The certificate is
+    /// made at each start. Default: the metrics are at --listen, for everybody.
     #[arg(long, value_name = "ADDRESS")]
     pub secure_metrics: Option<SocketAddr>,
 
@@ -90,8 +90,8 @@ pub struct ControllerArgs {
     #[arg(long, value_name = "DRIVER", default_value = "gpu.nvidia.com")]
     pub gpu_driver: String,
 
-    /// File with the administrator's profile of the fabric (docs/placement-and-fabric.md), which wins over the
-    /// built-in packs.
+    /// File with the administrator's profile of the fabric (docs/placement-and-fabric.md), which
+    /// wins over the built-in packs.
     #[arg(long, value_name = "FILE")]
     pub fabric_profile: Option<PathBuf>,
 
@@ -133,8 +133,8 @@ pub struct ControllerArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 86_400, value_parser = clap::value_parser!(u32).range(60..=31_536_000))]
     pub longest_reservation_seconds: u32,
 
-    /// NAMESPACE=WEIGHT, repeatable: of equal priority, jobs of the namespace go first that had
-    /// least of the GPUs lately against its weight; of namespaces that are not named the weight is
+    /// NAMESPACE=WEIGHT, repeatable: at equal priority, jobs of the namespace with the lowest
+    /// recent GPU usage relative to its weight go first. Namespaces that are not named have weight
     /// 1. Default: by age.
     #[arg(long = "queue-weight", value_name = "NAMESPACE=WEIGHT", value_parser = weight)]
     pub queue_weights: Vec<(String, u32)>,

@@ -4,9 +4,9 @@
 //! the chosen gang (reports, devices, pod) + profile ─> decide ─> decisions ─> conf (per node), env, status
 //! ```
 //!
-//! Every setting has a class (`docs/placement-and-fabric.md`). *Must*: without it the job breaks or silently
-//! falls back. *May*: the system section of NCCL's guide allows it to stay. *Never*: for debugging
-//! only; it is not set, and the reason is recorded. A user's own value always wins.
+//! Every setting has a class (`docs/placement-and-fabric.md`). *Must*: without it the job breaks or
+//! silently falls back. *May*: the system section of NCCL's guide allows it to stay. *Never*: for
+//! debugging only; it is not set, and the reason is recorded. A user's own value always wins.
 //!
 //! [`variables`] describes known environment variables as tables, [`lint`] checks manifests against
 //! them without a cluster, and [`preflight`] checks the chosen gang against the facts of its nodes.

@@ -38,7 +38,7 @@ fn measure(clone: &Path) -> Result<(Json, Json)> {
     let mut git = Command::new("git");
     timed("clone", git.args(["clone", "--quiet"]).arg(root()).arg(clone))?;
     // Downloads are not part of the figures.
-    timed("crates of others", cargo(clone, &["fetch", "--quiet"]))?;
+    timed("third-party crates", cargo(clone, &["fetch", "--quiet"]))?;
     let first_step = first_step(clone)?;
     let test = ["build", "--quiet", "--workspace", "--bins", "--tests"];
     let seconds = json!({

@@ -22,7 +22,7 @@ pub(crate) fn test() -> Result<()> {
     let mut totals = Totals::default();
     let mut command = cargo(&file);
     command.env(TORCH.own, torch).env(FRAMEWORKS.own, others).env("SWITCHYARD_FRAMEWORKS_RESULTS", &parts);
-    println!("==> frameworks of others, started with the environment of our pods");
+    println!("==> third-party frameworks, started with the environment of our pods");
     totals.run("frameworks", vec![Launch { program: "processes".to_owned(), command }], 1)?;
     totals.finish()?;
     let mut results = Map::new();

@@ -1,4 +1,5 @@
-//! Generates the API reference, `docs/api.md`: every field of the CRDs with its type, constraints and meaning.
+//! Generates the API reference, `docs/api.md`: every field of the CRDs with its type, constraints
+//! and meaning.
 
 use crate::workspace::crds;
 use anyhow::{Context, Result};
@@ -54,7 +55,8 @@ pub(crate) fn generated() -> Result<(PathBuf, String)> {
     Ok((PathBuf::from("docs/api.md"), text))
 }
 
-/// Writes the rules and the field table of an object, then the objects in it. Writes nothing for other types.
+/// Writes the rules and the field table of an object, then the objects in it. Writes nothing for
+/// other types.
 fn object(path: &str, schema: &Json, text: &mut String) {
     let fields = fields(schema);
     if fields.is_empty() {
@@ -154,7 +156,8 @@ fn number(bound: &Json) -> String {
     bound.as_f64().map_or_else(|| bound.to_string(), |bound| bound.to_string())
 }
 
-/// Default of a field. Omitted for an object, whose fields have their own, and where the description explains it.
+/// Default of a field. Omitted for an object, whose fields have their own, and where the
+/// description explains it.
 fn default(field: &Json) -> Option<String> {
     let is_described = sentence(field).contains("Default");
     let value = Some(&field["default"]).filter(|value| !value.is_null() && !value.is_object() && !is_described)?;

@@ -25,8 +25,8 @@ pub(crate) enum Lane {
     Compute,
     /// Tests that mostly wait for an API server.
     Wait,
-    /// Tests on real nodes, which mostly wait for pauses between restarts. No other lane takes them,
-    /// because they count leftovers on the machine.
+    /// Tests on real nodes, which mostly wait for pauses between restarts. No other lane takes
+    /// them, because they count leftovers on the machine.
     Nodes,
 }
 

@@ -129,7 +129,7 @@ pub struct Measured {
     /// One-way speed in megabytes (10^6) per second, at least 1.
     #[schemars(range(min = 1))]
     pub megabytes_per_second: u64,
-    /// How it was measured, as stated by whoever provided the measurement.
+    /// How it was measured, as stated by the source of the measurement.
     #[schemars(length(max = 256))]
     pub source: String,
 }

@@ -3,11 +3,9 @@
 //! | file | content |
 //! |---|---|
 //! | `gate.rs` | a [`Layer`](switchyard_worker::nn::Layer): forward, a hand-written backward, a parameter, any number format |
-//! | `model.rs` | a [`Model`](switchyard_worker::model::Model): layers of Switchyard and this one, settings from the
-//! manifest |
+//! | `model.rs` | a [`Model`](switchyard_worker::model::Model): layers of Switchyard and this one, settings from the manifest |
 //! | `main.rs` | the program: all of `switchyard-worker`, plus this network |
-//! | `../tests/model.rs` | the checks that every new layer needs: its gradient against finite differences of the loss,
-//! and a few steps |
+//! | `../tests/model.rs` | the checks that every new layer needs: its gradient against finite differences of the loss, and a few steps |
 //!
 //! The engine provides the rest: memory planned before the first step, mixed precision, overlapped
 //! reductions, readers, checkpoints, profiles and reports. In the repository:

@@ -43,8 +43,8 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_name = "RACK[,BLOCK]", value_delimiter = ',', num_args = 1, value_parser = factor)]
     pub oversubscription: Vec<f64>,
 
-    /// Nodes fail, each every so many days on average, and are repaired after 12 hours; the jobs on
-    /// them go on from checkpoints that they write every hour. Default: no node fails.
+    /// Nodes fail, each every so many days on average, and are repaired after 12 hours; their jobs
+    /// resume from checkpoints that they write every hour. Default: no node fails.
     #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     pub node_failures: Option<u16>,
 

@@ -244,8 +244,8 @@ pub fn rendezvous(framework: &str) -> &'static [Rendezvous] {
     }
 }
 
-/// Whether a variable shows that a pod uses Google Cloud's GPUDirect-TCPXO profile. The profile sets
-/// NCCL's variables together, and its checker ends jobs in which one of them differs.
+/// Whether a variable shows that a pod uses Google Cloud's GPUDirect-TCPXO profile. The profile
+/// sets NCCL's variables together, and its checker ends jobs in which one of them differs.
 pub fn is_of_google_profile(name: &str) -> bool {
     name.starts_with("NCCL_FASTRAK_") || name == "NCCL_SHIMNET_GUEST_CONFIG_CHECKER_CONFIG_FILE"
 }

@@ -62,7 +62,8 @@ pub enum ConvertError {
     },
 }
 
-/// Converts one document. `others` are the documents of the same file, among which a Kubeflow TrainJob can have its runtime.
+/// Converts one document. `others` are the documents of the same file, among which a Kubeflow
+/// TrainJob can have its runtime.
 ///
 /// # Errors
 /// The document has another kind, or no training pods.

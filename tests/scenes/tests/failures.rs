@@ -145,7 +145,7 @@ fn unhealthy_fabric() {
     assert_eq!(after.fabric, None);
     assert_eq!(gpu(&after, 1).fabric.as_ref().unwrap().clique_id, Some(1));
     assert!(
-        message(&after, Facts::Fabric).starts_with("GPU1 not in the same place"),
+        message(&after, Facts::Fabric).starts_with("GPU1 not in the same fabric position"),
         "{}",
         message(&after, Facts::Fabric)
     );

@@ -15,14 +15,12 @@ static PHRASES: LazyLock<Vec<Phrase>> = LazyLock::new(|| {
     [
         (r"(numbers|floats|values|words|types) of (8|16|32|64) bits", "f32, bf16, 16-bit values"),
         (r"\b(GPUs?|libraries|kernels|drivers?|cards?) of NVIDIA\b", "NVIDIA GPUs"),
-        (r"\b(crates|programs|images|frameworks) of others\b", "third-party crates"),
+        (r"\b(crates|programs|images|frameworks) of others\b", "third-party …"),
         (r"\bby way of\b", "via, through"),
         (r"\bgoes on from\b|\bgo on from\b", "resumes from"),
         (r"\bwhoever\b", "name the actor"),
         (r"\bcannot be had\b|\bis had\b", "unavailable, not found"),
         (r"\bfor ever\b", "forever, without end"),
-        (r"\bis none\b|\bthere is none\b", "not found, missing, none"),
-        (r"\bwith which\b|\bof which\b", "split the sentence"),
         (r"\bis told\b|\bare told\b|\btells (of|that|the)\b", "logs, reports, receives"),
         (r"\blately\b", "recently"),
         (r"\bnobody knows\b", "unknown"),
@@ -46,19 +44,23 @@ const SUBJECT: usize = 72;
 fn is_checked(file: &str) -> bool {
     let is_text = [".rs", ".cu", ".md", ".yaml", ".toml", ".tpl"].iter().any(|end| file.ends_with(end));
     let starts = |part: &&str| file.starts_with(*part) || (part.starts_with('/') && file.contains(*part));
-    is_text && !LATER.iter().any(|part| starts(&part)) && !LEFT_OUT.iter().any(|part| starts(&part))
+    is_text && !LATER.iter().any(|part| starts(part)) && !LEFT_OUT.iter().any(|part| starts(part))
 }
 
-/// Faults of a text. Quotations in a Markdown block are of programs, whose source is checked.
+/// Faults of a text.
 fn check(file: &str, text: &str) -> Vec<String> {
     let mut faults = Vec::new();
     let is_markdown = file.ends_with(".md");
     let mut in_block = false;
     for (number, line) in (1..).zip(text.lines()) {
-        if is_markdown && line.trim_start().starts_with("```") {
+        let is_comment = file.ends_with(".rs") && line.trim_start().starts_with("//");
+        let body = if is_comment { line.trim_start().trim_start_matches(['/', '!']) } else { line };
+        if (is_markdown || is_comment) && body.trim_start().starts_with("```") {
             in_block = !in_block;
         }
-        if is_markdown && in_block {
+        in_block &= is_markdown || is_comment;
+        // Diagrams, and output of programs, whose source is checked.
+        if in_block {
             continue;
         }
         for Phrase { pattern, instead } in PHRASES.iter() {
@@ -66,10 +68,10 @@ fn check(file: &str, text: &str) -> Vec<String> {
                 faults.push(format!("{file}:{number}: `{}`; write: {instead}", found.as_str()));
             }
         }
-        let is_comment = file.ends_with(".rs") && line.trim_start().starts_with("//");
         let columns = line.chars().count();
-        // A long link cannot be wrapped.
-        if is_comment && columns > COLUMNS && !line.contains("http") {
+        // Links and rows of tables cannot be wrapped.
+        let is_whole = line.contains("http") || body.trim_start().starts_with('|');
+        if is_comment && columns > COLUMNS && !is_whole {
             faults.push(format!("{file}:{number}: a comment of {columns} columns; wrap it at {COLUMNS}"));
         }
     }

@@ -1,10 +1,10 @@
 //! One lane: runs started all-reduces in order, on its communication thread or on the caller's own
 //! thread.
 //!
-//! `start` only appends to a queue. Whoever holds the [`Engine`] lock runs the next operation.
-//! Normally that is the communication thread, in parallel with the computing caller. A caller that
-//! waits while the lock is free runs the operation itself: this saves two thread switches and keeps
-//! two threads of one rank from competing for a CPU.
+//! `start` only appends to a queue. The thread that holds the [`Engine`] lock runs the next
+//! operation. Normally that is the communication thread, in parallel with the computing caller. A
+//! caller that waits while the lock is free runs the operation itself: this saves two thread
+//! switches and keeps two threads of one rank from competing for a CPU.
 //!
 //! An operation reduces one bucket, or several consecutive ones. The queue is a ring buffer with
 //! one cell per bucket (a bucket can be in flight only once). `started` and `finished` count

@@ -35,7 +35,7 @@ struct Queues {
     next: u64,
     /// Numbers from here on must not be assigned yet.
     end: u64,
-    /// Tells the threads to exit.
+    /// The threads must exit.
     stop: bool,
     /// The panic message of a thread that ended unexpectedly.
     ended: Option<String>,

@@ -89,7 +89,7 @@ fn losses_do_not_depend_on_overlap_or_devices_per_process() {
 fn assert_staged(extra: &[(&str, &str)], libraries: &[(&'static str, OsString)], words: &str) {
     let output = run(&Job::new(1, 2, 2).with(on(Device::Cuda, 2, gpt)), libraries, extra);
     assert_eq!(output.codes, [0], "{}", output.log);
-    let start = "note: gradients are summed by way of the host; NCCL: ";
+    let start = "note: gradients are summed through host memory; NCCL: ";
     assert!(output.log.contains(&format!("{start}{words}")), "no `{words}` in {}", output.log);
 }
 

@@ -2,7 +2,7 @@
 //! the loopback interface.
 
 use crate::collective_support::wait_until;
-use crate::pods::{DEADLINE, Job, Running, WORKER, events, ready};
+use crate::pods::{DEADLINE, Job, Running, WORKER, events, pid_of, ready};
 use rustix::process::{Signal, geteuid};
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -177,6 +177,25 @@ fn orphans_are_reaped_and_nothing_is_left() {
     pod.signal(Signal::TERM);
     assert_eq!(pod.code(), 143);
     assert_eq!(job.processes(), [""; 0]);
+}
+
+/// The controller reads in the pod's log which links NCCL chose.
+#[test]
+fn ranks_log_the_links_that_nccl_chooses_unless_the_user_sets_its_log() {
+    for (own, expected) in [(None, "NCCL_DEBUG=INFO"), (Some("WARN"), "NCCL_DEBUG=WARN")] {
+        let job = Job::new(1, 1, 1_000_000);
+        let mut command = job.command(0);
+        command.envs(own.map(|level| ("NCCL_DEBUG", level)));
+        let mut pod = Running(command.spawn().unwrap());
+        job.wait_for("out-0", "\"ready\"");
+        let rank = pid_of(&job, 0, 0).as_raw_nonzero();
+        let environment = fs::read(format!("/proc/{rank}/environ")).unwrap();
+        let has = |entry: &str| environment.split(|byte| *byte == 0).any(|known| known == entry.as_bytes());
+        assert!(has(expected), "{}", String::from_utf8_lossy(&environment));
+        assert_eq!(has("NCCL_DEBUG_SUBSYS=INIT,NET,P2P,SHM"), own.is_none());
+        pod.signal(Signal::KILL);
+        pod.ended();
+    }
 }
 
 #[test]

@@ -127,8 +127,8 @@ impl Shape {
         10 * self.packing[(free & !taken) as usize] + 9 * self.packing[taken as usize]
     }
 
-    /// Higher the nearer the GPUs of a set are to each other and to NICs. It decides between sets of
-    /// equal bandwidth: rates of unknown devices are assumptions, the classes of paths are not.
+    /// Higher the nearer the GPUs of a set are to each other and to NICs. It decides between sets
+    /// of equal bandwidth: rates of unknown devices are assumptions, the classes of paths are not.
     pub fn nearness(&self, mask: u32) -> u32 {
         u32::MAX - self.distance[mask as usize]
     }

@@ -108,7 +108,7 @@ pub(super) const LINK: Rule = Rule {
     question: 1,
     threshold: "The PCIe link of a GPU uses fewer lanes than it could.",
     gain: "Not known.",
-    source: "ours: batches, checkpoints and sums by way of the host use it",
+    source: "ours: batches, checkpoints and reductions through host memory use it",
     check: |facts| {
         let gpus = match gpus(facts) {
             Ok(gpus) => gpus,

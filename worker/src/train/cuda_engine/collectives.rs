@@ -88,7 +88,7 @@ impl Collectives {
         if group.rank() == 0 {
             match &agreed {
                 Ok(NcclGroup { version, .. }) => eprintln!("note: gradients are summed by NCCL {version}"),
-                Err(reason) => eprintln!("note: gradients are summed by way of the host; NCCL: {reason}"),
+                Err(reason) => eprintln!("note: gradients are summed through host memory; NCCL: {reason}"),
             }
         }
         let Ok(NcclGroup { nccl, hosts, .. }) = agreed else { return Ok(None) };
