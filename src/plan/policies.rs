@@ -13,7 +13,7 @@ use switchyard_crds::labels;
 pub const FOREIGN_NAME: &str = "switchyard-foreign-probe";
 /// Name of probe pods that represent the controller's own pods.
 const OWN_NAME: &str = "switchyard-own-probe";
-/// Their made-up job.
+/// UID of their made-up job.
 const UID: &str = "00000000-0000-0000-0000-000000000000";
 
 /// A pod for a dry run.

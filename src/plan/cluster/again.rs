@@ -36,7 +36,8 @@ pub(super) fn after_preemption(attempt: &Attempt<'_>, by: &str) -> Reconciliatio
     result
 }
 
-/// Decides for a large job whose node list is lost because the slices that held it were deleted.
+/// Decides for a large job whose node list is lost because its slices were deleted or belong to
+/// another owner.
 pub(super) fn after_lost_place(attempt: &Attempt<'_>) -> Option<Reconciliation> {
     let placement = attempt.snapshot.job.status.as_ref()?.placement.as_ref()?;
     let named = placement.slices.as_ref().filter(|_| attempt.placed && placement.nodes.is_empty())?;

@@ -27,7 +27,7 @@ pub(super) const LOST: &str = "NodeLost";
 pub(super) const OUT_OF_SERVICE: &str = "NodeOutOfService";
 /// The Node was deleted.
 pub(super) const GONE: &str = "NodeGone";
-/// The pod did not start there, and its kubelet reported nothing of it.
+/// The pod did not start there, and its kubelet did not report why.
 pub(super) const NOT_STARTED: &str = "NotStarted";
 /// The scheduler refused the node.
 pub(super) const UNSCHEDULABLE: &str = "Unschedulable";

@@ -261,8 +261,9 @@ fn is_evicted_in_silence(pod: &PodView, attempt: &Attempt<'_>) -> bool {
     is_silent && !pod.is_done() && pod.disruption.as_ref().is_some_and(|(reason, _)| reason == BY_TAINT)
 }
 
-/// Since when there has been no sign of life from a silent node. Progress of ranks elsewhere also
-/// counts, because they cannot progress without the ranks on this node.
+/// When the grace period of a silent node starts: when it stopped reporting, when the ranks last
+/// made progress, or when the last mass outage ended, whichever is latest. Progress of ranks
+/// elsewhere counts because they depend on the ranks on this node.
 fn unheard_since(attempt: &Attempt<'_>, node: &NodeView) -> Option<Timestamp> {
     let Silence { released, progress, .. } = attempt.snapshot.silence;
     let since = node.silent_since?;

@@ -275,7 +275,7 @@ pub fn warning(events: &[Event]) -> Option<Waiting> {
     is_warning(last).then(|| Waiting { container: String::new(), reason: reason(last), message })
 }
 
-/// Number of hex digits above which a word is a sandbox or container ID.
+/// Minimum number of hex digits in a sandbox or container ID.
 const ID: usize = 32;
 
 /// Removes sandbox and container IDs. Each retry has a new sandbox, and the same problem should

@@ -12,14 +12,14 @@
 //! names contain the attempt: repeating them, fully or partly, gives the same result. Crash safety
 //! needs nothing else.
 //!
-//! What each type on the way to a placement adds to the previous one:
+//! Types on the way to a placement, each with its additions to the previous one:
 //!
 //! | type | adds |
 //! |---|---|
-//! | [`JobSnapshot`] | the job with everything observed, and [`PlacementRules`]: the operator's settings and the time |
-//! | `Attempt` | the valid job, the attempt's number, its pods by node rank, whether it has a place |
+//! | [`JobSnapshot`] | the job with all observations, and [`PlacementRules`]: the operator's settings and the time |
+//! | `Attempt` | the valid job, the attempt's number, its pods by node rank, whether it is placed |
 //! | [`Question`] | nothing observed: a valid job and the rules. The ledger builds it for queued jobs |
-//! | `Need` | what its pods require of a node |
+//! | `Need` | its pods' requirements of a node |
 //! | `Sites` | the nodes, each open or excluded with a reason |
 //! | `Chosen` | the placement that was found, to be converted to API types |
 

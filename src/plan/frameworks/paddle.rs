@@ -1,4 +1,5 @@
-//! PaddlePaddle: the inputs of `paddle.distributed.launch` (python/paddle/distributed/launch/context/args_envs.py).
+//! PaddlePaddle: the inputs of `paddle.distributed.launch`
+//! (python/paddle/distributed/launch/context/args_envs.py).
 
 use super::{Entry, GangPod, Source, set};
 

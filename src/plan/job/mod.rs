@@ -7,7 +7,8 @@
 //!                   └─> or every fault that the schema and its CEL rules cannot detect
 //! ```
 //!
-//! [`GangPod`] is one pod of an attempt of such a job. [`crate::validate`] adds the faults of objects and frameworks.
+//! [`GangPod`] is one pod of an attempt of this job. [`crate::validate`] adds the faults of objects
+//! and frameworks.
 
 mod engine;
 mod environment;
