@@ -27,8 +27,8 @@ const ENTRY: SignedDuration = SignedDuration::from_hours(1);
 pub enum Class {
     /// The job's processes failed.
     Application,
-    /// The node was lost, or the pod was evicted or deleted, ran out of memory, or could not pull its
-    /// image.
+    /// The node was lost, or the pod was evicted or deleted, ran out of memory, or could not pull
+    /// its image.
     Infrastructure,
     /// The job was preempted, by priority or by its queue's quotas.
     Preemption,
