@@ -141,7 +141,7 @@ impl<'a> Draft<'a> {
         self.condition(conditions::SUCCEEDED, state, stage.reason(), message);
     }
 
-    /// Ends the job. Later calls do not change the first outcome.
+    /// Ends the job. A repeated call keeps the first completion time.
     pub fn end(&mut self, ending: Ending) {
         if !is_over(&self.next) {
             self.stop();
