@@ -1,29 +1,31 @@
-//! Whether a pod may go to a node at all: what the scheduler would check before free resources.
+//! Checks whether a pod may run on a node at all, before free resources matter.
 //!
-//! Node selector, required node affinity, taints, cordons, readiness and the reach of volumes are here. Pod affinity and spreading are left to
-//! the scheduler: a gang that it refuses is taken back.
+//! Covers node selectors, required node affinity, taints, cordons, readiness and volume topology.
+//! Pod affinity and topology spread are left to the scheduler: a gang that it refuses is rolled
+//! back.
 
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Taint, Toleration};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What a cordon adds.
+/// Taint that a cordon adds.
 const CORDON: &str = "node.kubernetes.io/unschedulable";
 
-/// What decides about a node.
+/// Facts about a node that decide whether a pod may run there.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeFacts {
     pub name: String,
-    /// The same map as long as they do not change: by that, what was computed of them is known to hold.
+    /// The same allocation as long as the labels do not change, so caches can compare it by
+    /// address.
     pub labels: Arc<BTreeMap<String, String>>,
     pub taints: Vec<Taint>,
     /// Cordoned.
     pub unschedulable: bool,
-    /// Reports that it is ready.
+    /// It reports that it is ready.
     pub ready: bool,
 }
 
-/// Why a node is left out.
+/// Why a node is excluded.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Unfit {
     #[error("not ready")]
@@ -44,11 +46,11 @@ pub enum Unfit {
     Volume(String),
 }
 
-/// Taints of nodes that are in trouble, not of nodes that are kept for somebody.
+/// Prefixes of taints that mark unhealthy nodes, rather than dedicated ones.
 const TROUBLE: [&str; 2] = ["node.kubernetes.io/", "node.cloudprovider.kubernetes.io/"];
 
 impl Unfit {
-    /// The change of the manifest that lifts it.
+    /// The manifest change that lifts the restriction.
     pub fn change(&self) -> Option<String> {
         match self {
             Unfit::Tainted(taint) if !TROUBLE.iter().any(|prefix| taint.key.starts_with(prefix)) => {
@@ -73,7 +75,7 @@ fn words(taint: &Taint) -> String {
     format!("{}{value}:{}", taint.key, taint.effect)
 }
 
-/// What a pod says of the nodes that it may run on.
+/// A pod's restrictions on nodes.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeRules {
     pub selector: BTreeMap<String, String>,
@@ -82,25 +84,26 @@ pub struct NodeRules {
     pub tolerations: Vec<Toleration>,
     /// PersistentVolumeClaims of its volumes.
     pub claims: Vec<String>,
-    /// Objects that its devices come from, without the claim that Switchyard makes for it.
+    /// Sources of its devices, except the claim that Switchyard creates for it.
     pub devices: Vec<DeviceSource>,
-    /// Where those can be used that cannot be used everywhere; `None`: that has not been read.
+    /// Reach of claims that are not usable from every node, `None` if it has not been read.
     pub reach: Option<Vec<Reach>>,
-    /// Objects of `claims` and `devices` that do not exist, and the field that names each; read together with `reach`.
+    /// Objects of `claims` and `devices` that do not exist, each with the field that names it. Read
+    /// together with `reach`.
     pub absent: Vec<String>,
 }
 
-/// Name, inside the pod, of the claim that Switchyard makes for its GPUs.
+/// Name inside the pod of the GPU claim that Switchyard creates.
 pub(crate) const DEVICES: &str = "switchyard-devices";
 
-/// What an entry of `spec.resourceClaims` names.
+/// Target of an entry of `spec.resourceClaims`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceSource {
     Claim(String),
     Template(String),
 }
 
-/// The nodes from which a claim can be used.
+/// Nodes from which a claim can be used.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Reach {
     pub claim: String,
@@ -125,12 +128,12 @@ impl NodeRules {
         }
     }
 
-    /// Whether all is known that decides about a node.
+    /// Whether all facts that decide about a node are known.
     pub fn is_known(&self) -> bool {
         (self.claims.is_empty() && self.devices.is_empty()) || self.reach.is_some()
     }
 
-    /// The same after the change that lifts this.
+    /// The rules after the change that lifts this restriction.
     pub fn without(&self, unfit: &Unfit) -> NodeRules {
         let mut rules = self.clone();
         match unfit {
@@ -161,7 +164,7 @@ fn device_sources(pod: &PodSpec) -> Vec<DeviceSource> {
 /// Whether a pod with these rules may run on the node.
 ///
 /// # Errors
-/// The first reason why not.
+/// The first reason why it may not.
 pub fn may_run(pod: &NodeRules, node: &NodeFacts) -> Result<(), Unfit> {
     if !node.ready {
         return Err(Unfit::NotReady);

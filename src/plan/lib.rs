@@ -1,4 +1,5 @@
-//! The plan: from a TrainJob and what is observed to processes, objects and a status. Pure: no client, no clock, no files.
+//! Planning: turns a TrainJob and observed state into processes, objects and a status. Pure: no
+//! client, no clock, no files.
 //!
 //! ```text
 //!                       ┌─> local ─────> cores ─> processes ───────────────────────> LocalPlan
@@ -10,8 +11,9 @@
 //! a failure ─> restart ─> again, or the end        what was observed ─> status ─> the next status
 //! ```
 //!
-//! `job`, `restart` and `status` are the same for both ways: where one machine and a cluster differ, the difference is an argument. `objects`
-//! are what a job has in a cluster, `frameworks` what launchers other than Switchyard's read. The two executors decide nothing.
+//! `job`, `restart` and `status` are shared by local and cluster plans. Differences between the two
+//! are arguments. `objects` are the Kubernetes objects of a job, `frameworks` the inputs of
+//! launchers other than Switchyard's. The two executors decide nothing.
 #![forbid(unsafe_code)]
 
 pub mod cluster;

@@ -1,4 +1,5 @@
-//! The admission policies of a release: whether one is in force, and pods whose creation on trial (a server dry run) shows that they work.
+//! Admission policies of a release: whether they are in force, and probe pods that verify them with
+//! a server-side dry run.
 
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSchedulingGate, PodSpec};
@@ -7,19 +8,20 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use switchyard_crds::labels;
 
-/// Name of the pods that stand for those of others. The policies judge a dry run of it by the controller as if it came from somebody else.
+/// Name of probe pods that represent pods of other users. For a dry run of this name by the
+/// controller, the policies act as if another user had sent it.
 pub const FOREIGN_NAME: &str = "switchyard-foreign-probe";
-/// Name of the pods that stand for the controller's own.
+/// Name of probe pods that represent the controller's own pods.
 const OWN_NAME: &str = "switchyard-own-probe";
-/// Their made-up job.
+/// UID of their made-up job.
 const UID: &str = "00000000-0000-0000-0000-000000000000";
 
-/// A pod that is created on trial.
+/// A pod for a dry run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Probe {
-    /// A harmless pod without anything of ours: no policy may refuse it.
+    /// A harmless pod without any of our labels: no policy may refuse it.
     Foreign,
-    /// The same with the label of a job.
+    /// Same as `Foreign`, with a job's label.
     Forged,
     /// A pod of the controller that no TrainJob owns.
     Ownerless,
@@ -27,22 +29,23 @@ pub enum Probe {
     Ungated,
 }
 
-/// What a probe found wrong with a policy.
+/// A fault in a policy that a probe found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// Name of the policy.
     pub policy: String,
-    /// What is wrong.
+    /// The fault.
     pub fault: String,
-    /// The policy refuses pods that are not ours; otherwise it accepts what it should refuse.
+    /// True if the policy refuses pods that are not ours, false if it accepts pods that it should
+    /// refuse.
     pub locks: bool,
 }
 
 impl Probe {
-    /// All of them. Only the controller's account can use the last two.
+    /// All probes. Only the controller's account can use the last two.
     pub const ALL: [Probe; 4] = [Probe::Foreign, Probe::Forged, Probe::Ownerless, Probe::Ungated];
 
-    /// The pod. It fits the Pod Security level `restricted`, so that policies are what decides.
+    /// The probe's pod. It satisfies Pod Security `restricted`, so that only the policies decide.
     pub fn pod(self) -> Pod {
         let is_own = matches!(self, Probe::Ownerless | Probe::Ungated);
         let owner = OwnerReference {
@@ -80,7 +83,7 @@ impl Probe {
         }
     }
 
-    /// The end of the name of the policy that must refuse it, and what it is.
+    /// Name suffix of the policy that must refuse the probe, and a description of the probe.
     fn refused_by(self) -> Option<(&'static str, &'static str)> {
         match self {
             Probe::Foreign => None,
@@ -92,8 +95,9 @@ impl Probe {
         }
     }
 
-    /// What the API server's answer says about the policies of a release: `Ok` if it would create the pod, otherwise its words. A refusal
-    /// by anything else (a quota, another policy, a webhook) says nothing.
+    /// Evaluates the API server's response to a probe. `answer` is `Ok` if it would create the pod,
+    /// otherwise the error message. Refusals by anything else (a quota, another policy, a webhook)
+    /// prove nothing.
     pub fn judge(self, policies: &[String], answer: Result<(), &str>) -> Option<Finding> {
         let by = answer.err().and_then(denier).filter(|name| policies.iter().any(|policy| policy == name));
         match (self.refused_by(), answer) {
@@ -112,13 +116,13 @@ impl Probe {
     }
 }
 
-/// The ValidatingAdmissionPolicy that refused a request, by the API server's words.
+/// The ValidatingAdmissionPolicy that refused a request, from the API server's message.
 pub fn denier(words: &str) -> Option<&str> {
     let (_, rest) = words.split_once("ValidatingAdmissionPolicy '")?;
     rest.split_once('\'').map(|(name, _)| name)
 }
 
-/// Why a policy refuses nothing, or everything; `None`: it is in force.
+/// Why a policy refuses nothing, or everything. `None` if it is in force.
 pub fn fault(
     policy: Option<&ValidatingAdmissionPolicy>,
     binding: Option<&ValidatingAdmissionPolicyBinding>,

@@ -1,4 +1,4 @@
-//! What pods ask for and nodes have, read from the objects of Kubernetes.
+//! Resource amounts of pods and nodes, read from Kubernetes objects.
 
 use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -6,13 +6,14 @@ use std::collections::BTreeMap;
 use switchyard_core::quantity::{Resources, parse_quantity};
 use switchyard_core::rates::gigabytes;
 
-/// Amounts of a list of quantities.
+/// Parses a map of quantities.
 pub fn of_quantities(quantities: &BTreeMap<String, Quantity>) -> Resources {
     Resources::read(quantities.iter().map(|(name, quantity)| (name.as_str(), quantity.0.as_str())))
 }
 
-/// What the scheduler counts for a pod: all containers together, or the largest init container if that is more, and the
-/// overhead; init containers that keep running count with the containers
+/// Resources that the scheduler counts for a pod: the sum of all containers, or the largest init
+/// container if that is more, plus the overhead. Init containers that keep running (sidecars) count
+/// as containers
 /// (<https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers>).
 pub fn of_pod(spec: &PodSpec) -> Resources {
     let mut steady = Resources::default();
@@ -36,7 +37,8 @@ pub fn of_pod(spec: &PodSpec) -> Resources {
     sum.with_one_pod()
 }
 
-/// Requests; a limit without a request counts as one, as the API server makes it one.
+/// Requests of a container. A limit without a request counts as a request, because the API server
+/// defaults it.
 fn of_container(container: &Container) -> Resources {
     let ResourceRequirements { limits, requests, .. } = container.resources.clone().unwrap_or_default();
     let mut amounts = limits.unwrap_or_default();
@@ -44,12 +46,12 @@ fn of_container(container: &Container) -> Resources {
     of_quantities(&amounts)
 }
 
-/// A rate as a Kubernetes quantity, bytes per second; `None`: it is none.
+/// A rate in bytes per second from a Kubernetes quantity, `None` if it cannot be parsed.
 pub fn bytes_per_second(rate: &Quantity) -> Option<f64> {
     parse_quantity(&rate.0)
 }
 
-/// The same in gigabytes per second, as people write them.
+/// A rate formatted in gigabytes per second.
 pub fn gigabytes_per_second(rate: &Quantity) -> Option<String> {
     bytes_per_second(rate).map(|rate| gigabytes((rate / 1e6) as u32))
 }

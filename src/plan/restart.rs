@@ -1,4 +1,4 @@
-//! What follows a failure, on one machine and in a cluster. Pure.
+//! Decides what follows a failure, on one machine and in a cluster. Pure.
 //!
 //! ```text
 //! failure ─> the job's rules ─> would it happen again? ─> budget of its class ─> restart, or give up
@@ -10,25 +10,27 @@ use switchyard_crds::conditions;
 use switchyard_crds::{ExitCodeOperator, FailureAction, FailurePolicy, FailureRule, RecentRestarts, Restarts};
 use switchyard_worker_contract::exit::Exit;
 
-/// An attempt that lasted this long starts the pauses between attempts from none again.
+/// An attempt that lasted this long resets the backoff between attempts.
 const LASTED: SignedDuration = SignedDuration::from_secs(600);
-/// Pause before the second restart in a row; the first has none, each further one twice the one before.
+/// Backoff in seconds before the second consecutive restart. The first has none, and each further
+/// one doubles it.
 const FIRST_PAUSE: i64 = 10;
 pub const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(300);
-/// Time after which a restart no longer counts against the budget of the infrastructure or of preemptions: of thousands of GPUs some fail each
-/// day, for as long as the job runs.
+/// Time after which a restart no longer counts against the infrastructure or preemption budget: of
+/// thousands of GPUs some fail each day, for as long as the job runs.
 const WINDOW: SignedDuration = SignedDuration::from_hours(24);
-/// Restarts within this time are one entry.
+/// Restarts within this time share one entry.
 const ENTRY: SignedDuration = SignedDuration::from_hours(1);
 
-/// Who pays for a failure.
+/// The budget that a failure counts against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// The processes of the job.
+    /// The job's processes failed.
     Application,
-    /// The node was lost, the pod was evicted or deleted, ran out of memory, or its image could not be pulled.
+    /// The node was lost, or the pod was evicted or deleted, ran out of memory, or could not pull
+    /// its image.
     Infrastructure,
-    /// The job gave way to another one, by its priority or by the quotas of its queue.
+    /// The job was preempted, by priority or by its queue's quotas.
     Preemption,
 }
 
@@ -50,7 +52,7 @@ impl Class {
         }
     }
 
-    /// The time that its budget is for.
+    /// The period of its budget.
     fn window(self) -> &'static str {
         match self {
             Class::Application => "",
@@ -67,32 +69,32 @@ impl Class {
     }
 }
 
-/// A failure, as far as it decides what follows.
+/// The properties of a failure that matter for the decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     pub class: Class,
-    /// It would happen again the same way.
+    /// A retry would fail the same way.
     pub permanent: bool,
     /// Exit code of the process that failed first.
     pub code: Option<i32>,
-    /// Conditions of its pod that are true, for the rules.
+    /// True conditions of its pod, for the rules.
     pub conditions: Vec<String>,
 }
 
 /// What follows a failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
-    /// The whole group starts again, with these counts.
+    /// Restart the whole group, with these counts.
     Restart(Restarts),
     GiveUp(GiveUp),
 }
 
-/// Why a job is given up.
+/// Why a job is not retried.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GiveUp {
     #[error("failurePolicy.rules[{0}] says FailTrainJob")]
     Rule(u32),
-    /// Wrong data, wrong command line or manifest, a training that diverges.
+    /// Wrong data, a wrong command line or manifest, or a diverging training.
     #[error("it would fail the same way again")]
     Permanent,
     #[error("{used} of {most} restarts{} used (failurePolicy.{field})", class.window())]
@@ -100,7 +102,7 @@ pub enum GiveUp {
 }
 
 impl GiveUp {
-    /// The reason of the condition `Failed`.
+    /// Reason of the condition `Failed`.
     pub fn reason(&self) -> &'static str {
         match self {
             GiveUp::Rule(_) => conditions::FAILURE_POLICY,
@@ -110,7 +112,7 @@ impl GiveUp {
     }
 }
 
-/// Whether a process that ended so would end so again.
+/// Whether a process with this exit code would fail the same way again.
 pub fn is_permanent(exit: Exit) -> bool {
     matches!(
         exit,
@@ -123,7 +125,8 @@ pub fn is_permanent(exit: Exit) -> bool {
     )
 }
 
-/// Decides by the rules, then by what cannot get better, then by the budget of the class.
+/// Decides by the rules first, then by whether the failure is permanent, then by the budget of its
+/// class.
 pub fn decide(failure: &Failure, policy: &FailurePolicy, restarts: &Restarts) -> Decision {
     let rule = (0_u32..).zip(&policy.rules).find(|(_, rule)| matches(rule, failure));
     let action = rule.map(|(_, rule)| rule.action);
@@ -146,11 +149,12 @@ pub fn decide(failure: &Failure, policy: &FailurePolicy, restarts: &Restarts) ->
     Decision::Restart(next)
 }
 
-/// The same in a cluster, where the budgets of the infrastructure and of preemptions refill.
+/// Same as [`decide`], in a cluster, where the infrastructure and preemption budgets refill over
+/// time.
 pub fn decide_at(failure: &Failure, policy: &FailurePolicy, restarts: &Restarts, now: Timestamp) -> Decision {
     let age = |entry: &RecentRestarts| now.duration_since(entry.since.0);
     let mut recent = restarts.recent.clone();
-    // Entries of a clock that was ahead do not count for ever.
+    // Entries of a clock that was ahead must not count forever.
     recent.retain(|entry| (-ENTRY..WINDOW).contains(&age(entry)));
     let used = Restarts {
         infrastructure: recent.iter().map(|entry| entry.infrastructure).sum(),
@@ -180,7 +184,7 @@ pub fn decide_at(failure: &Failure, policy: &FailurePolicy, restarts: &Restarts,
     })
 }
 
-/// The pause before the next attempt, after so many restarts and an attempt that lasted so long.
+/// Backoff before the next attempt, after this many restarts and an attempt that lasted this long.
 pub fn pause(restarts: i32, lasted: SignedDuration) -> SignedDuration {
     if restarts == 0 || lasted >= LASTED {
         return SignedDuration::ZERO;
@@ -255,7 +259,8 @@ mod tests {
         }
     }
 
-    /// Ten failures of nodes for life: 8,000 GPUs at published rates use them up in two days.
+    /// Regression test: the budget was ten node failures for the whole job. 8,000 GPUs at published
+    /// failure rates use that up in two days.
     #[test]
     fn the_budget_of_the_infrastructure_refills_and_that_of_the_program_does_not() {
         let at = |minute: i64| Timestamp::from_second(1_000_000 + 60 * minute).unwrap();

@@ -1,21 +1,24 @@
-//! The place of a job with many nodes, in slices: a status that grew with the job would pass what etcd takes, and would be written as a
-//! whole with every figure.
+//! Stores the placement of a job with many nodes in slices. A status that grew with the job would
+//! exceed etcd's limit, and would be rewritten as a whole with every figure.
 //!
 //! ```text
-//! a place is decided ─> its slices are written ─> the status that names them ─> whoever reads the job puts the nodes back
+//! placement decided ─> slices written ─> status that references them written ─> readers of the job restore the nodes
 //! ```
 //!
-//! The plan knows little of that: in its snapshots a job has all its nodes. Names contain the attempt and a digest of the place, so that
-//! two controllers that decide differently write different slices, and the one status that is accepted names those that belong to it.
+//! The planner is mostly unaware of this: in its snapshots a job has all its nodes. Names contain
+//! the attempt and a digest of the placement. Two controllers that decide differently therefore
+//! write different slices, and the one status that is accepted references the slices that belong to
+//! it.
 
 use std::collections::BTreeMap;
 use switchyard_core::digest::fnv1a;
 use switchyard_crds::{MAX_SLICE_NODES, NodeShape, PlacedNode, PlacementSliceSpec, SlicedNode, SlicesStatus, TrainJob};
 
-/// Most nodes that stand in the status itself.
+/// Maximum number of nodes stored in the status itself.
 pub const INLINE: usize = 128;
 
-/// What the status says instead of the nodes of a place; `None`: they are few enough to stand in it.
+/// The reference that replaces the nodes of a placement in the status. `None` if there are few
+/// enough nodes to store them inline.
 pub fn named(job: &str, attempt: u32, nodes: &[PlacedNode]) -> Option<SlicesStatus> {
     if nodes.len() <= INLINE {
         return None;
@@ -28,7 +31,7 @@ pub fn named(job: &str, attempt: u32, nodes: &[PlacedNode]) -> Option<SlicesStat
     })
 }
 
-/// Cuts the nodes of a place into slices.
+/// Splits the nodes of a placement into slices.
 pub fn cut(attempt: u32, nodes: &[PlacedNode]) -> Vec<PlacementSliceSpec> {
     let slices = nodes.chunks(MAX_SLICE_NODES as usize);
     let slices = (0..).step_by(MAX_SLICE_NODES as usize).zip(slices);
@@ -59,17 +62,18 @@ fn digest(slices: &[PlacementSliceSpec]) -> String {
     format!("{:016x}", fnv1a(&text))
 }
 
-/// Names of the slices, in the order of their nodes.
+/// Names of the slices, in node order.
 pub fn names(slices: &SlicesStatus) -> impl Iterator<Item = String> {
     (0..slices.count).map(|number| format!("{}-{number}", slices.name_prefix))
 }
 
-/// The slices of a job that stand elsewhere than in its status.
+/// The reference to a job's slices, if its placement is stored in slices.
 pub fn of(job: &TrainJob) -> Option<&SlicesStatus> {
     job.status.as_ref()?.placement.as_ref()?.slices.as_ref()
 }
 
-/// Puts a place together; `None`: a slice is missing, or they are not those that the status names.
+/// Reassembles a placement. `None` if a slice is missing, or if the slices do not match the digest
+/// in the status.
 pub fn join(named: &SlicesStatus, known: &BTreeMap<String, PlacementSliceSpec>) -> Option<Vec<PlacedNode>> {
     let slices: Vec<PlacementSliceSpec> = names(named).map(|name| known.get(&name).cloned()).collect::<Option<_>>()?;
     if !named.name_prefix.ends_with(&format!("-{}", digest(&slices))) {
@@ -91,7 +95,7 @@ fn nodes_of(slice: &PlacementSliceSpec) -> impl Iterator<Item = Option<PlacedNod
     })
 }
 
-/// Puts the nodes of its place into the status of a job.
+/// Stores the nodes of its placement in a job's status.
 pub fn set_nodes(job: &mut TrainJob, nodes: Vec<PlacedNode>) {
     if let Some(placement) = job.status.as_mut().and_then(|status| status.placement.as_mut()) {
         placement.nodes = nodes;

@@ -1,5 +1,5 @@
-//! The next status of a job, as changes to the one before. Both executors use it: only what changes is touched, so that transition times and
-//! counters stay.
+//! Computes a job's next status as changes to the previous one. Both executors use it. It touches
+//! only what changes, so that transition times and counters persist.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -8,10 +8,10 @@ use switchyard_crds::{NodeCounts, SlowestRank, ThroughputUnit, TrainJob, TrainJo
 use switchyard_worker_contract::event::{GpuTrouble, Item, Slowest, Summary};
 use switchyard_worker_contract::gpu::GpuFault;
 
-/// Longest message of a condition, characters: enough for one sentence with a cause in it.
+/// Maximum length of a condition message, in characters: enough for one sentence with a cause.
 const MESSAGE: usize = 1024;
 
-/// A status in the making.
+/// A status under construction.
 #[derive(Debug)]
 pub struct Draft<'a> {
     pub(crate) job: &'a TrainJob,
@@ -19,7 +19,7 @@ pub struct Draft<'a> {
     pub next: TrainJobStatus,
 }
 
-/// How a job ends.
+/// Outcome of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ending {
     complete: bool,
@@ -32,7 +32,7 @@ impl Ending {
         Ending { complete: true, reason: Stage::Complete.reason(), message }
     }
 
-    /// `reason`: one of [`conditions`].
+    /// `reason` is one of the constants in [`conditions`].
     pub fn failed(reason: &'static str, message: String) -> Ending {
         Ending { complete: false, reason, message }
     }
@@ -46,28 +46,28 @@ impl Ending {
     }
 }
 
-/// The API's times have whole seconds.
+/// Truncates to whole seconds, the resolution of API times.
 pub fn time(at: Timestamp) -> Time {
     Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
 }
 
-/// The reason of a condition.
+/// Reason of a condition.
 pub fn reason_of<'a>(status: &'a TrainJobStatus, kind: &str) -> Option<&'a str> {
     status.condition(kind).map(|condition| condition.reason.as_str())
 }
 
-/// The message of a condition.
+/// Message of a condition.
 pub fn message_of<'a>(status: &'a TrainJobStatus, kind: &str) -> Option<&'a str> {
     status.condition(kind).map(|condition| condition.message.as_str())
 }
 
-/// Complete or failed: nothing follows.
+/// Whether the job is complete or failed.
 pub fn is_over(status: &TrainJobStatus) -> bool {
     status.is(conditions::COMPLETE) || status.is(conditions::FAILED)
 }
 
 impl<'a> Draft<'a> {
-    /// Starts from the status that the job has.
+    /// Starts from the job's current status.
     pub fn new(job: &'a TrainJob, now: Timestamp) -> Draft<'a> {
         let mut next = job.status.clone().unwrap_or_default();
         next.observed_generation = job.metadata.generation;
@@ -75,12 +75,12 @@ impl<'a> Draft<'a> {
         Draft { job, now, next }
     }
 
-    /// Goes on from a status that another draft has made.
+    /// Continues from a status that another draft has produced.
     pub(crate) fn of(job: &'a TrainJob, next: TrainJobStatus, now: Timestamp) -> Draft<'a> {
         Draft { job, now, next }
     }
 
-    /// Sets a condition; the time changes only with its status.
+    /// Sets a condition. Its transition time changes only with its status.
     pub fn condition(&mut self, kind: &str, state: &str, reason: &str, message: String) {
         let message: String = message.chars().take(MESSAGE).collect();
         let generation = self.job.metadata.generation;
@@ -106,7 +106,7 @@ impl<'a> Draft<'a> {
         condition.observed_generation = generation;
     }
 
-    /// Sets a condition that has its status since then.
+    /// Sets a condition with an explicit transition time.
     pub(crate) fn condition_since(&mut self, kind: &str, state: &str, reason: &str, message: String, since: Timestamp) {
         self.condition(kind, state, reason, message);
         let set = self.next.conditions.iter_mut().filter(|condition| condition.type_ == kind);
@@ -141,12 +141,12 @@ impl<'a> Draft<'a> {
         self.condition(conditions::SUCCEEDED, state, stage.reason(), message);
     }
 
-    /// Ends the job. The first end counts.
+    /// Ends the job. A repeated call keeps the first completion time.
     pub fn end(&mut self, ending: Ending) {
         if !is_over(&self.next) {
             self.stop();
         }
-        // Nothing of a job that is over can be ready, and `0/2` looks like a failure.
+        // A finished job has no ready pods, and `0/2` would look like a failure.
         self.next.ready = None;
         let Ending { complete, reason, message } = ending;
         let (stage, kind) =
@@ -155,7 +155,7 @@ impl<'a> Draft<'a> {
         self.condition(kind, "True", reason, message);
     }
 
-    /// Sets the end to now, but never before the start, whatever the clock says by now.
+    /// Sets the completion time to now, but never before the start, even if the clock was set back.
     pub fn stop(&mut self) {
         let start = self.next.start_time.as_ref().map_or(self.now, |start| start.0);
         self.next.completion_time = Some(time(self.now.max(start)));
@@ -166,14 +166,14 @@ impl<'a> Draft<'a> {
         self.next.nodes = Some(counts);
     }
 
-    /// Nothing runs from here on.
+    /// Sets the counts to zero because nothing runs any more.
     pub(crate) fn rest(&mut self) {
         if let Some(counts) = self.next.nodes.take() {
             self.counts(NodeCounts { ready: 0, active: 0, ..counts });
         }
     }
 
-    /// Takes over figures. A later time alone is no news.
+    /// Copies figures. A newer time alone does not count as a change.
     pub fn figures(&mut self, figures: &Summary, at: Timestamp) {
         let next = trainer_status(figures, at);
         let untimed = |status: &TrainerStatus| TrainerStatus { last_updated_time: None, ..status.clone() };
@@ -189,8 +189,8 @@ impl<'a> Draft<'a> {
         self.gpu_trouble(figures.gpu);
     }
 
-    /// Says whether steps are made. `is_step`: there is a new one. What changes beside the state changes with the figures only, so that it
-    /// costs no write.
+    /// Reports whether training makes progress. `is_step`: there is a new step. Only the state
+    /// causes a write of its own. The rest changes with the figures.
     fn progressing(&mut self, figures: &Summary, is_step: bool) {
         let hung = reason_of(&self.next, conditions::PROGRESSING) == Some(conditions::HUNG);
         if let Some(stuck) = figures.stuck {
@@ -207,7 +207,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Says which rank is a straggler, and when none is any more. By how much stands in the figures: a condition with it would never rest.
+    /// Reports which rank is a straggler, and when there is none any more. The slowdown is only in
+    /// the figures, because a condition that contained it would change constantly.
     fn straggler(&mut self, straggler: Option<Slowest>) {
         if let Some(slowest) = straggler {
             let message = format!(
@@ -222,7 +223,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Says which GPU a person should look at, and when none is left to look at.
+    /// Reports which GPU needs attention, and when none does any more.
     fn gpu_trouble(&mut self, gpu: Option<GpuTrouble>) {
         if let Some(gpu) = gpu {
             let reason = match gpu.trouble {
@@ -240,7 +241,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// A rank and its node, by name if it is known.
+    /// A rank and its node, by name if known.
     fn rank_on_node(&self, rank: u32, node_rank: u32) -> String {
         let nodes = self.next.placement.as_ref().map_or(&[][..], |placement| &placement.nodes);
         let name = nodes.get(node_rank as usize).map(|node| node.node_name.as_str()).filter(|name| !name.is_empty());
@@ -256,7 +257,7 @@ fn trainer_status(figures: &Summary, at: Timestamp) -> TrainerStatus {
         loss: Some(format!("{:.4}", figures.loss)),
         validation_loss: figures.validation_loss.map(|loss| format!("{loss:.4}")),
         validation_accuracy: figures.accuracy.map(|share| format!("{share:.4}")),
-        // Of large models less than a few samples a second pass through a machine.
+        // For large models a machine may process less than a few samples per second.
         throughput: Some(match figures.items_per_second {
             few if few < 100.0 => format!("{few:.2}"),
             many => format!("{many:.0}"),

@@ -1,10 +1,11 @@
-//! Every fault of a job that its schema and rules cannot see: of the job by itself, of its template, of what its framework needs.
+//! Finds all faults of a job that its schema and rules cannot detect: of the job itself, of its
+//! template, and of its framework's requirements.
 
 use crate::job::{self, Invalid, ValidJob};
 use crate::{frameworks, objects};
 use switchyard_crds::TrainJob;
 
-/// Checks a job that its schema and rules accept.
+/// Checks a job that satisfies its schema and rules.
 ///
 /// # Errors
 /// All faults.

@@ -1,5 +1,5 @@
-//! From which nodes the volumes of a pod can be used, before the scheduler is asked: a volume of one zone, a local one, one that is made or bound when
-//! its first pod has a node.
+//! Determines from which nodes a pod's volumes can be used, before scheduling: zonal volumes, local
+//! volumes, and volumes that are created or bound once their first pod has a node.
 
 use crate::eligible::Reach;
 use k8s_openapi::api::core::v1::{
@@ -12,12 +12,12 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
 use switchyard_core::quantity::parse_quantity;
 
-/// Provisioner of classes whose volumes somebody makes beforehand.
+/// Provisioner of classes whose volumes are created in advance by an administrator.
 const BY_HAND: &str = "kubernetes.io/no-provisioner";
-/// How a volume is used unless it says otherwise.
+/// Default volume mode.
 const FILESYSTEM: &str = "Filesystem";
 
-/// Name of the volume that a claim has.
+/// Name of the volume that a claim is bound to.
 pub fn bound(claim: &PersistentVolumeClaim) -> Option<&str> {
     claim.spec.as_ref()?.volume_name.as_deref().filter(|name| !name.is_empty())
 }
@@ -27,7 +27,7 @@ pub fn class(claim: &PersistentVolumeClaim) -> Option<&str> {
     claim.spec.as_ref()?.storage_class_name.as_deref().filter(|name| !name.is_empty())
 }
 
-/// Whether a claim of this class gets one of the volumes that exist, once its pod has a node.
+/// Whether a claim of this class gets one of the existing volumes once its pod has a node.
 pub fn is_chosen(class: &StorageClass) -> bool {
     waits(class) && class.provisioner == BY_HAND
 }
@@ -36,7 +36,9 @@ fn waits(class: &StorageClass) -> bool {
     class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer")
 }
 
-/// Where a claim can be used, which is nowhere while its volume is to come before its pods; `None`: everywhere, or that is not known. `volumes`: the one that it has, or those that it may get.
+/// Nodes from which a claim can be used. No node while an immediately bound claim still lacks its
+/// volume. `None` if it can be used everywhere, or if that is unknown. `volumes` is the volume it
+/// is bound to, or the candidates it may get.
 pub fn reach(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
@@ -53,27 +55,27 @@ pub fn reach(
             let candidates = candidates.filter_map(|volume| volume.spec.as_ref()).filter(fits);
             let terms: Option<Vec<_>> =
                 candidates.map(|spec| Some(affinity(spec)?.node_selector_terms.clone())).collect();
-            // None that fits means: on no node.
+            // No matching volume means no node.
             NodeSelector { node_selector_terms: terms?.concat() }
         }
         (None, Some(class)) if waits(class) => {
             let terms = class.allowed_topologies.as_ref().filter(|terms| !terms.is_empty())?;
             NodeSelector { node_selector_terms: terms.iter().map(term).collect() }
         }
-        // The class is not there: that is the scheduler's to tell.
+        // The class does not exist: the scheduler reports that.
         (None, None) if self::class(claim).is_some() => return None,
-        // The scheduler refuses its pods until its controller has given it a volume.
+        // The scheduler rejects its pods until the volume controller has bound a volume.
         (None, _) => NodeSelector { node_selector_terms: Vec::new() },
     };
     Some(Reach { claim: claim.metadata.name.clone().unwrap_or_default(), nodes })
 }
 
-/// That a PersistentVolumeClaim which the pods name does not exist.
+/// Says that a PersistentVolumeClaim named by the pods does not exist.
 pub fn absent_claim(name: &str) -> String {
     absent("PersistentVolumeClaim", name, "spec.template.spec.volumes")
 }
 
-/// That a source of devices which the pods name does not exist.
+/// Says that a device source named by the pods does not exist.
 pub fn absent_device(kind: &str, name: &str) -> String {
     absent(kind, name, "spec.template.spec.resourceClaims")
 }
@@ -102,7 +104,8 @@ fn is_selected(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> bool
     wanted.into_iter().flatten().all(|(key, value)| labels.and_then(|labels| labels.get(key)) == Some(value))
 }
 
-/// Whether a claim may get a volume: of its class, free or kept for it, large enough, in its modes.
+/// Whether a claim may get a volume: same class, unbound or reserved for the claim, large enough,
+/// and with the required modes.
 fn fits(claim: &PersistentVolumeClaim, volume: &PersistentVolumeSpec) -> bool {
     let PersistentVolumeClaimSpec { storage_class_name, access_modes, volume_mode, resources, .. } =
         claim.spec.clone().unwrap_or_default();
@@ -206,7 +209,8 @@ mod tests {
         assert_eq!(nodes(reach(&claim(""), None, &[])), None, "a class that is not there");
     }
 
-    /// The scheduler refuses its pods until then: on a busy control plane that was once longer than the 10 s for which a refusal is borne, twice.
+    /// Regression test: the scheduler rejects its pods until the volume is bound. On a busy control
+    /// plane that twice took longer than the 10 s for which a refusal is tolerated.
     #[test]
     fn a_claim_that_is_bound_at_once_can_be_used_nowhere_before_it_has_its_volume() {
         let at_once = class("csi.example.com", "Immediate", json!(null));

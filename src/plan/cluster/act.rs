@@ -1,4 +1,5 @@
-//! The actions of an attempt: objects that are missing or were changed, claims, files for NCCL, gates, pods of older attempts.
+//! Actions of an attempt: creates and repairs objects and claims, writes NCCL files, lifts gates,
+//! and deletes pods and objects of older attempts.
 
 use super::attempt::Attempt;
 use super::ownership::position;
@@ -9,24 +10,27 @@ use crate::slices;
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::{DeviceAllocation, PlacementStatus};
 
-/// Sets the labels of pods that have lost them: the Service, the NetworkPolicy and the budget of the job find its pods by these.
+/// Restores labels that pods have lost. The job's Service, NetworkPolicy and PodDisruptionBudget
+/// select its pods by them.
 pub(super) fn labels(attempt: &Attempt<'_>) -> Vec<Action> {
     let JobSnapshot { job, unlabelled, .. } = attempt.snapshot;
     let known = unlabelled.iter().filter_map(|(name, uid)| Some((position(name)?, uid)));
-    // A number that this job has not reached yet is forged.
+    // An attempt or rank number that this job has not reached yet is forged.
     let known = known.filter(|((of, rank), _)| *of <= attempt.number && *rank < attempt.valid.request.nodes);
     let labelled = known.map(|((of, rank), uid)| objects::labels_of_pod(job, attempt.valid, of, rank, uid));
     labelled.map(|pod| Action::Repair(Object::Pod(Box::new(pod)))).collect()
 }
 
-/// Creates or repairs the objects beside the pods. Returns what cannot be done, one sentence each.
+/// Creates or repairs the objects other than pods. Returns one sentence for each object that cannot
+/// be created.
 pub(super) fn objects(attempt: &Attempt<'_>, actions: &mut Vec<Action>) -> Vec<String> {
     let JobSnapshot { job, objects: existing, .. } = attempt.snapshot;
     let mut strangers = Vec::new();
     let config = objects::config_map(job, attempt.valid, attempt.number).map(Object::ConfigMap);
     for object in objects::shared(job, attempt.valid).into_iter().chain(config) {
         if let Object::Secret(_) = object {
-            // The operator may not read Secrets, so it cannot be observed; it is created with the first pods of every attempt.
+            // The operator has no read access to Secrets, so it cannot observe this one. It is
+            // created with the first pods of every attempt.
             if attempt.existing().is_empty() {
                 actions.push(Action::Create(object));
             }
@@ -40,7 +44,8 @@ pub(super) fn objects(attempt: &Attempt<'_>, actions: &mut Vec<Action>) -> Vec<S
             }
             Some(view) if view.deleting => {}
             Some(view) if view.covers(&object.content()) => {}
-            // An immutable object cannot be repaired, and was right when it was created.
+            // An immutable object cannot be repaired, and its content was correct when it was
+            // created.
             Some(_) if kind == Kind::ConfigMap => {}
             Some(_) => actions.push(Action::Repair(object)),
         }
@@ -50,15 +55,17 @@ pub(super) fn objects(attempt: &Attempt<'_>, actions: &mut Vec<Action>) -> Vec<S
     strangers
 }
 
-/// Objects of other attempts are deleted: their claims hold devices, and all of them count for the quotas of the namespace.
+/// Deletes objects of other attempts: their claims hold devices, and all of them count against the
+/// namespace's quotas.
 pub(super) fn old_objects<'a>(attempt: &'a Attempt<'_>) -> impl Iterator<Item = Action> + 'a {
     let of_attempt = |kind: Kind| matches!(kind, Kind::ConfigMap | Kind::ResourceClaim) || provisioning::is_part(kind);
     let is_current = move |name: &str| objects::is_of_attempt(attempt.valid, attempt.number, name);
     give_back(&attempt.snapshot, move |kind, name| of_attempt(kind) && !is_current(name))
 }
 
-/// Creates slices of the place that somebody deleted, and deletes those that no status will name any more. Slices of an attempt without a place
-/// stay: the status that names them may be on its way.
+/// Recreates deleted slices of the current placement, and deletes slices that no status can
+/// reference any more. Slices of an attempt without a placement stay, because the status that
+/// references them may not have been observed yet.
 fn slices(attempt: &Attempt<'_>, strangers: &mut Vec<String>) -> Vec<Action> {
     let JobSnapshot { job, objects: existing, .. } = attempt.snapshot;
     let placement = job.status.as_ref().and_then(|status| status.placement.as_ref());
@@ -79,12 +86,12 @@ fn slices(attempt: &Attempt<'_>, strangers: &mut Vec<String>) -> Vec<Action> {
     actions
 }
 
-/// A name that somebody else has.
+/// Message for an object name that is already in use.
 fn taken(kind: Kind, name: &str) -> String {
     format!("{kind} {name} exists and does not belong to this job: delete it, or choose another name for the job")
 }
 
-/// Creates the claims that do not exist yet. Names that others have go to `strangers`.
+/// Creates the claims that do not exist yet. Conflicting names are added to `strangers`.
 pub(super) fn claims(
     attempt: &Attempt<'_>,
     placement: Option<&PlacementStatus>,
@@ -102,7 +109,7 @@ pub(super) fn claims(
     missing.collect()
 }
 
-/// Creates the files for NCCL, unless they exist.
+/// Creates the NCCL files unless they exist.
 pub(super) fn fabric_configs(attempt: &Attempt<'_>, strangers: &mut Vec<String>) -> Vec<Action> {
     let JobSnapshot { job, objects: existing, .. } = attempt.snapshot;
     let configs = objects::fabric_configs(job, attempt.valid, attempt.number).into_iter().map(Object::ConfigMap);
@@ -140,7 +147,8 @@ pub(super) fn releases(attempt: &Attempt<'_>) -> Vec<Action> {
         .collect()
 }
 
-/// Pods of older attempts that have not ended are deleted, and what ended two attempts ago: the logs of the last failure stay.
+/// Deletes pods of older attempts that are still running, and pods that ended two or more attempts
+/// ago. The pods of the last failure stay for their logs.
 pub(super) fn old_pods(attempt: &Attempt<'_>) -> Vec<Action> {
     let is_old = |pod: &PodView| {
         pod.attempt < attempt.number && !pod.deleting && (!pod.is_over() || pod.attempt + 1 < attempt.number)

@@ -1,5 +1,6 @@
-//! What the pods of a gang ask for as they were admitted. Admission adds to the template: tolerations, selectors of namespaces and queues,
-//! defaults of a LimitRange, the overhead of a runtime, sidecars.
+//! Requests and scheduling rules of a gang's pods after admission. Admission may add tolerations,
+//! namespace or queue selectors, LimitRange defaults, RuntimeClass overhead, and sidecars to the
+//! template.
 
 use super::view::PodView;
 use crate::ValidJob;
@@ -11,19 +12,21 @@ use switchyard_crds::TrainJobStatus;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Admitted {
-    /// Of the pod that asks for most.
+    /// Requests of the pod that requests most.
     pub requests: Resources,
-    /// What the pods say of their nodes, each rule once.
+    /// Distinct node rules of the pods.
     pub rules: Vec<Arc<NodeRules>>,
-    /// Position in `rules` by node rank, where not all pods have the same: Kueue may pin each of them to another node.
+    /// Index into `rules` by node rank if the pods' rules differ: Kueue may pin each pod to a
+    /// different node.
     pub of_rank: Vec<usize>,
 }
 
 impl Admitted {
-    /// Of pods with these rules, in the order of their ranks.
+    /// Builds it from the pods' rules, in rank order.
     pub fn new(requests: Resources, of_ranks: impl IntoIterator<Item = Arc<NodeRules>>) -> Admitted {
         let mut rules: Vec<Arc<NodeRules>> = Vec::new();
-        // Thousands of pods may be pinned to a node each: they are compared with those of the same selector only.
+        // Thousands of pods may each be pinned to their own node, so rules are only compared with
+        // rules that have the same selector.
         let mut by_selector: BTreeMap<BTreeMap<String, String>, Vec<usize>> = BTreeMap::new();
         let mut position = |own: Arc<NodeRules>| {
             let alike = by_selector.entry(own.selector.clone()).or_default();
@@ -41,12 +44,12 @@ impl Admitted {
         Admitted { requests, rules, of_rank }
     }
 
-    /// As the template says, for pods that have not been made.
+    /// Derives it from the template, for pods that do not exist yet.
     pub fn of_template(valid: &ValidJob, status: Option<&TrainJobStatus>) -> Admitted {
         Admitted::new(valid.pod.requests(status), [Arc::new(NodeRules::of(&valid.pod.spec))])
     }
 
-    /// As the gated pods say; as the template says where there are none.
+    /// Derives it from the gated pods, or from the template if there are none.
     pub fn of<'a>(
         valid: &ValidJob,
         status: Option<&TrainJobStatus>,

@@ -1,4 +1,5 @@
-//! Decisions for another attempt: after a failure, a preemption or a scheduling timeout, and for pods that must ask for other devices.
+//! Decisions that start another attempt: after a failure, a preemption or a scheduling timeout, and
+//! for pods that must request other devices.
 
 use super::attempt::Attempt;
 use super::avoidance::{FIRST_PAUSE, MOST, NodeFault, UNSCHEDULABLE, remember};
@@ -13,10 +14,10 @@ use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::{PlacedNode, labels};
 use switchyard_worker_contract::exit::Exit;
 
-/// Seconds before a gang that the scheduler did not bind in time is tried again.
+/// Delay before a gang that the scheduler did not bind in time is retried.
 const ROLLBACK_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 
-/// The decision after a failure; a missing pod, and a node that is gone or silent, have to be confirmed.
+/// Decides after a failure. A missing pod, and a deleted or silent node, must be confirmed first.
 pub(super) fn after_failure(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
     let is_seen = attempt.existing().iter().any(|pod| pod.name == failed.pod);
     let premise = failed.premise().or_else(|| (!is_seen).then(|| Premise::Absent(failed.pod.clone())));
@@ -27,7 +28,7 @@ pub(super) fn after_failure(attempt: &Attempt<'_>, failed: &PodFailure) -> Recon
     result
 }
 
-/// A job of higher priority needs the room.
+/// Decides after a preemption by a job of higher priority.
 pub(super) fn after_preemption(attempt: &Attempt<'_>, by: &str) -> Reconciliation {
     let pod = attempt.existing().first().map(|pod| pod.name.clone()).unwrap_or_default();
     let mut result = decided(attempt, &preempted(pod, by));
@@ -35,7 +36,8 @@ pub(super) fn after_preemption(attempt: &Attempt<'_>, by: &str) -> Reconciliatio
     result
 }
 
-/// The nodes of a large job are not known any more: the slices that hold them are gone, and nobody remembers them.
+/// Decides for a large job whose node list is lost because its slices were deleted or belong to
+/// another owner.
 pub(super) fn after_lost_place(attempt: &Attempt<'_>) -> Option<Reconciliation> {
     let placement = attempt.snapshot.job.status.as_ref()?.placement.as_ref()?;
     let named = placement.slices.as_ref().filter(|_| attempt.placed && placement.nodes.is_empty())?;
@@ -52,18 +54,18 @@ pub(super) fn after_lost_place(attempt: &Attempt<'_>) -> Option<Reconciliation> 
     Some(result)
 }
 
-/// The next attempt does not keep the nodes of this one: others need the room.
+/// Gives up this attempt's nodes, because other jobs need them.
 fn leave_nodes(result: &mut Reconciliation) {
     if let Some(next) = &mut result.status {
         next.placement = None;
-        // Not `Restarting`: for that it would keep its nodes.
+        // The reason must not be `Restarting`: with it the job would keep its nodes.
         for condition in next.conditions.iter_mut().filter(|condition| condition.type_ == conditions::PLACED) {
             condition.reason = conditions::PREEMPTED.to_string();
         }
     }
 }
 
-/// Another attempt, or the end.
+/// Starts another attempt, or ends the job.
 fn decided(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
     let status = attempt.snapshot.job.status.as_ref();
     let restarts = status.and_then(|status| status.restarts.clone()).unwrap_or_default();
@@ -88,7 +90,7 @@ fn decided(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
     if let Some(next) = &mut result.status {
         remember(&mut next.node_failures, failed.node_faults(), attempt.now());
     }
-    // An init container's exit codes are its own.
+    // Exit codes of init containers do not follow the worker's convention.
     let is_of_trainer = attempt.existing().iter().any(|pod| pod.name == failed.pod && pod.ended.is_some());
     if is_of_trainer && failed.failure.code == Some(Exit::Hung.code().into()) {
         result.status = result.status.map(|next| {
@@ -100,8 +102,9 @@ fn decided(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
     result
 }
 
-/// Somebody else removed our gate of a pod before the gang had a place, so the pod starts alone, on any node: all pods start again together.
-/// Where the condition is missing instead, somebody edited the status, and the gang may well run.
+/// Restarts the gang if another client removed our gate from a pod before the gang was placed: that
+/// pod starts alone, on any node. If instead the condition is missing, the status was edited, and
+/// the gang may be running.
 pub(super) fn after_lost_gate(attempt: &Attempt<'_>) -> Option<Reconciliation> {
     let placed = attempt.snapshot.job.status.as_ref()?.condition(conditions::PLACED)?;
     let alone = attempt.existing().into_iter().find(|pod| !pod.gated && placed.status == "False")?;
@@ -125,13 +128,13 @@ pub(super) fn after_lost_gate(attempt: &Attempt<'_>) -> Option<Reconciliation> {
     Some(draft.decide(vec![EventDraft::warning(events::GATE_REMOVED, text)]))
 }
 
-/// What the scheduler has refused for this long is not waited for.
+/// How long a scheduler's refusal must last before the gang is rolled back.
 const REFUSED_FOR: SignedDuration = SignedDuration::from_secs(10);
 
-/// Takes back a gang of which the scheduler refuses a pod.
+/// Rolls back a gang if the scheduler refuses one of its pods.
 ///
 /// # Errors
-/// It may still change its mind: until then.
+/// The time until which the scheduler may still bind the pods.
 pub(super) fn after_refusal(attempt: &Attempt<'_>) -> Option<Result<Reconciliation, Timestamp>> {
     attempt.placed_at()?;
     let refused = refused(attempt);
@@ -147,17 +150,19 @@ pub(super) fn after_refusal(attempt: &Attempt<'_>) -> Option<Result<Reconciliati
     let (count, all) = (refused.len(), attempt.pods.len());
     let text = format!("the scheduler refuses {count} of {all} pods: {}", named.join("; "));
     let (pod, ..) = refused.first()?;
-    // At once, since it goes elsewhere; but nodes that are not remembered might be asked again and again.
+    // Retry at once because the gang moves to other nodes. Nodes beyond the remembered ones could
+    // be retried endlessly, so then pause first.
     let pause = if count > MOST { FIRST_PAUSE } else { SignedDuration::ZERO };
     let not_before = attempt.now().saturating_add(pause).unwrap_or(attempt.now());
     Some(Ok(rolled_back(attempt, pod, conditions::UNSCHEDULABLE, text, not_before)))
 }
 
-/// Rolls back a placed gang whose pods stay gated because the API server refuses what they need: a claim, a file for NCCL, or the patch
-/// that lifts a gate. Nodes that wait for a quota or for somebody to free a name are lost to everybody else.
+/// Rolls back a placed gang whose pods stay gated because the API server refuses a claim, an NCCL
+/// file, or the patch that lifts a gate. While the gang waits for a quota or for a name to become
+/// free, no other job could use its nodes.
 ///
 /// # Errors
-/// The server may still accept it: until then.
+/// The time until which the server may still accept the write.
 pub(super) fn after_refused_write(
     attempt: &Attempt<'_>,
     taken: &[String],
@@ -176,7 +181,7 @@ pub(super) fn after_refused_write(
     let text = format!("the API server refuses what the pods need to start: {words}");
     let mut result = rolled_back(attempt, gated, conditions::REFUSED, text.clone(), not_before);
     result.status = result.status.map(|mut next| {
-        // Its time is that of the last refusal.
+        // Its transition time must be the time of the latest refusal.
         next.conditions.retain(|condition| condition.type_ != conditions::OBJECTS_REFUSED);
         let mut draft = Draft::of(attempt.snapshot.job, next, attempt.now());
         draft.condition(conditions::OBJECTS_REFUSED, "True", conditions::REFUSED, text);
@@ -185,16 +190,17 @@ pub(super) fn after_refused_write(
     Some(Ok(result))
 }
 
-/// Pods that are named in a message.
+/// Maximum number of pods that a message names.
 const NAMED: usize = 3;
 
-/// Pods that the scheduler refuses, and their nodes.
+/// Pods that the scheduler refuses, and their planned nodes.
 fn refused<'a>(attempt: &Attempt<'a>) -> Vec<(&'a PodView, &'a Unschedulable, &'a PlacedNode)> {
     let open = attempt.existing().into_iter().filter(|pod| pod.node.is_none() && !pod.gated && !pod.deleting);
     open.filter_map(|pod| Some((pod, pod.unschedulable.as_ref()?, attempt.planned(pod.node_rank)?))).collect()
 }
 
-/// The next attempt of a gang that the scheduler did not bind as a whole: this pod is on no node.
+/// Starts the next attempt of a gang that the scheduler did not bind as a whole. `unbound` is on no
+/// node.
 fn rolled_back(
     attempt: &Attempt<'_>,
     unbound: &PodView,
@@ -238,16 +244,17 @@ pub(super) fn after_timeout(attempt: &Attempt<'_>) -> Option<Reconciliation> {
     Some(rolled_back(attempt, first, "ScheduleTimeout", text, not_before))
 }
 
-/// Pause after a gang that no scheduler reacted to, or whose objects the API server refused. It grows, because a job that can never start would
-/// otherwise hold nodes nearly always.
+/// Backoff for a gang that no scheduler reacted to, or whose objects the API server refused. It
+/// grows because a job that can never start would otherwise hold nodes almost all the time.
 fn growing_pause(attempt: u32) -> SignedDuration {
     ROLLBACK_PAUSE.saturating_mul(1 << attempt.min(16)).min(restart::LONGEST_PAUSE)
 }
 
-/// Longest pause of a gang that left the quota of its namespace to another one.
+/// Longest backoff of a gang that released its namespace quota to another gang.
 const LONGEST_QUOTA_PAUSE: SignedDuration = SignedDuration::from_secs(120);
 
-/// A gang without a place gives all its pods back: another job of the namespace comes first, or can begin, and lacks the quota that they use.
+/// Releases all pods of a gang that is not placed, if another job of the namespace comes first, or
+/// could start, and needs the quota that they use.
 pub(super) fn for_quota(attempt: &Attempt<'_>, why: &str) -> Option<Reconciliation> {
     let other = attempt.snapshot.quota_goes_to.filter(|_| !attempt.existing().is_empty())?;
     let pause = growing_pause(attempt.number).min(LONGEST_QUOTA_PAUSE);
@@ -262,7 +269,8 @@ pub(super) fn for_quota(attempt: &Attempt<'_>, why: &str) -> Option<Reconciliati
     Some(draft.decide(vec![EventDraft::normal(events::QUOTA_LEFT, text)]))
 }
 
-/// What pods ask for is fixed when they are created. If the nodes now offer devices that they did not then, the pods are created again.
+/// Recreates the pods if the nodes now offer devices that they did not offer before: a pod's
+/// requests are immutable.
 pub(super) fn for_devices(attempt: &Attempt<'_>, why: &str) -> Option<Reconciliation> {
     let JobSnapshot { job, nodes, rules, .. } = attempt.snapshot;
     let wanted = fabric::before(job, attempt.valid, rules.defaults, nodes)?.resources;
@@ -274,14 +282,15 @@ pub(super) fn for_devices(attempt: &Attempt<'_>, why: &str) -> Option<Reconcilia
     Some(changed_nodes(attempt, conditions::FABRIC_NOT_READY, format!("the nodes offer {} now", names.join(", ")), why))
 }
 
-/// How pods get their GPUs is fixed then, too.
+/// Recreates the pods if the nodes now provide GPUs by the other mechanism, which is also fixed
+/// when a pod is created.
 pub(super) fn for_allocation(attempt: &Attempt<'_>, why: &str) -> Option<Reconciliation> {
     let way = allocation::other(attempt.snapshot.job, attempt.snapshot.nodes)?;
     Some(changed_nodes(attempt, conditions::NO_ROOM, format!("the nodes give GPUs by {way:?} now"), why))
 }
 
-/// Another attempt, since the nodes have changed; after a pause, if that happens again and again, as with a driver that keeps restarting. The event
-/// has the reason of the condition.
+/// Starts another attempt because the nodes have changed. Repeated changes back off, for example
+/// while a driver keeps restarting. The event has the condition's reason.
 fn changed_nodes(attempt: &Attempt<'_>, reason: &'static str, change: String, why: &str) -> Reconciliation {
     let mut draft = attempt.draft();
     let pause = restart::pause(attempt.number as i32 - 1, attempt.lasted());

@@ -1,4 +1,4 @@
-//! How the pods of an attempt get their GPUs: by claims or by the device plugin.
+//! GPU allocation for an attempt's pods: by claims or by the device plugin.
 
 use super::view::NodeView;
 use crate::job::gpus;
@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{DeviceAllocation, TrainJob};
 
-/// The way for a new attempt: by claims where at least as many nodes offer them as have the extended resource.
+/// Chooses the mechanism for a new attempt: claims if at least as many nodes offer them as have the
+/// extended resource.
 pub fn allocation(job: &TrainJob, nodes: &BTreeMap<String, NodeView>) -> Option<DeviceAllocation> {
     if gpus(job) == 0 {
         return None;
@@ -17,8 +18,8 @@ pub fn allocation(job: &TrainJob, nodes: &BTreeMap<String, NodeView>) -> Option<
     Some(if claims { DeviceAllocation::Claims } else { DeviceAllocation::DevicePlugin })
 }
 
-/// The other way to GPUs, where no node gives any in the way of this attempt: its pods were made before there was a driver, or
-/// while all drivers were away.
+/// Returns the other mechanism if no node provides GPUs by this attempt's mechanism: its pods were
+/// created before a driver existed, or while all drivers were down.
 pub fn other(job: &TrainJob, nodes: &BTreeMap<String, NodeView>) -> Option<DeviceAllocation> {
     let chosen = job.status.as_ref()?.device_allocation?;
     let is_given = |way| {

@@ -1,4 +1,4 @@
-//! The current attempt: its pods by node rank, and what is known of them together.
+//! The current attempt: its pods by node rank, and facts about them as a group.
 
 use super::view::{DEFAULT_SCHEDULER, PodView};
 use super::{JobSnapshot, clock};
@@ -7,9 +7,10 @@ use crate::status::Draft;
 use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::{PlacedNode, conditions};
 
-/// A scheduler says something of a pod within this time.
+/// Time within which a scheduler is expected to report on a pod.
 const HEARD_WITHIN: SignedDuration = SignedDuration::from_secs(10);
-/// A gang whose scheduler nobody has heard of, and of which none says anything, does not hold its nodes for longer.
+/// How long a gang keeps its nodes if no scheduler reports on its pods and its scheduler has never
+/// been observed.
 const UNHEARD_FOR: SignedDuration = SignedDuration::from_secs(60);
 
 /// The current attempt and its pods.
@@ -17,9 +18,9 @@ pub(super) struct Attempt<'a> {
     pub snapshot: JobSnapshot<'a>,
     pub valid: &'a ValidJob,
     pub number: u32,
-    /// Pods of this attempt by node rank; `None`: does not exist.
+    /// Pods of this attempt by node rank, `None` if the pod does not exist.
     pub pods: Vec<Option<&'a PodView>>,
-    /// The place of the gang is decided: gates may be lifted, and a pod that is not there has been deleted.
+    /// The gang is placed: gates may be lifted, and a missing pod has been deleted.
     pub placed: bool,
 }
 
@@ -57,12 +58,12 @@ impl<'a> Attempt<'a> {
         self.pods.iter().flatten().filter(|pod| is(pod)).count()
     }
 
-    /// Whether the pod of this rank exists, and has lost its labels.
+    /// Whether the pod of this rank exists but has lost its labels.
     pub fn is_unlabelled(&self, node_rank: u32) -> bool {
         self.snapshot.unlabelled.contains_key(&self.valid.pod_name(self.number, node_rank))
     }
 
-    /// When the place was decided.
+    /// When the gang was placed.
     pub fn placed_at(&self) -> Option<Timestamp> {
         let status = self.snapshot.job.status.as_ref()?;
         status.condition(conditions::PLACED).map(|condition| condition.last_transition_time.0)
@@ -76,16 +77,16 @@ impl<'a> Attempt<'a> {
         draft
     }
 
-    /// The place of a pod.
+    /// Planned node and devices of a pod.
     pub fn planned(&self, node_rank: u32) -> Option<&'a PlacedNode> {
         let nodes = &self.snapshot.job.status.as_ref()?.placement.as_ref()?.nodes;
         let first = i32::try_from(node_rank * self.valid.request.processes_per_node).ok()?;
-        // Written in rank order; looked up by rank nevertheless, since a status can be edited.
+        // The list is written in rank order, but check the rank because a status can be edited.
         let guess = nodes.get(node_rank as usize).filter(|node| node.first_rank == first);
         guess.or_else(|| nodes.iter().find(|node| node.first_rank == first))
     }
 
-    /// How long the gang may take to be bound.
+    /// Time limit for binding the gang.
     pub fn schedule_timeout(&self) -> SignedDuration {
         let asked = SignedDuration::from_secs(self.snapshot.job.spec.gang_policy.schedule_timeout_seconds.into());
         let asked = asked.min(self.snapshot.longest_schedule_timeout);
@@ -96,7 +97,8 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// What is to be said of a pod without a node of which no scheduler has said anything; `None`: one has, or may still.
+    /// Message for an unbound pod that no scheduler has reported on. `None` if one has, or still
+    /// has time to.
     pub fn unheard(&self, pod: &PodView) -> Option<String> {
         let is_silent = pod.node.is_none() && !pod.gated && pod.unschedulable.is_none();
         let by = self.heard_by(self.placed_at()?);
@@ -111,12 +113,12 @@ impl<'a> Attempt<'a> {
         })
     }
 
-    /// When the silence of a scheduler is told.
+    /// When an unresponsive scheduler is reported.
     pub fn heard_by(&self, placed: Timestamp) -> Timestamp {
         placed.saturating_add(HEARD_WITHIN).unwrap_or(Timestamp::MAX)
     }
 
-    /// Until when the scheduler may bind the gang.
+    /// Deadline for the scheduler to bind the gang.
     pub fn due(&self, placed: Timestamp) -> Timestamp {
         placed.saturating_add(self.schedule_timeout()).unwrap_or(Timestamp::MAX)
     }

@@ -1,4 +1,5 @@
-//! Nodes that failed a job. They are kept in its status, so that a new leader knows them, and its next attempts avoid them for a while.
+//! Nodes that failed a job. The job's status records them, so a new leader knows them too, and
+//! later attempts avoid them for a while.
 
 use super::question::Avoided;
 use super::view::NodeView;
@@ -8,15 +9,15 @@ use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
 use switchyard_crds::{NodeFailure, TrainJobStatus};
 
-/// Nodes that a job remembers.
+/// Maximum number of failed nodes that a job remembers.
 pub(super) const MOST: usize = 128;
 /// Pause after the first failure on a node.
 pub(super) const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(60);
-/// After this long without a failure, the pause of a node begins again with the first one.
+/// After this long without a failure, a node's pause starts again at its first value.
 const FORGOTTEN: SignedDuration = SignedDuration::from_secs(3600);
-/// The status remembers a node for this long: what other jobs make of it may last for hours.
+/// How long the status remembers a node. What other jobs conclude from it may apply for hours.
 const KEPT: SignedDuration = SignedDuration::from_hours(24);
-/// Longest message that is kept, characters.
+/// Longest message that is kept, in characters.
 const LONGEST: usize = 240;
 const LONGEST_REASON: usize = 64;
 
@@ -26,32 +27,34 @@ pub(super) const LOST: &str = "NodeLost";
 pub(super) const OUT_OF_SERVICE: &str = "NodeOutOfService";
 /// The Node was deleted.
 pub(super) const GONE: &str = "NodeGone";
-/// The pod did not start there, and its kubelet reported nothing of it.
+/// The pod did not start there, and its kubelet did not report why.
 pub(super) const NOT_STARTED: &str = "NotStarted";
 /// The scheduler refused the node.
 pub(super) const UNSCHEDULABLE: &str = "Unschedulable";
 
-/// A failure that a node is to blame for.
+/// A failure that is attributed to a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NodeFault {
     pub node: String,
-    /// One word: of this module, or the kubelet's.
+    /// One word: a constant of this module, or the kubelet's reason.
     pub reason: String,
     pub message: String,
 }
 
-/// What a failure says about its node to other jobs.
+/// What other jobs may conclude about a node from a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Evidence {
-    /// The node was lost: it is the node's fault whatever ran there.
+    /// The node was lost. It is at fault whatever ran there.
     Lost,
-    /// The kubelet could not allocate what its node offers, such as a GPU that fell off the bus.
+    /// The kubelet could not allocate devices that its node offers, such as a GPU that fell off the
+    /// bus.
     Refused,
-    /// Nothing started, which a template may cause as well: it is the node's fault once the same template runs elsewhere.
+    /// Nothing started. A template can cause this too, so the node is at fault only once the same
+    /// template runs elsewhere.
     NotStarted,
 }
 
-/// `None`: nothing, since the job or other pods may cause it.
+/// Classifies a failure reason. `None` if the job or other pods may have caused it.
 pub fn evidence(reason: &str) -> Option<Evidence> {
     match reason {
         LOST | OUT_OF_SERVICE => Some(Evidence::Lost),
@@ -65,7 +68,7 @@ pub fn evidence(reason: &str) -> Option<Evidence> {
     }
 }
 
-/// Records failures of nodes, the newest last.
+/// Records node failures, newest last.
 pub(super) fn remember(known: &mut Vec<NodeFailure>, faults: impl IntoIterator<Item = NodeFault>, now: Timestamp) {
     let age = |failure: &NodeFailure| now.duration_since(failure.last_time.0);
     known.retain(|failure| age(failure) < KEPT);
@@ -84,11 +87,12 @@ pub(super) fn remember(known: &mut Vec<NodeFailure>, faults: impl IntoIterator<I
     known.drain(..known.len().saturating_sub(MOST));
 }
 
-/// Until when no attempt uses a node, and the longest such pause. `None`: the health of the node decides.
+/// When the node's pause ends, and the longest possible pause. `None` if the node's health decides
+/// instead.
 fn until(failure: &NodeFailure) -> Option<(Timestamp, SignedDuration)> {
     let (factor, longest): (i32, _) = match failure.reason.as_str() {
         LOST | OUT_OF_SERVICE | GONE => return None,
-        // What was in the way of the scheduler may be gone in a minute.
+        // The scheduler's obstacle may be gone within a minute.
         UNSCHEDULABLE => (2, SignedDuration::from_secs(600)),
         _ => (4, FORGOTTEN),
     };
@@ -101,7 +105,8 @@ fn is_avoided(failure: &NodeFailure, now: Timestamp) -> bool {
     until(failure).is_some_and(|(until, longest)| !clock::is_over(until, longest, now))
 }
 
-/// Nodes that the next attempts of a job avoid, and why. One that has been registered again since its failure is like any other.
+/// Nodes that the job's next attempts avoid, and why. A node that was registered again after its
+/// failure is not avoided.
 pub fn avoided(
     status: &TrainJobStatus,
     nodes: &BTreeMap<String, NodeView>,
@@ -122,13 +127,13 @@ pub fn avoided(
     status.node_failures.iter().filter(is_same).filter_map(of).collect()
 }
 
-/// When the next of them may be used again.
+/// When the first of the avoided nodes may be used again.
 pub fn next(status: &TrainJobStatus, now: Timestamp) -> Option<Timestamp> {
     let avoided = status.node_failures.iter().filter(|failure| is_avoided(failure, now));
     avoided.filter_map(until).map(|(until, _)| until).min()
 }
 
-/// The scheduler's words without what it says of preemption, and the field that they are about.
+/// The scheduler's message without its preemption details, and the field that it refers to.
 pub(super) fn words(message: &str) -> String {
     let end = [" still not schedulable", " preemption:"].iter().filter_map(|part| message.find(part)).min();
     let said: String = message[..end.unwrap_or(message.len())].chars().take(LONGEST).collect();
@@ -151,7 +156,7 @@ mod tests {
         NodeFault { node: node.into(), reason: reason.into(), message: "no".into() }
     }
 
-    /// The pauses after seven failures, each right after the pause of the one before.
+    /// Pauses for seven failures, each occurring as soon as the previous pause ends.
     fn pauses(reason: &str) -> Vec<i64> {
         let (mut status, mut now, mut pauses) = (TrainJobStatus::default(), 0, Vec::new());
         for _ in 0..7 {

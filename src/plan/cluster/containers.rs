@@ -1,4 +1,5 @@
-//! States of a pod's containers: how one ended, init containers, which run before the trainer, and sidecars, which run next to it.
+//! Container states of a pod: how containers ended, init containers, which run before the trainer,
+//! and sidecars, which run next to it.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStatus, Pod};
@@ -6,10 +7,10 @@ use switchyard_core::units::plural;
 use switchyard_crds::names::TRAINER;
 use switchyard_worker_contract::termination::Termination;
 
-/// The kubelet's reason for a container that the kernel killed for its memory.
+/// The kubelet's reason for an out-of-memory kill.
 pub(super) const OUT_OF_MEMORY: &str = "OOMKilled";
 
-/// Longest part of a container's last words that is shown, characters.
+/// Maximum length of a quoted termination message, in characters.
 const LAST_WORDS: usize = 200;
 
 /// How a container ended.
@@ -18,7 +19,7 @@ pub struct Ended {
     pub code: i32,
     /// The runtime's reason, such as `Error` or `OOMKilled`.
     pub reason: String,
-    /// The termination message: JSON of the worker, or the end of the log.
+    /// The termination message: JSON from the worker, or the end of the log.
     pub message: String,
     pub at: Option<Timestamp>,
 }
@@ -33,17 +34,17 @@ impl Ended {
         }
     }
 
-    /// The worker's own account of its end.
+    /// The worker's own report of its exit, if the termination message contains one.
     pub fn account(&self) -> Option<Termination> {
         Termination::parse(&self.message)
     }
 }
 
-/// An init container that runs, or that failed.
+/// An init container that is running or has failed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InitContainer {
     pub name: String,
-    /// Its position among the init containers that must end, from 1, and how many there are.
+    /// 1-based position among the init containers that must end, and their number.
     pub position: (usize, usize),
     pub state: InitState,
 }
@@ -55,7 +56,7 @@ pub enum InitState {
 }
 
 impl InitContainer {
-    /// The one that keeps the trainer of this pod from starting now.
+    /// The init container that currently keeps the trainer of this pod from starting.
     pub(super) fn of(pod: &Pod) -> Option<InitContainer> {
         let statuses = pod.status.as_ref()?.init_container_statuses.as_deref()?;
         let must_end: Vec<&ContainerStatus> = statuses.iter().filter(|status| !is_sidecar(pod, &status.name)).collect();
@@ -73,7 +74,7 @@ impl InitContainer {
         })
     }
 
-    /// How it failed; `None`: it runs.
+    /// How it failed, `None` if it is running.
     pub fn failure(&self) -> Option<&Ended> {
         match &self.state {
             InitState::Failed(ended) => Some(ended),
@@ -81,7 +82,7 @@ impl InitContainer {
         }
     }
 
-    /// Since when it runs, in a sentence that stays the same while it does.
+    /// Says since when it runs. The sentence does not change while it runs.
     pub(super) fn sentence(&self) -> String {
         let (at, all) = self.position;
         let of = if all > 1 { format!(" ({at} of {all})") } else { String::new() };
@@ -110,7 +111,7 @@ pub(super) fn last_words(message: &str) -> String {
     if last.is_empty() { last } else { format!(": {last}") }
 }
 
-/// A container next to the trainer that has ended, or that its kubelet does not start again yet.
+/// A container next to the trainer that has ended, or whose restart the kubelet delays.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sidecar {
     pub name: String,
@@ -119,7 +120,7 @@ pub struct Sidecar {
 }
 
 impl Sidecar {
-    /// Those of a pod that do not run.
+    /// Sidecars of a pod that do not run.
     pub(super) fn stopped(pod: &Pod) -> Vec<Sidecar> {
         let Some(status) = &pod.status else { return Vec::new() };
         let native = status.init_container_statuses.iter().flatten().filter(|status| is_sidecar(pod, &status.name));
@@ -139,7 +140,7 @@ impl Sidecar {
         native.chain(others).filter_map(stopped).collect()
     }
 
-    /// The first of these, with the pod's name; `None`: all run.
+    /// Sentence about the first of these, with the pod's name. `None` if all run.
     pub(super) fn sentence<'a>(pods: impl Iterator<Item = (&'a str, &'a [Sidecar])>) -> Option<String> {
         let mut stopped = pods.flat_map(|(pod, sidecars)| sidecars.iter().map(move |sidecar| (pod, sidecar)));
         let (pod, Sidecar { name, what }) = stopped.next()?;
@@ -149,7 +150,7 @@ impl Sidecar {
     }
 }
 
-/// Whether an init container runs next to the trainer: Kubernetes restarts it and does not wait for its end.
+/// Whether an init container is a sidecar: Kubernetes restarts it and does not wait for its end.
 fn is_sidecar(pod: &Pod, name: &str) -> bool {
     let containers = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
     containers

@@ -1,4 +1,5 @@
-//! A node that an administrator cordons under a running job: the job stays there, or saves its state, leaves and goes on elsewhere.
+//! Nodes that an administrator cordons under a running job: the job stays, or saves a checkpoint
+//! and resumes elsewhere.
 
 use super::attempt::Attempt;
 use super::failure::PodFailure;
@@ -7,9 +8,9 @@ use crate::eligible::{NodeRules, Unfit, may_run};
 use crate::restart::Class;
 use switchyard_crds::Disruption;
 
-/// A pod of a job that has its place, on a node that was cordoned since.
+/// A pod of a placed job whose node has been cordoned since.
 fn cordoned<'a>(attempt: &Attempt<'a>) -> Option<(&'a PodView, &'a str)> {
-    // A job that tolerates that would come back to the same node.
+    // A job that tolerates the cordon could be placed on the same node again.
     let rules = NodeRules::of(&attempt.valid.pod.spec);
     let mut pods = attempt.existing().into_iter().filter(|pod| attempt.placed && !pod.is_done() && !pod.deleting);
     pods.find_map(|pod| {
@@ -18,7 +19,7 @@ fn cordoned<'a>(attempt: &Attempt<'a>) -> Option<(&'a PodView, &'a str)> {
     })
 }
 
-/// Why the job leaves its nodes now; `None`: it does not.
+/// Why the job leaves its nodes now, `None` if it stays.
 pub(super) fn leaves(attempt: &Attempt<'_>) -> Option<PodFailure> {
     let policy = attempt.snapshot.job.spec.gang_policy.disruption;
     let (pod, node) = cordoned(attempt).filter(|_| policy == Disruption::Checkpoint)?;
@@ -26,7 +27,7 @@ pub(super) fn leaves(attempt: &Attempt<'_>) -> Option<PodFailure> {
     Some(PodFailure { node: Some(node.to_string()), ..PodFailure::unseen(Class::Preemption, pod.name.clone(), cause) })
 }
 
-/// That a drain waits for the job, in words; `None`: no node of it is cordoned.
+/// Says that a drain waits for the job. `None` if none of its nodes is cordoned.
 pub(super) fn stays(attempt: &Attempt<'_>) -> Option<String> {
     let (_, node) = cordoned(attempt)?;
     Some(format!(

@@ -1,4 +1,4 @@
-//! Pods that got other GPUs than planned, and what that costs.
+//! Pods that got other GPUs than planned, and the bandwidth this costs.
 
 use super::attempt::Attempt;
 use super::events::{self, EventDraft};
@@ -6,7 +6,7 @@ use super::gang;
 use crate::status::Draft;
 use switchyard_crds::{PlacementStatus, conditions};
 
-/// Writes to the status which pods got other GPUs than planned, and what that costs.
+/// Writes to the status which pods got other GPUs than planned, and the bandwidth this costs.
 pub(super) fn report(
     attempt: &Attempt<'_>,
     placement: Option<&PlacementStatus>,

@@ -1,4 +1,5 @@
-//! What only a cluster writes to a status: counts of pods, figures from their logs; and when a status is worth a write.
+//! Status fields that are only written in a cluster, pod counts and log figures, and the rules for
+//! when a status write is due.
 
 use super::events::EventDraft;
 use super::view::PodView;
@@ -14,7 +15,7 @@ impl Draft<'_> {
     pub(super) fn count(&mut self, pods: &[&PodView], desired: i32) {
         let count = |is: fn(&PodView) -> bool| pods.iter().filter(|pod| is(pod)).count() as i32;
         self.counts(NodeCounts {
-            // Negative in a job that was never validated: the server refuses such a count.
+            // Negative in a job that was never validated. The server rejects a negative count.
             desired: desired.max(0),
             ready: count(|pod| pod.ready && !pod.is_done()),
             active: count(|pod| !pod.is_done()),
@@ -23,7 +24,8 @@ impl Draft<'_> {
         });
     }
 
-    /// Takes over the newest figures: of a worker's termination message, else of the log that was read last.
+    /// Copies the latest figures from the worker's termination message, else from the log that was
+    /// read last.
     pub(super) fn newest_figures(&mut self, snapshot: &JobSnapshot<'_>, pods: &[&PodView]) {
         let ended = pods.iter().find(|pod| pod.node_rank == 0).and_then(|pod| pod.ended.as_ref());
         let account = ended.and_then(|ended| ended.account()).and_then(|account| account.summary);
@@ -33,7 +35,8 @@ impl Draft<'_> {
         }
     }
 
-    /// Nothing trains until another attempt does, which resumes from the checkpoint, or else begins at step 0.
+    /// Resets the progress figures: the next attempt resumes from a checkpoint, or starts at step 0
+    /// if there is none.
     pub(super) fn start_over(&mut self) {
         if self.job.spec.checkpoint.is_none() {
             self.next.trainer_status = None;
@@ -43,20 +46,21 @@ impl Draft<'_> {
         }
     }
 
-    /// A decision: the status is all that is written.
+    /// Returns a decision, which writes only the status.
     pub(super) fn decide(self, events: Vec<EventDraft>) -> Reconciliation {
         Reconciliation { status: Some(self.next), events, ..Reconciliation::default() }
     }
 
-    /// No decision: the status is written when it says something new, figures not more often than every 10 s, and what is free for jobs that
-    /// wait not more often than every minute, and for all of them together once a second.
+    /// Returns actions instead of a decision. The status is written when it says something new.
+    /// Changed figures are written at most every 10 s. Changed waiting messages of queued jobs are
+    /// written at most once a minute for each job and once a second over all jobs.
     pub(super) fn act(self, snapshot: &JobSnapshot<'_>) -> Reconciliation {
         let mut result = Reconciliation::default();
         let previous = self.job.status.as_ref();
         if previous == Some(&self.next) {
             return result;
         }
-        // What others say while they hold the pods is news of the job itself.
+        // A message from whatever else gates the pods is news about the job itself, not about room.
         let waits_for_room = reason_of(&self.next, conditions::SUCCEEDED) == Some(Stage::Queued.reason())
             && reason_of(&self.next, conditions::PLACED) != Some(conditions::GATED);
         let period = if waits_for_room { waiting_period(snapshot.waiting) } else { FIGURES_PERIOD };
@@ -71,14 +75,14 @@ impl Draft<'_> {
     }
 }
 
-/// True if more than figures changed: the stage, a condition, the attempt, the placement, the restarts, or the last pod is gone and its
-/// resources are free.
+/// True if more than figures changed: the stage, a condition, the attempt, the placement, the
+/// restarts, or the last pod is gone and its resources are free.
 pub fn major(previous: Option<&TrainJobStatus>, next: &TrainJobStatus) -> bool {
     let Some(previous) = previous else { return true };
     let is_empty = |status: &TrainJobStatus| status.nodes.as_ref().is_none_or(|nodes| nodes.active == 0);
     let verdicts = |status: &TrainJobStatus| {
         let verdict = |c: &Condition| (c.type_.clone(), c.status.clone(), c.reason.clone());
-        // That steps are made is no more than what the figures say.
+        // Progress in steps is already covered by the figures.
         let news = status.conditions.iter().filter(|c| c.reason != conditions::STEPS_MADE);
         news.map(verdict).collect::<Vec<_>>()
     };

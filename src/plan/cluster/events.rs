@@ -1,4 +1,5 @@
-//! Decisions that are reported as Kubernetes Events. Reasons are constants: people and alerts match them.
+//! Kubernetes Events that report decisions. Reasons are constants because users and alerts match on
+//! them.
 
 use switchyard_crds::conditions;
 
@@ -6,11 +7,11 @@ use switchyard_crds::conditions;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Severity {
     Normal,
-    /// A person should check.
+    /// Needs a person's attention.
     Warning,
 }
 
-/// An event to be sent.
+/// An event to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventDraft {
     pub severity: Severity,
@@ -29,21 +30,21 @@ impl EventDraft {
     }
 }
 
-/// The whole gang has a place; its gates are lifted.
+/// The whole gang is placed and its gates are lifted.
 pub const PLACED: &str = "GangPlaced";
-/// There is no room for the gang now.
+/// No room for the gang at present.
 pub const NO_ROOM: &str = "NoRoom";
-/// There is room, but the job must not start over the fabric that is there.
+/// There is room, but the job must not start on the available fabric.
 pub const FABRIC_NOT_READY: &str = "FabricNotReady";
 /// The ranks report another transport than predicted.
 pub const TRANSPORT_DIFFERS: &str = "TransportDiffers";
-/// The ranks measured less bandwidth than the job asks for.
+/// The ranks measured less bandwidth than the job requires.
 pub const SLOW_FABRIC: &str = "SlowFabric";
-/// A pod got other GPUs than the plan's.
+/// A pod got other GPUs than planned.
 pub const DEGRADED: &str = "PlacementDegraded";
 /// The scheduler did not bind the whole gang in time; the attempt is rolled back.
 pub const ROLLED_BACK: &str = "GangRolledBack";
-/// The gang gave its pods back, so that another job of the namespace can use the quota.
+/// The gang released its pods so that another job of the namespace can use the quota.
 pub const QUOTA_LEFT: &str = "QuotaLeft";
 pub const RUNNING: &str = "Running";
 /// A pod was started without its gang.
@@ -52,7 +53,7 @@ pub const GATE_REMOVED: &str = conditions::GATE_REMOVED;
 pub const OLD_POD_MAY_RUN: &str = "OldPodMayRun";
 /// A node of the job is cordoned, and the job stays there.
 pub const NODE_CORDONED: &str = "NodeCordoned";
-/// The group is started again.
+/// The gang is restarted.
 pub const RESTARTING: &str = "Restarting";
 /// `spec.suspend` became true.
 pub const SUSPENDED: &str = "Suspended";
@@ -60,9 +61,9 @@ pub const SUSPENDED: &str = "Suspended";
 pub const RESUMED: &str = "Resumed";
 pub const COMPLETE: &str = "Complete";
 pub const FAILED: &str = "Failed";
-/// Two settings of the same thing, and which one won.
+/// Two settings conflict. The note says which one won.
 pub const MERGE_CONFLICT: &str = "MergeConflict";
-/// This version cannot read the job, which another version began.
+/// This version cannot read a job that another version started.
 pub const UNREADABLE: &str = "Unreadable";
-/// The API server refuses what the job needs.
+/// The API server refuses an object that the job needs.
 pub const REFUSED: &str = "Refused";

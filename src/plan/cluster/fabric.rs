@@ -1,4 +1,4 @@
-//! The fabric of a gang: what its pods need before they are made, and what is decided when it has a place.
+//! The fabric of a gang: device requests before its pods exist, and settings once it is placed.
 
 use super::clock::is_old;
 use super::question::{PlacementRules, Question};
@@ -22,18 +22,19 @@ use switchyard_fabric::forecast::{self, Direct, Forecast, InterNode, IntraNode};
 use switchyard_fabric::profile::{self, Profile, Site};
 use switchyard_fabric::{self as fabric, FabricRefusal, FabricRequest, Gang, Member, preflight};
 
-/// What was decided for a gang that has a place.
+/// Fabric decisions for a placed gang.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decided {
     /// For the status of the job.
     pub status: FabricStatus,
-    /// What NCCL will do between the ranks, in full.
+    /// NCCL's predicted behaviour between the ranks, in full.
     pub forecast: Option<Forecast>,
-    /// Ranks of the nodes without which no check would block.
+    /// Ranks of the nodes that cause blocking findings: without them no check would block.
     pub blamed: Vec<u32>,
 }
 
-/// What the pods of a new attempt need to reach the fabric; `None`: the job has no use for one.
+/// Resources that the pods of a new attempt need to reach the fabric. `None` if the job does not
+/// use one.
 pub fn before(
     job: &TrainJob,
     valid: &ValidJob,
@@ -52,7 +53,7 @@ pub fn before(
     let may_run = |node: &&NodeView| node.gpus() >= gpus && eligible::may_run(&rules, &node.facts).is_ok();
     let sites: Vec<Site<'_>> = nodes.values().filter(may_run).map(site).collect();
     let profile = defaults.fabric_profile.as_ref().or_else(|| profile::detect(sites.iter().copied()));
-    // Without the devices that an earlier attempt asked for.
+    // Exclude devices that an earlier attempt requested.
     let requests = valid.pod.requests(None);
     let request = FabricRequest { mode: job.spec.fabric.mode, nodes: valid.request.nodes, gpus, requests: &requests };
     let resources = fabric::required_resources(request, profile, &sites);
@@ -64,10 +65,10 @@ fn site(node: &NodeView) -> Site<'_> {
     Site { labels: &node.facts.labels, allocatable: &node.allocatable, facts }
 }
 
-/// All decisions for a gang that has found a place; `None`: the job has no use for them.
+/// Makes all fabric decisions for a placed gang. `None` if the job needs none.
 ///
 /// # Errors
-/// The job must not start over the fabric of these nodes.
+/// The job must not start on the fabric of these nodes.
 pub fn decide(
     question: &Question<'_>,
     nodes: &BTreeMap<String, NodeView>,
@@ -140,7 +141,8 @@ pub fn decide(
     Ok(Some(Decided { status, forecast, blamed: blamed.unwrap_or_default() }))
 }
 
-/// What NCCL will do between the ranks; `None`: a node has no report, or there are no GPUs.
+/// Predicts NCCL's behaviour between the ranks. `None` if a node has no report, or there are no
+/// GPUs.
 fn forecast_of(gang: &Gang<'_>) -> Option<Forecast> {
     fn of<'a>(member: &Member<'a>) -> Option<forecast::Member<'a>> {
         let status = member.facts.filter(|_| !member.gpus.is_empty())?;
@@ -150,7 +152,7 @@ fn forecast_of(gang: &Gang<'_>) -> Option<Forecast> {
     forecast::forecast(&members?, None).ok()
 }
 
-/// Whether NICs reach the memory of the GPUs; `None`: unknown.
+/// Whether NICs can access GPU memory directly, `None` if unknown.
 fn gpu_direct(forecast: &Forecast) -> Option<GpuDirect> {
     match forecast.summary.between.as_ref()? {
         InterNode::Rdma { direct: Direct::Yes, .. } => Some(GpuDirect::Yes),
@@ -159,7 +161,7 @@ fn gpu_direct(forecast: &Forecast) -> Option<GpuDirect> {
     }
 }
 
-/// What carries data inside the one node of a job.
+/// Transport inside the job's only node.
 fn within(forecast: &Forecast) -> Option<Transport> {
     Some(match forecast.summary.within.last()? {
         IntraNode::NvLink | IntraNode::C2c => Transport::NVLink,
@@ -181,14 +183,14 @@ fn silence(view: Option<&NodeView>, now: Timestamp) -> (&str, bool) {
     }
 }
 
-/// Why a job that enforces its preflight must not start; `None`: it may.
+/// Why a job that enforces its preflight must not start, `None` if it may.
 pub fn enforced(job: &TrainJob, decided: Option<&Decided>) -> Option<FabricRefusal> {
     let decided = decided.filter(|_| job.spec.fabric.preflight.mode == PreflightMode::Enforce)?;
     let why = preflight::blocking(decided.status.preflight.as_ref()?)?;
     Some(FabricRefusal { why, ranks: decided.blamed.clone() })
 }
 
-/// What carries the data, and how fast that is expected to be.
+/// The transport and its predicted bandwidth.
 fn summary(transport: Option<Transport>, forecast: Option<&Forecast>, placement: &PlacementStatus) -> Option<String> {
     let inside = forecast.filter(|forecast| !forecast.summary.within.is_empty());
     let inside = inside.map(|forecast| {
@@ -214,13 +216,14 @@ fn summary(transport: Option<Transport>, forecast: Option<&Forecast>, placement:
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// The administrator's profile, else the pack that fits these nodes.
+/// The administrator's profile, else the built-in profile that fits these nodes.
 fn of_nodes<'a>(own: Option<&'a Profile>, views: &[Option<&NodeView>]) -> Option<&'a Profile> {
     let sites: Option<Vec<Site<'_>>> = views.iter().map(|view| view.map(site)).collect();
     own.or_else(|| profile::detect(sites?))
 }
 
-/// The user's own environment of the trainer: what the template and `trainer.env` set, not what we add.
+/// The user's own trainer environment, from the template and `trainer.env`, without the variables
+/// that we add.
 fn own<'a>(job: &'a TrainJob, spec: &'a PodSpec) -> BTreeMap<&'a str, Option<&'a str>> {
     let template = job.spec.template.as_ref().and_then(|template| template.spec.as_ref());
     let trainer = template.and_then(|spec| spec.containers.iter().find(|container| container.name == TRAINER));
@@ -235,12 +238,12 @@ fn own<'a>(job: &'a TrainJob, spec: &'a PodSpec) -> BTreeMap<&'a str, Option<&'a
     own.map(|entry| (entry.name.as_str(), entry.value.as_deref())).collect()
 }
 
-/// Writes the findings of the checks to the status of a job that they keep from starting.
+/// Writes the findings of blocking checks to the job's status.
 pub(super) fn report_findings(draft: &mut Draft<'_>, decided: Option<Decided>) {
     draft.next.fabric.get_or_insert_default().preflight = decided.and_then(|decided| decided.status.preflight);
 }
 
-/// Writes what was decided to the status.
+/// Writes the fabric decisions to the status.
 pub(super) fn report(draft: &mut Draft<'_>, decided: Option<Decided>) {
     let decided = decided.map(|decided| decided.status);
     if let Some(fabric) = &decided {
@@ -257,7 +260,7 @@ pub(super) fn report(draft: &mut Draft<'_>, decided: Option<Decided>) {
     draft.next.fabric = decided;
 }
 
-/// The interface to set for the pod of this rank, if it uses the network of its node.
+/// The network interface to set for this rank's pod if it uses the host network.
 pub(super) fn interface<'a>(job: &'a TrainJob, valid: &ValidJob, rank: u32) -> Option<&'a str> {
     let uses_host_network = valid.pod.spec.host_network == Some(true);
     let fabric = job.status.as_ref().and_then(|status| status.fabric.as_ref()).filter(|_| uses_host_network)?;

@@ -1,4 +1,5 @@
-//! What went wrong: which pod failed first, and of which class the failure is. What follows is decided in [`crate::restart`].
+//! Failure detection: which pod failed first, and the class of the failure. [`crate::restart`]
+//! decides what follows.
 
 use super::attempt::Attempt;
 use super::avoidance::{GONE, LOST, NOT_STARTED, NodeFault, OUT_OF_SERVICE};
@@ -12,24 +13,25 @@ use switchyard_core::units::plural;
 use switchyard_crds::Framework;
 use switchyard_worker_contract::exit::Exit;
 
-/// After a rank reports a failed peer, that peer has this long to show up.
+/// Grace period for the failure of a peer to become visible after a rank reports it.
 const ROOT_CAUSE_GRACE: SignedDuration = SignedDuration::from_secs(3);
 
-/// Why the taint eviction controller disrupts a pod (`DeletionByTaintManager` in Kubernetes).
+/// Disruption reason of the taint eviction controller (`DeletionByTaintManager` in Kubernetes).
 const BY_TAINT: &str = "DeletionByTaintManager";
 
-/// Until it is seen again whether a log has been read.
+/// Delay before checking again whether a log has been read.
 const READ_PAUSE: SignedDuration = SignedDuration::from_secs(5);
 
-/// A Node that was deleted has this long to be registered again, as in the pod garbage collector of Kubernetes.
+/// Grace period for a deleted Node to register again, the same as in the Kubernetes pod garbage
+/// collector.
 const GONE_FOR: SignedDuration = SignedDuration::from_secs(40);
 
-/// An administrator who gives silent nodes less time gives deleted ones no more.
+/// Grace period for deleted nodes: never longer than the administrator's setting for silent nodes.
 fn gone_for(attempt: &Attempt<'_>) -> SignedDuration {
     GONE_FOR.min(attempt.snapshot.silence.grace)
 }
 
-/// Nodes that are named beside the first.
+/// Maximum number of nodes that are named in addition to the first.
 const NAMED: usize = 3;
 
 /// The failure of a pod.
@@ -39,26 +41,26 @@ pub(super) struct PodFailure {
     pub pod: String,
     pub node: Option<String>,
     pub cause: String,
-    /// The rank that failed, with its node, where another pod reported it.
+    /// The rank that failed, with its node, if another pod reported it.
     pub origin: Option<String>,
     pub at: Option<Timestamp>,
-    /// What the node did, in the word by which it is remembered; `None`: it is not to blame.
+    /// Reason under which the node's fault is recorded. `None` if the node is not to blame.
     pub blame: Option<String>,
-    /// The queue took the room back: the job leaves its nodes.
+    /// The queue preempted the job, which therefore leaves its nodes.
     pub is_eviction: bool,
-    /// Other nodes that are to blame.
+    /// Faults of other nodes.
     pub others: Vec<NodeFault>,
 }
 
 impl PodFailure {
-    /// Of a pod whose state is unknown.
+    /// Failure of a pod whose state is unknown.
     pub fn unseen(class: Class, pod: String, cause: String) -> PodFailure {
         let failure = Failure { class, permanent: false, code: None, conditions: Vec::new() };
         let (node, origin, at, blame) = (None, None, None, None);
         PodFailure { failure, pod, node, cause, origin, at, blame, is_eviction: false, others: Vec::new() }
     }
 
-    /// What the server has to confirm of the node.
+    /// Premise about the node that the server must confirm.
     pub fn premise(&self) -> Option<Premise> {
         let node = self.node.clone()?;
         match self.blame.as_deref()? {
@@ -68,19 +70,19 @@ impl PodFailure {
         }
     }
 
-    /// Blames the node.
+    /// Attributes the failure to the node.
     fn of_node(mut self, reason: &str) -> PodFailure {
         self.blame = Some(reason.to_string());
         self
     }
 
-    /// Sets that the queue did it.
+    /// Attributes the failure to the queue.
     fn of_queue(mut self) -> PodFailure {
         self.is_eviction = true;
         self
     }
 
-    /// Sets whether it would happen again the same way.
+    /// Sets whether a retry would fail the same way.
     fn permanently(mut self, permanent: bool) -> PodFailure {
         self.failure.permanent = permanent;
         self
@@ -103,28 +105,28 @@ impl PodFailure {
         text
     }
 
-    /// Its own node, if that is to blame.
+    /// Fault of the pod's own node, if it is to blame.
     fn node_fault(&self) -> Option<NodeFault> {
         Some(NodeFault { node: self.node.clone()?, reason: self.blame.clone()?, message: self.cause.clone() })
     }
 
-    /// All nodes that are to blame.
+    /// Faults of all nodes that are to blame.
     pub fn node_faults(&self) -> impl Iterator<Item = NodeFault> {
         self.node_fault().into_iter().chain(self.others.iter().cloned())
     }
 }
 
-/// What the pods of an attempt say.
+/// State of an attempt, judged from its pods.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Verdict {
     Well,
-    /// Undecided; check again at this time.
+    /// Undecided: check again at this time.
     Look(Timestamp),
     /// The first failure.
     Failed(PodFailure),
 }
 
-/// Finds the failure that came first among the pods of an attempt.
+/// Finds the first failure among the pods of an attempt.
 pub(super) fn judge(attempt: &Attempt<'_>) -> Verdict {
     let mut failures = Vec::new();
     let mut look: Option<Timestamp> = None;
@@ -135,12 +137,12 @@ pub(super) fn judge(attempt: &Attempt<'_>) -> Verdict {
                 Verdict::Look(at) => look = Some(look.map_or(at, |look| look.min(at))),
                 Verdict::Failed(failure) => failures.push(failure),
             },
-            // Before the gates are lifted a missing pod has done nothing, and is simply created again.
+            // Before the gates are lifted, a missing pod has done nothing and is simply recreated.
             None if attempt.placed && !attempt.is_unlabelled(rank) => failures.push(gone(attempt, rank)),
             None => {}
         }
     }
-    // When a node is lost, ranks elsewhere fail as a consequence.
+    // When a node is lost, ranks on other nodes fail as a consequence.
     if let Some(first) =
         failures.iter().filter(|f| f.failure.class != Class::Application).min_by_key(|f| f.at.unwrap_or(Timestamp::MIN))
     {
@@ -163,7 +165,8 @@ pub(super) fn judge(attempt: &Attempt<'_>) -> Verdict {
     }
 }
 
-/// The first failure, with the other nodes that are at fault: the next attempt would meet them one after the other.
+/// The first failure together with the faults of other nodes. Otherwise the next attempts would run
+/// into them one after the other.
 fn with_others(first: &PodFailure, failures: &[PodFailure]) -> PodFailure {
     let others = failures.iter().filter(|failed| failed.node != first.node).filter_map(PodFailure::node_fault);
     PodFailure { others: others.collect(), ..first.clone() }
@@ -174,7 +177,7 @@ fn gone(attempt: &Attempt<'_>, rank: u32) -> PodFailure {
     PodFailure::unseen(Class::Infrastructure, pod, "the pod was deleted".into())
 }
 
-/// A gang that is stopped for a job of higher priority.
+/// Failure of a gang that is preempted by a job of higher priority.
 pub(super) fn preempted(pod: String, by: &str) -> PodFailure {
     PodFailure::unseen(Class::Preemption, pod, format!("preempted by {by}"))
 }
@@ -205,7 +208,8 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
         }
         if let Some((reason, message)) = pod.reason.as_ref().filter(|(reason, _)| !reason.is_empty()) {
             let failed = failure(Class::Infrastructure, format!("{reason}: {message}"));
-            // Its trainer never ran: the node refused the pod, and would refuse the next one.
+            // The trainer never ran because the node refused the pod, and it would refuse the next
+            // one too.
             let is_refused = pod.has_failed() && pod.ended.is_none();
             return Verdict::Failed(if is_refused { failed.of_node(reason) } else { failed });
         }
@@ -248,22 +252,26 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
     starting(pod, attempt, failure)
 }
 
-/// Evicted because its node does not report. Its kubelet cannot know that, so its containers may train on: the silence of the node decides. Pods
-/// that tolerate it are not evicted; this one was made without the toleration, or its template limits it.
+/// Whether a pod was evicted because its node went silent. Its kubelet cannot know, so the
+/// containers may still be training, and the node's grace period decides. Pods normally tolerate
+/// the taint. This one was created without the toleration, or its template limits it.
 fn is_evicted_in_silence(pod: &PodView, attempt: &Attempt<'_>) -> bool {
     let node = pod.node.as_ref().and_then(|name| attempt.snapshot.nodes.get(name));
     let is_silent = node.is_some_and(|node| node.silent_since.is_some() && !node.out_of_service);
     is_silent && !pod.is_done() && pod.disruption.as_ref().is_some_and(|(reason, _)| reason == BY_TAINT)
 }
 
-/// Since when nothing is heard of a node that does not report, be it that ranks elsewhere go on as they only can with those there.
+/// When the grace period of a silent node starts: when it stopped reporting, when the ranks last
+/// made progress, or when the last mass outage ended, whichever is latest. Progress of ranks
+/// elsewhere counts because they depend on the ranks on this node.
 fn unheard_since(attempt: &Attempt<'_>, node: &NodeView) -> Option<Timestamp> {
     let Silence { released, progress, .. } = attempt.snapshot.silence;
     let since = node.silent_since?;
     [released, progress].into_iter().flatten().chain([since]).max()
 }
 
-/// The first node of the attempt that is gone or does not report, and what follows from that; `None`: all do.
+/// Describes the first node of the attempt that is gone or silent, and the consequence. `None` if
+/// all nodes report.
 pub(super) fn silent_node(attempt: &Attempt<'_>) -> Option<String> {
     let JobSnapshot { nodes, missing, .. } = attempt.snapshot;
     let used = || attempt.existing().into_iter().filter(|pod| !pod.is_done()).filter_map(|pod| pod.node.as_ref());
@@ -288,7 +296,7 @@ pub(super) fn silent_node(attempt: &Attempt<'_>) -> Option<String> {
     Some(format!("node {name} has not reported since {since}: {follows}"))
 }
 
-/// Failed once it lasts longer than `grace`.
+/// Fails once the state has lasted for `grace`.
 fn after(
     attempt: &Attempt<'_>,
     since: Timestamp,
@@ -299,7 +307,7 @@ fn after(
     if clock::is_over(due, grace, attempt.now()) { Verdict::Failed(failure()) } else { Verdict::Look(due) }
 }
 
-/// A pod that cannot start.
+/// Judges a pod that has not started.
 fn starting(pod: &PodView, attempt: &Attempt<'_>, failure: impl Fn(Class, String) -> PodFailure) -> Verdict {
     let Some(waiting) = pod.hindrance() else {
         let minutes = STUCK_GRACE.as_mins();
@@ -314,39 +322,40 @@ fn starting(pod: &PodView, attempt: &Attempt<'_>, failure: impl Fn(Class, String
         Limit::None => Verdict::Failed(failed().permanently(true)),
         Limit::Grace => after(attempt, since, START_GRACE, || failed().permanently(true)),
         Limit::Attempt => after(attempt, since, START_GRACE, || failed().of_node(&waiting.reason)),
-        // What its containers say may be the template's fault.
+        // Messages about containers may be the template's fault rather than the node's.
         Limit::Stuck if waiting.container.is_empty() => stuck(pod, attempt, || failed().of_node(&waiting.reason)),
         Limit::Stuck => stuck(pod, attempt, failed),
         Limit::Unlimited => Verdict::Well,
     }
 }
 
-/// A pod on a node that has not started, for no reason that is known to pass by itself. What a kubelet takes long for is waited for: pulling an
-/// image, and containers that run before the trainer.
+/// Fails a bound pod that has not started, for no reason that is known to be temporary. Slow
+/// kubelet work does not count: pulling an image, and containers that run before the trainer.
 fn stuck(pod: &PodView, attempt: &Attempt<'_>, failed: impl FnOnce() -> PodFailure) -> Verdict {
     let since = match (pod.started, &pod.progress) {
         _ if pod.init.as_ref().is_some_and(|init| init.failure().is_none()) => None,
         (Some(_), Some(progress)) if progress.is_pulling => None,
         (Some(started), Some(progress)) => Some(progress.at.map_or(started, |at| at.max(started))),
-        // Without its events, a long pull looks like a kubelet that does nothing.
+        // Without the pod's events, a long pull looks the same as an idle kubelet.
         (Some(started), None) => Some(started).filter(|_| !pod.is_silent()),
         (None, _) => pod.bound,
     };
     let Some(since) = since else { return Verdict::Well };
-    // These times are the kubelet's and the scheduler's, whose clocks may be an hour off: the limit counts from the placement at the earliest,
-    // which this controller timed, and a clock that is behind makes it no shorter.
+    // These timestamps come from the kubelet and the scheduler, whose clocks may be an hour off.
+    // The limit therefore counts from the placement at the earliest, which this controller timed,
+    // and a slow clock does not shorten it.
     let since = attempt.placed_at().map_or(since, |placed| placed.max(since));
     let [due, latest] = [since, attempt.now()].map(|time| time.saturating_add(STUCK_GRACE).unwrap_or(Timestamp::MAX));
     if due <= attempt.now() { Verdict::Failed(failed()) } else { Verdict::Look(due.min(latest)) }
 }
 
-/// The trainer container ended by itself, or was killed.
+/// Failure of a trainer container that exited or was killed.
 fn exited(pod: &PodView, attempt: &Attempt<'_>, failure: impl Fn(Class, String) -> PodFailure) -> PodFailure {
     let Some(ended) = &pod.ended else {
         let Some((init, ended)) = pod.init.as_ref().and_then(|init| Some((init, init.failure()?))) else {
             return failure(Class::Infrastructure, "the pod failed before its container ended".into());
         };
-        // The program of an init container is the user's, like the trainer.
+        // An init container runs the user's program, as the trainer does.
         let is_killed = ended.reason == OUT_OF_MEMORY;
         return failure(if is_killed { Class::Infrastructure } else { Class::Application }, init.sentence());
     };
@@ -367,7 +376,7 @@ fn exited(pod: &PodView, attempt: &Attempt<'_>, failure: impl Fn(Class, String) 
     PodFailure { origin, ..failed }
 }
 
-/// A rank of another pod than this one, with its node; `None`: it is one of this pod.
+/// The other pod's rank with its node, `None` if the rank belongs to this pod.
 fn elsewhere(rank: u32, pod: &PodView, attempt: &Attempt<'_>) -> Option<String> {
     let node_rank = rank / attempt.valid.request.processes_per_node.max(1);
     let other = attempt.pods.get(node_rank as usize).filter(|_| node_rank != pod.node_rank)?;

@@ -1,6 +1,7 @@
-//! A place where a gang may start: there is room, and a fabric that it may use. A node with which it may not start is left out, and the next
-//! best place is tried. A try costs as much as the first plan, so after some of them, which in a small cluster are as many as there are nodes, all
-//! nodes of the same kind are left out together. Both bounds are counts: the same cluster always gives the same place.
+//! Searches for a placement with enough room and an acceptable fabric. A node that blocks the start
+//! is excluded, and the next best placement is tried. Each try costs as much as the first plan.
+//! After a limited number of tries (in a small cluster, as many as there are nodes) all nodes of
+//! the same kind are excluded together. Both limits are counts, so the result is deterministic.
 
 use super::fabric::{self, Decided};
 use super::gang::{self, Placed};
@@ -11,40 +12,40 @@ use std::collections::BTreeMap;
 use switchyard_core::quantity::Resources;
 use switchyard_crds::gpu_topology::GPUTopologyStatus;
 
-/// Nodes that all tries together may look at: 50 ms.
+/// Node visits allowed over all tries together, about 50 ms.
 const MOST_LOOKS: usize = 50_000;
-/// Tries in the largest clusters, and tries that leave out nodes by their kind.
+/// Number of tries in the largest clusters, and of tries that exclude nodes by kind.
 const FEWEST_TRIES: usize = 8;
 
-/// A place, and what was decided for it.
+/// A placement and its fabric decisions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Found {
     pub placed: Placed,
     pub fabric: Option<Decided>,
 }
 
-/// Why there is none.
+/// Why no placement was found.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Nowhere {
     NoRoom(NoPlace),
     WrongFabric(Box<WrongFabric>),
 }
 
-/// There is room, but the gang must not start over the fabric of those nodes.
+/// There is room, but the gang must not start on the fabric of those nodes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WrongFabric {
-    /// The best place.
+    /// The best placement.
     pub placed: Placed,
     /// Why the gang must not start there.
     pub why: String,
-    /// What was found there.
+    /// Fabric decisions for that placement.
     pub decided: Option<Decided>,
 }
 
-/// Looks for a place, first without the nodes that are the last resort.
+/// Searches for a placement, first without the nodes that are a last resort.
 ///
 /// # Errors
-/// Why there is none. Of several places with the wrong fabric, the best one is told.
+/// Why there is none. If several placements fail the fabric check, the best one is reported.
 pub fn find(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> Result<Found, Nowhere> {
     let firmly = || question.left_out.iter().filter(|(_, avoided)| !avoided.is_last_resort);
     if firmly().count() < question.left_out.len()
@@ -56,7 +57,7 @@ pub fn find(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> Resu
     find_among(&Question { left_out: &left_out, ..*question }, nodes, tries(nodes.len()))
 }
 
-/// Tries that leave out single nodes.
+/// Number of tries that exclude single nodes.
 fn tries(nodes: usize) -> usize {
     (MOST_LOOKS / nodes.max(1)).max(FEWEST_TRIES)
 }
@@ -92,7 +93,8 @@ fn find_among(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>, singl
     Err(best.expect("invariant: at least one place was tried"))
 }
 
-/// What the fabric is decided from, but for names: the devices that the agent reports, and the resources that the node offers.
+/// Inputs of the fabric decision except names: the devices that the agent reports, and the
+/// resources that the node offers.
 type Kind<'a> = (Option<&'a GPUTopologyStatus>, &'a Resources);
 
 fn kind(node: &NodeView) -> Kind<'_> {
@@ -111,11 +113,11 @@ mod tests {
     use crate::validate;
     use jiff::Timestamp;
 
-    /// The ninth place was good, and the job waited.
+    /// Regression test: the ninth placement was acceptable, but the job kept waiting.
     #[test]
     fn a_place_is_found_behind_many_that_must_not_be_used() {
         let mut world = mostly_refused(40);
-        // Its attempt begins: now it is known which devices the pods ask for.
+        // Start the attempt: only then are the pods' device requests known.
         world.step();
         let valid = validate(&world.job).unwrap();
         let (defaults, levels, left_out) = (Defaults::default(), Levels::default(), BTreeMap::new());
@@ -127,7 +129,7 @@ mod tests {
             found.into_iter().flatten().map(|node| node.node_name).collect::<Vec<_>>()
         };
         assert_eq!(names(find(&question, &world.nodes)), ["n40", "n41"], "one node after the other is left out");
-        // In a cluster so large that this takes too long, nodes of a kind are left out together.
+        // In a cluster so large that this takes too long, nodes are excluded by kind.
         assert_eq!(names(find_among(&question, &world.nodes, 1)), ["n40", "n41"]);
     }
 }

@@ -1,12 +1,15 @@
-//! When a job that waits can begin, between two moments, and the words for it.
+//! Forecasts when a queued job can start, as a time window, and puts it into words.
 //!
-//! - **At the latest** when it begins in turn: all jobs that run, and those ahead in the queue, run to their limits (`activeDeadlineSeconds`), and
-//!   nobody goes before anybody.
-//! - **At the earliest** when it begins by itself, on nodes that are not held for another job, and jobs end early. Run times have heavy tails: of
-//!   the jobs that have run for a time t, a share t / x runs for longer than x (Harchol-Balter and Downey, Exploiting process lifetime
-//!   distributions, 1997). So one in ten of those that have run for nine hours ends within another hour, and so do all here.
+//! - **Latest start:** the job starts in queue order. All running jobs and all jobs ahead in the
+//!   queue run to their limits (`activeDeadlineSeconds`), and no job overtakes another.
+//! - **Earliest start:** the job starts by backfill, on nodes that are not reserved for another
+//!   job, and jobs end early. Run times have heavy tails: of the jobs that have run for a time t, a
+//!   fraction t / x runs for longer than x (Harchol-Balter and Downey, Exploiting process lifetime
+//!   distributions, 1997). So one in ten of the jobs that have run for nine hours ends within
+//!   another hour, and this bound assumes that all of them do.
 //!
-//! Rooms are counted by node, without levels and links: a forecast is cheap, and no promise. `cargo xtask bench queue` says how often it holds.
+//! Free resources are counted for each node, without levels and links: a forecast is cheap, and not
+//! a guarantee. `cargo xtask bench queue` reports how often it holds.
 
 use super::need::Demand;
 use super::view::NodeView;
@@ -15,20 +18,20 @@ use std::collections::BTreeMap;
 use switchyard_core::quantity::Resources;
 use switchyard_core::units::plural;
 
-/// Jobs of a queue that get a forecast. Behind so many it would say little.
+/// Number of queued jobs that get a forecast. Further back in the queue it would say little.
 pub const MOST_AHEAD: usize = 64;
 
-/// Of the jobs that run, one in so many ends as early as all do in the earliest case.
+/// One in this many running jobs ends as early as the earliest case assumes for all of them.
 pub const EARLY: i32 = 10;
 
-/// What is free on a node.
+/// Free resources of a node.
 #[derive(Debug, Clone)]
 struct Room {
     free: Resources,
     gpus: u32,
 }
 
-/// What a job has on a node.
+/// Resources that a job holds on a node.
 #[derive(Debug, Clone)]
 pub struct Held<'a> {
     /// Position of the node.
@@ -37,17 +40,17 @@ pub struct Held<'a> {
     pub gpus: u32,
 }
 
-/// A job that runs.
+/// A running job.
 #[derive(Debug, Clone)]
 pub struct Runs<'a> {
     pub holds: Vec<Held<'a>>,
-    /// Since when; `None`: it begins now.
+    /// Start time, `None` if it starts now.
     pub since: Option<Timestamp>,
-    /// When it has ended at the latest; `None`: nobody knows.
+    /// Latest end, `None` if unknown.
     pub end: Option<Timestamp>,
 }
 
-/// A job that waits.
+/// A queued job.
 #[derive(Debug, Clone)]
 pub struct Queued<'a> {
     pub demand: &'a Demand,
@@ -55,18 +58,18 @@ pub struct Queued<'a> {
     pub limit: Option<SignedDuration>,
 }
 
-/// When a job that waits can begin, and from whose limits that is known.
+/// When a queued job can start, and how many jobs' limits this depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
     pub earliest: Timestamp,
     pub latest: Timestamp,
-    /// Jobs that run and end before.
+    /// Running jobs that end before.
     pub running: usize,
     /// Jobs ahead in the queue that end before.
     pub ahead: usize,
 }
 
-/// What can be said of a job that waits.
+/// Forecast for a queued job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Forecast {
     /// Jobs ahead in the queue.
@@ -74,16 +77,16 @@ pub struct Forecast {
     pub window: Result<Window, Unknown>,
 }
 
-/// Why nobody knows when a job can begin.
+/// Why a start time cannot be forecast.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unknown {
-    /// Of all running jobs some have no limit.
+    /// Some running jobs have no limit.
     Running { without: usize, all: usize },
-    /// Of all jobs ahead in the queue some have none.
+    /// Some jobs ahead in the queue have no limit.
     Ahead { without: usize, all: usize },
-    /// Too many are ahead.
+    /// Too many jobs are ahead.
     Far,
-    /// What others than these jobs have would have to become free.
+    /// Resources would have to become free that other workloads hold.
     Others,
 }
 
@@ -101,17 +104,18 @@ impl std::fmt::Display for Unknown {
     }
 }
 
-/// The cluster as far as forecasts see it.
+/// Cluster state that forecasts depend on.
 #[derive(Debug)]
 pub struct Scene<'a> {
     pub now: Timestamp,
     pub nodes: Vec<&'a NodeView>,
-    /// The nodes that are held for the head of the queue, as they are without that, by position.
+    /// Nodes reserved for the head of the queue, as they would be without the reservation, by
+    /// position.
     pub held: BTreeMap<usize, NodeView>,
     pub runs: Vec<Runs<'a>>,
-    /// The queue, in the order of turns.
+    /// The queue, in queue order.
     pub queue: Vec<Queued<'a>>,
-    /// [`EARLY`], or another number to compare it with.
+    /// [`EARLY`], or another value for comparisons.
     pub early: i32,
 }
 
@@ -130,7 +134,7 @@ impl Room {
 }
 
 impl Scene<'_> {
-    /// What can be said of each job of the queue.
+    /// Forecast for each job of the queue.
     pub fn forecasts(&self) -> Vec<Forecast> {
         let latest = self.in_turn();
         let mut ends: Vec<(Timestamp, &[Held<'_>])> =
@@ -141,7 +145,7 @@ impl Scene<'_> {
             let Some((latest, running, ahead_of_it)) = latest.get(ahead).copied() else {
                 return Forecast { ahead, window: Err(self.unknown(ahead)) };
             };
-            // Those ahead end early, too: at once.
+            // Jobs ahead also end early, which here means at once.
             first_in_turn = first_in_turn.max(self.alone(queued, &ends, true).unwrap_or(latest));
             let earliest = self.alone(queued, &ends, false).map_or(first_in_turn, |alone| alone.min(first_in_turn));
             let window = Window { earliest: earliest.min(latest), latest, running, ahead: ahead_of_it };
@@ -167,7 +171,8 @@ impl Scene<'_> {
         }
     }
 
-    /// When there is room for a job alone, as jobs end in this order, with the nodes that are held or beside them.
+    /// When a single job would fit as jobs end in the given order, with or without the reserved
+    /// nodes.
     fn alone(&self, queued: &Queued<'_>, ends: &[(Timestamp, &[Held<'_>])], with_held: bool) -> Option<Timestamp> {
         let mut rooms = Rooms::of(self, queued.demand, with_held);
         let may_use = |held: &&Held<'_>| with_held || !self.held.contains_key(&held.node);
@@ -181,13 +186,14 @@ impl Scene<'_> {
         Some(at)
     }
 
-    /// When each job of the queue begins if all run to their limits and nobody goes before anybody, how many that run have ended by then, and how
-    /// many of those ahead. Shorter than the queue where nobody knows.
+    /// For each job of the queue: its start if all jobs run to their limits and none overtakes
+    /// another, and how many running jobs and jobs ahead have ended by then. The list ends at the
+    /// first job whose start is unknown.
     fn in_turn(&self) -> Vec<(Timestamp, usize, usize)> {
         let Some(first) = self.queue.first() else { return Vec::new() };
         let mut rooms = Rooms::of(self, first.demand, true);
         let known = self.runs.iter().enumerate().filter_map(|(run, runs)| Some((runs.end?.max(self.now), run)));
-        // By their end; the jobs of the queue behind those that run.
+        // Keyed by end time. Jobs of the queue come after running jobs that end at the same time.
         let mut ends: BTreeMap<(Timestamp, usize), Vec<Held<'_>>> =
             known.map(|key| (key, self.runs[key.1].holds.clone())).collect();
         let (mut at, mut running, mut ahead) = (self.now, 0, 0);
@@ -210,7 +216,7 @@ impl Scene<'_> {
     }
 }
 
-/// What is free on all nodes, and on how many there is room for a pod.
+/// Free resources on all nodes, and the number of nodes with room for a pod.
 struct Rooms {
     rooms: Vec<Room>,
     may_use: Vec<bool>,
@@ -226,7 +232,7 @@ impl Rooms {
         rooms
     }
 
-    /// Counts for another job.
+    /// Recounts the nodes for another job.
     fn ask(&mut self, nodes: &[&NodeView], demand: &Demand) {
         self.may_use = nodes.iter().map(|node| demand.may_use(node)).collect();
         self.fit = (0..nodes.len()).filter(|node| self.has_room(*node, demand)).count();
@@ -242,7 +248,7 @@ impl Rooms {
         self.fit += usize::from(!before && self.has_room(held.node, demand));
     }
 
-    /// Takes the nodes with fewest free GPUs that have room.
+    /// Takes the nodes with room that have the fewest free GPUs.
     fn take<'a>(&mut self, pods: usize, demand: &'a Demand) -> Vec<Held<'a>> {
         let mut nodes: Vec<usize> = (0..self.rooms.len()).filter(|node| self.has_room(*node, demand)).collect();
         nodes.sort_by_key(|node| self.rooms[*node].gpus);
@@ -257,7 +263,7 @@ impl Rooms {
 }
 
 impl Forecast {
-    /// For the reason why a job waits.
+    /// Text for the reason why a job waits.
     pub fn words(&self, now: Timestamp) -> String {
         let place = format!("{} in the queue", ordinal(self.ahead + 1));
         let Window { earliest, latest, running, ahead } = match &self.window {
@@ -298,7 +304,8 @@ fn ordinal(number: usize) -> String {
     WORDS.get(number - 1).map_or_else(|| format!("{number}{suffix}"), ToString::to_string)
 }
 
-/// Minutes, as exactly as a forecast can be: words that change every minute would be written every minute.
+/// Rounds minutes to the precision of a forecast: a text that changes every minute would cause a
+/// status write every minute.
 fn rounded(seconds: u64, divide: fn(u64, u64) -> u64) -> u64 {
     let step = match seconds {
         ..3600 => 5,

@@ -1,4 +1,5 @@
-//! A place for the whole gang: the nodes, the GPUs on them, the order of ranks, and why there; or why there is none.
+//! Placement of a whole gang: nodes, GPUs and rank order with the reasons, or why there is no
+//! placement.
 
 mod chosen;
 #[cfg(test)]
@@ -26,19 +27,19 @@ use switchyard_core::rates::gigabytes;
 use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{self as api, PlacedNode, PlacementStatus, TopologyMode, TrainJob};
 
-/// A place for every pod of a job.
+/// A placement for every pod of a job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Placed {
     /// For the status of the job.
     pub status: PlacementStatus,
-    /// Nodes that are left out, with the reason.
+    /// Excluded nodes, with reasons.
     pub excluded: Vec<(String, Excluded)>,
 }
 
-/// Chooses the nodes and the GPUs.
+/// Chooses nodes and GPUs.
 ///
 /// # Errors
-/// Why there is no place, and the smallest changes with which there is one.
+/// Why there is no placement, and the smallest changes that would make one possible.
 pub fn place(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> Result<Placed, NoPlace> {
     let need = Need::of(question);
     if need.gpus() as usize > MAX_GPUS {
@@ -66,7 +67,7 @@ pub fn place(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> Res
         };
         refusal::with_rules_changed(why, question, nodes, with)
     })?;
-    // No bandwidth is claimed for nodes without a report.
+    // Predict no bandwidth for nodes without a report.
     let is_known = sites.nodes.iter().any(|node| node.described().is_some());
     let best = if is_known { sites.empty().bandwidth(&request).unwrap_or(0) } else { 0 };
     let best = best.max(placement.bandwidth);
@@ -74,7 +75,8 @@ pub fn place(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> Res
     Ok(Placed { status, excluded: sites.left_out() })
 }
 
-/// Whether there is a place: `place` without the place or the reasons, which cost many times as much.
+/// Whether a placement exists. Much cheaper than `place`, which also computes the placement and the
+/// reasons.
 pub fn fits(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> bool {
     let need = Need::of(question);
     if need.gpus() as usize > MAX_GPUS {
@@ -87,7 +89,7 @@ pub fn fits(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> bool
     solve(&need, &mut sites, &mut fleet, &mut request).is_ok()
 }
 
-/// The levels and the policy that count: none of either where the job ignores topology.
+/// Levels and policy that apply. Both are empty if the job ignores topology.
 fn levels_and_policy<'a>(question: &Question<'a>) -> (&'a Levels, &'a api::TopologyPolicy) {
     static IGNORED: LazyLock<(Levels, api::TopologyPolicy)> =
         LazyLock::new(|| (Levels::none(), api::TopologyPolicy::default()));
@@ -107,11 +109,13 @@ fn request(need: &Need<'_>, sites: &Sites<'_>, policy: &api::TopologyPolicy) -> 
 /// Why there is no placement.
 enum NoPlacement {
     Room(Refusal),
-    /// The pods were admitted with different rules, by which some of them have too few nodes.
+    /// Admission gave the pods different rules, and too few nodes satisfy the rules of some of
+    /// them.
     Ranks(Shortage),
 }
 
-/// Finds the placement and what was given up for it. `request` becomes the one that was served.
+/// Finds the placement and what was given up for it. Replaces `request` by the one that was
+/// satisfied.
 fn solve(
     need: &Need<'_>,
     sites: &mut Sites<'_>,
@@ -134,8 +138,8 @@ fn solve(
         Ok(placement) => return Ok((placement, note)),
         Err(shortage) => Shortage { nodes: Vec::new(), ..shortage },
     };
-    // The best nodes do not fit all ranks. Of each domain that may contain the gang, nodes are taken that do, and the best of these
-    // placements is chosen.
+    // The best nodes do not suit all ranks. For each domain that may contain the gang, cover the
+    // ranks with suitable nodes, and choose the best of these placements.
     let badly: Vec<usize> =
         fleet.below_min_link(request.groups[0].gpus, request.min_link).iter().map(|node| node.0 as usize).collect();
     let mut by_domain: BTreeMap<Option<u32>, Vec<usize>> = BTreeMap::new();
@@ -167,7 +171,7 @@ fn solve(
     best.map(|placement| (placement, note)).ok_or(NoPlacement::Ranks(why))
 }
 
-/// The same as if each pod might run on every node on which some pod may.
+/// Solves as if each pod could run on every node that any pod may use.
 fn solve_for_any_rank(
     need: &Need<'_>,
     sites: &mut Sites<'_>,
@@ -178,7 +182,7 @@ fn solve_for_any_rank(
     let policy = &question.job.spec.topology_policy;
     let before = earlier(question.job, sites);
     if need.gpus() == 0 && sites.open().any(|node| sites.nodes[node].gpus() > 0) {
-        // Nodes with GPUs are for those that need them, as long as there are others.
+        // Prefer CPU-only nodes for CPU-only jobs.
         if let Ok(placement) = sites.without_gpus().repair(request, &before) {
             return Ok((placement, None));
         }
@@ -203,7 +207,7 @@ fn solve_for_any_rank(
     Err(refused)
 }
 
-/// The slowest link that a ring may contain, in the words of placement.
+/// Converts the API's slowest allowed ring link to the solver's type.
 fn min_link(link: api::MinLink) -> MinLink {
     match link {
         api::MinLink::NVLink => MinLink::NVLink,
@@ -214,11 +218,11 @@ fn min_link(link: api::MinLink) -> MinLink {
     }
 }
 
-/// Where the pods were before, in the order of ranks.
+/// The previous placement of the pods, in rank order.
 fn earlier(job: &TrainJob, sites: &Sites<'_>) -> Vec<(Option<NodeOrd>, u32)> {
     let placement = job.status.as_ref().and_then(|status| status.placement.as_ref());
     let of_node = |placed: &PlacedNode| {
-        // Nodes are in the order of their names.
+        // Nodes are sorted by name.
         let position = sites.nodes.binary_search_by(|node| node.facts.name.cmp(&placed.node_name)).ok();
         let machine = position.and_then(|position| sites.nodes[position].described());
         let set = machine.map_or(0, |machine| machine.mask(placed.gpus.iter().map(String::as_str)));
@@ -227,15 +231,15 @@ fn earlier(job: &TrainJob, sites: &Sites<'_>) -> Vec<(Option<NodeOrd>, u32)> {
     placement.iter().flat_map(|placement| placement.nodes.iter().map(of_node)).collect()
 }
 
-/// Thousandths of the plan's value below which other GPUs are a loss worth reporting.
+/// Other GPUs are reported as a loss if their value is below this many thousandths of the plan's.
 const AS_GOOD: u64 = 950;
 
-/// What a pod of a gang of `pods` has instead of the plan's GPUs, and what that costs; `None`: they are as good, or one of the two is not
-/// known.
+/// Compares a pod's actual GPUs with the planned ones and returns the cost, for a gang of `pods`.
+/// `None` if they are as good, or if either set is unknown.
 pub(super) fn compare(machine: &Machine, pods: usize, planned: &[String], actual: &[String]) -> Option<String> {
     let mask = |uuids: &[String]| machine.mask(uuids.iter().map(String::as_str));
     let (planned, actual) = (mask(planned), mask(actual));
-    // A single pod sends nothing to others.
+    // A single pod has no traffic between nodes.
     let reach = (pods > 1).then_some(Level { share: 1000, nvlink: false });
     let value = |set: u32| machine.shape.value(set, reach, MinLink::System);
     let (wanted, got) = (value(planned), value(actual));

@@ -1,5 +1,5 @@
-//! What keeps a pod from being made or from starting, in the words of the API server, the scheduler or the kubelet: how long that is waited
-//! for, and the field to change.
+//! Obstacles to creating or starting a pod, from messages of the API server, the scheduler and the
+//! kubelet: how long to wait, and which field to change.
 
 use super::clock::{self, time_of};
 use super::events;
@@ -10,28 +10,30 @@ use k8s_openapi::api::events::v1::Event;
 use switchyard_crds::names::TRAINER;
 use switchyard_crds::{TrainJobStatus, conditions};
 
-/// What cannot start, or be made, for this long has failed.
+/// A pod that cannot be created or started for this long has failed.
 pub(super) const START_GRACE: SignedDuration = SignedDuration::from_secs(300);
 
-/// A pod on a node that has not started for this long, for a reason that is not known to pass by itself, has failed there.
+/// A bound pod that has not started for this long has failed on that node, unless the reason is
+/// known to be temporary.
 pub(super) const STUCK_GRACE: SignedDuration = SignedDuration::from_mins(10);
 
-/// How long something is waited for.
+/// How long to wait for an obstacle to disappear.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Limit {
-    /// Not at all: only another manifest helps.
+    /// No wait: only a different manifest helps.
     None,
-    /// [`START_GRACE`]: somebody may still make what is missing. Then the job ends, since another attempt would meet the same.
+    /// [`START_GRACE`], because the user may still create the missing object. Then the job ends,
+    /// since another attempt would fail the same way.
     Grace,
-    /// [`START_GRACE`], then another attempt: it may be the node's.
+    /// [`START_GRACE`], then another attempt, because the node may be at fault.
     Attempt,
-    /// [`STUCK_GRACE`], then another attempt: nothing is known of it, and it may pass by itself.
+    /// [`STUCK_GRACE`], then another attempt: the cause is unknown and may be temporary.
     Stuck,
-    /// It passes by itself, or when there is room.
+    /// It is temporary, or ends when there is room.
     Unlimited,
 }
 
-/// What helps, and how long that is waited for.
+/// The change that helps, and how long to wait for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Remedy {
     pub limit: Limit,
@@ -48,7 +50,7 @@ impl Remedy {
         Remedy { limit, change: None }
     }
 
-    /// Words of others, and what helps.
+    /// The message, followed by the change that helps.
     pub fn sentence(&self, words: &str) -> String {
         match &self.change {
             Some(change) => format!("{words}; {change}"),
@@ -57,31 +59,32 @@ impl Remedy {
     }
 }
 
-/// What the API server says to a write.
+/// Error of a failed write to the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trouble {
     pub text: String,
-    /// Since when the same thing is refused.
+    /// Since when the same write has been failing.
     pub since: Timestamp,
-    /// The API server refused the write: trying again does not help before somebody changes something.
+    /// The API server refused the write, so a retry does not help until something is changed.
     pub is_refusal: bool,
 }
 
 impl Trouble {
-    /// The trouble after the one `before`.
+    /// The error that follows `before`. It keeps the earlier start time if the cause is the same.
     pub fn after(before: Option<&Trouble>, text: String, is_refusal: bool, now: Timestamp) -> Trouble {
-        // It may be another pod that meets the same.
+        // Another pod may run into the same obstacle.
         let same = before.filter(|before| before.is_refusal == is_refusal && of_write(&before.text) == of_write(&text));
         Trouble { since: same.map_or(now, |before| before.since), text, is_refusal }
     }
 
-    /// What the status says of the last refusal, where the time until the end of the job runs: it goes on under another leader.
+    /// The last refusal recorded in the status. The limit it started continues under another
+    /// leader.
     pub fn told(status: &TrainJobStatus) -> Option<Trouble> {
         let told = status.condition(conditions::PODS_CREATED)?;
         Some(Trouble { text: told.message.clone(), since: told.last_transition_time.0, is_refusal: true })
     }
 
-    /// Says so in a condition where the time until the end of the job runs.
+    /// Records the error in a condition if it has a time limit that ends the job.
     pub(super) fn tell(trouble: Option<&Trouble>, draft: &mut Draft<'_>) {
         match trouble.filter(|trouble| trouble.ends().is_some()) {
             Some(trouble) => {
@@ -92,17 +95,17 @@ impl Trouble {
         }
     }
 
-    /// In one sentence, with the field to change.
+    /// One sentence that includes the field to change.
     pub fn sentence(&self) -> String {
         of_write(&self.text).sentence(&self.text)
     }
 
-    /// A ResourceQuota has no room for the pods.
+    /// Whether a ResourceQuota has no room for the pods.
     pub fn is_for_quota(&self) -> bool {
         self.text.starts_with("cannot create Pod ") && self.text.contains(EXCEEDED_QUOTA)
     }
 
-    /// When it ends the job. `None`: never.
+    /// When the error ends the job, `None` if never.
     pub(super) fn ends(&self) -> Option<Timestamp> {
         match of_write(&self.text).limit {
             Limit::None => Some(self.since),
@@ -111,16 +114,16 @@ impl Trouble {
         }
     }
 
-    /// Whether it ends the job now.
+    /// Whether the error ends the job now.
     pub(super) fn is_final(&self, now: Timestamp) -> bool {
         self.ends().is_some_and(|at| clock::is_over(at, START_GRACE, now))
     }
 }
 
-/// What the server says where a ResourceQuota has no room.
+/// The server's message when a ResourceQuota has no room.
 const EXCEEDED_QUOTA: &str = "exceeded quota";
 
-/// Parts of what admission says to a pod, and what helps.
+/// Substrings of admission errors for pods, and the change that helps.
 const ADMISSION: [(&str, &str); 7] = [
     ("denied the request", "change what it names in spec.template"),
     ("denied request", "change what it names in spec.template"),
@@ -134,7 +137,8 @@ const ADMISSION: [(&str, &str); 7] = [
     ("usage per", "set spec.trainer.resourcesPerNode.limits to what the LimitRange of the namespace allows"),
 ];
 
-/// What helps against a refused write. `text`: `cannot create Pod a-1-0: ` and the server's sentence.
+/// Remedy for a refused write. `text` is `cannot create Pod a-1-0: ` followed by the server's
+/// message.
 fn of_write(text: &str) -> Remedy {
     let Some((_, why)) = text.strip_prefix("cannot create Pod ").and_then(|rest| rest.split_once(": ")) else {
         return Remedy::unknown(Limit::Unlimited);
@@ -144,7 +148,7 @@ fn of_write(text: &str) -> Remedy {
             "it is made when others give back enough of the quota; or lower spec.trainer.numNodes or resourcesPerNode";
         return Remedy::new(Limit::Unlimited, change);
     }
-    // The server's own validation; what webhooks say begins with their name.
+    // Message of the server's own validation. Messages of webhooks begin with the webhook's name.
     if why.starts_with("Pod \"") && why.contains("\" is invalid: ") {
         return Remedy::new(Limit::None, "the fields are those below spec.template");
     }
@@ -152,20 +156,20 @@ fn of_write(text: &str) -> Remedy {
     known.map_or(Remedy::unknown(Limit::Unlimited), |(_, change)| Remedy::new(Limit::Grace, *change))
 }
 
-/// What helps against what a kubelet says of a container or a pod.
+/// Remedy for a kubelet message about a container or a pod.
 pub(super) fn of_start(waiting: &Waiting) -> Remedy {
     let Waiting { container, reason, message } = waiting;
     let list = if container == TRAINER { "spec.trainer" } else { "spec.template.spec.containers[*]" };
     let says = |words: &[&str]| words.iter().any(|word| message.contains(word));
     match reason.as_str() {
         "InvalidImageName" => Remedy::new(Limit::None, format!("set {list}.image to the name of an image")),
-        // The words of the kubelet (pkg/kubelet/kuberuntime/security_context.go).
+        // Messages of the kubelet (pkg/kubelet/kuberuntime/security_context.go).
         "CreateContainerConfigError" if says(&["runAsNonRoot", "non-root"]) => Remedy::new(
             Limit::None,
             "set spec.template.spec.securityContext.runAsUser to the number of a user other than 0, or runAsNonRoot to false where \
              the namespace allows that",
         ),
-        // runc and crun: the process that prepares the container already needs more.
+        // Messages of runc and crun: even the process that sets up the container needs more memory.
         _ if says(&["OOM-killed", "memory limit too low"]) => Remedy::new(
             Limit::None,
             "raise spec.trainer.resourcesPerNode.limits.memory: nothing can start with so little",
@@ -191,7 +195,7 @@ pub(super) fn of_start(waiting: &Waiting) -> Remedy {
         },
         "FailedAttachVolume" => Remedy::new(Limit::Attempt, "the volume is one of spec.template.spec.volumes"),
         "ErrImagePull" | "ImagePullBackOff" | "ErrImageNeverPull" => {
-            // Another node asks the same registry.
+            // A different node would pull from the same registry.
             let is_absent = says(&["not found", "manifest unknown", "access denied", "authorization failed"]);
             let limit = if is_absent { Limit::Grace } else { Limit::Attempt };
             Remedy::new(limit, format!("check {list}.image and spec.template.spec.imagePullSecrets"))
@@ -207,7 +211,8 @@ pub(super) fn of_start(waiting: &Waiting) -> Remedy {
     }
 }
 
-/// The object that a kubelet does not find: `configmap "a" not found`, `references non-existent config key: k`.
+/// The object that a kubelet cannot find: `configmap "a" not found`, `references non-existent
+/// config key: k`.
 fn missing(message: &str) -> Option<String> {
     for (word, kind) in [("configmap", "ConfigMap"), ("secret", "Secret")] {
         let named = message.split(&format!("{word} \"")).nth(1).and_then(|rest| rest.split_once("\" not found"));
@@ -222,7 +227,7 @@ fn missing(message: &str) -> Option<String> {
     Some(format!("key {}", key.split_whitespace().next()?.trim_end_matches(['.', ','])))
 }
 
-/// Parts of what the scheduler says, and the field that asks for it.
+/// Substrings of scheduler messages, and the field that causes them.
 const SCHEDULER: [(&str, &str); 6] = [
     ("anti-affinity", "spec.template.spec.affinity.podAntiAffinity"),
     ("pod affinity", "spec.template.spec.affinity.podAffinity"),
@@ -232,45 +237,49 @@ const SCHEDULER: [(&str, &str); 6] = [
     ("volume", "spec.template.spec.volumes"),
 ];
 
-/// The field that the scheduler's words are about.
+/// The field that a scheduler message refers to.
 pub(super) fn field_of(words: &str) -> Option<&'static str> {
     let words = words.to_lowercase();
     SCHEDULER.iter().find(|(part, _)| words.contains(part)).map(|(_, field)| *field)
 }
 
-/// The kubelet pulls an image. It says nothing more until it has it, which may take hours; a pull without progress ends in an error.
+/// The kubelet is pulling an image. It reports nothing more until it is done, which may take hours.
+/// A pull without progress ends in an error.
 const PULLING: &str = "Pulling";
 
-/// Events by which a pod gets on.
+/// Events that show progress of a pod.
 const PROGRESS: [&str; 5] = [PULLING, "Pulled", "Created", "Started", "SuccessfulAttachVolume"];
 
-/// The last progress that the events of a pod show.
+/// The last progress in a pod's events.
 pub fn progress(events: &[Event]) -> Progress {
     let reason = |event: &Event| event.reason.clone().unwrap_or_default();
     let steps = events.iter().filter(|event| PROGRESS.contains(&reason(event).as_str()));
-    // Within a second, a pull begins after the last container was started, and ends before the next is created.
+    // Within one second, a pull begins after the last container was started, and ends before the
+    // next one is created.
     let last = steps.max_by_key(|event| (time_of(event), reason(event) != PULLING));
     last.map_or_else(Progress::default, |last| Progress { at: time_of(last), is_pulling: reason(last) == PULLING })
 }
 
-/// What the last of a pod's events says that its containers do not: a volume, a sandbox or a network that cannot be made. `None`: it gets
-/// on.
+/// A problem that only a pod's events show, not its container states: a failed volume, sandbox or
+/// network. `None` if the last event shows progress.
 pub fn warning(events: &[Event]) -> Option<Waiting> {
     let is_warning = |event: &Event| event.type_.as_deref() == Some("Warning");
     let reason = |event: &Event| event.reason.clone().unwrap_or_default();
     let tells = |event: &&Event| {
         if is_warning(event) { reason(event) != "FailedScheduling" } else { PROGRESS.contains(&reason(event).as_str()) }
     };
-    // Times of kubelets have whole seconds. Of the same second, progress counts.
+    // Kubelet timestamps have a resolution of one second. Within the same second, progress takes
+    // precedence.
     let last = events.iter().filter(tells).max_by_key(|event| (time_of(event), !is_warning(event)))?;
     let message = without_ids(last.note.as_deref().unwrap_or_default());
     is_warning(last).then(|| Waiting { container: String::new(), reason: reason(last), message })
 }
 
-/// Digits of the id of a sandbox or a container.
+/// Minimum number of hex digits in a sandbox or container ID.
 const ID: usize = 32;
 
-/// Each try has another sandbox: without its id, the same thing has the same words.
+/// Removes sandbox and container IDs. Each retry has a new sandbox, and the same problem should
+/// yield the same message.
 fn without_ids(message: &str) -> String {
     let mut text = String::new();
     let is_digit = |letter: char| letter.is_ascii_digit() || ('a'..='f').contains(&letter);
@@ -338,7 +347,7 @@ mod tests {
         }
     }
 
-    /// The names of pods are words of users, and must not be taken for the server's.
+    /// Pod names are chosen by users and must not be mistaken for the server's words.
     #[test]
     fn what_admission_says_is_told_apart() {
         let limit = |why: &str| of_write(&format!("cannot create Pod a-1-0: {why}")).limit;

@@ -1,4 +1,5 @@
-//! Levels of domains: which labels of the nodes name racks, blocks and NVLink domains, and what they let through.
+//! Topology levels: which node labels identify racks, blocks and NVLink domains, and the bandwidth
+//! across them.
 
 use super::view::NodeView;
 use std::collections::BTreeMap;
@@ -8,16 +9,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use switchyard_core::placement::gpus::{Level, MAX_LEVELS};
 use switchyard_crds::{DomainMode, TopologyDomain, TopologyPolicy};
 
-/// Label of the NVLink domain of a node: UUID of its cluster and number of its clique, set by NVIDIA's GPU feature discovery; what the
-/// node's report says counts where the label is absent.
+/// Label with a node's NVLink domain: the cluster UUID and clique number, set by NVIDIA GPU feature
+/// discovery. If the label is absent, the node's report is used.
 pub const CLIQUE: &str = "nvidia.com/gpu.clique";
-/// Name of the level that contains everything, where levels are given by name.
+/// Name of the level that contains all nodes.
 const CLUSTER: &str = "cluster";
 
-/// Labels that are read unless the operator names others, small to large: NVLink domains; Topograph's; those of Google, Amazon and
-/// Oracle; the zone.
-/// (NVIDIA/topograph docs/k8s.md; cloud.google.com "view the physical topology of nodes"; AWS "Amazon EC2 instance topology";
-/// Oracle's "RDMA network locality" labels; kubernetes.io well-known labels.)
+/// Labels that are read unless the operator configures others, smallest domain first: NVLink
+/// domains, Topograph's labels, those set by Google, Amazon and Oracle, and the zone.
+/// (NVIDIA/topograph docs/k8s.md; cloud.google.com "view the physical topology of nodes"; AWS
+/// "Amazon EC2 instance topology"; Oracle's "RDMA network locality" labels; kubernetes.io
+/// well-known labels.)
 const KNOWN: [&str; 13] = [
     "network.topology.nvidia.com/accelerator",
     "network.topology.nvidia.com/leaf",
@@ -34,14 +36,15 @@ const KNOWN: [&str; 13] = [
     "topology.kubernetes.io/zone",
 ];
 
-/// A level of domains as an operator writes it.
+/// A topology level as the operator configures it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DomainLevel {
-    /// Label whose value names the domain; `cluster` for all nodes together.
+    /// Label whose value names the domain, or `cluster` for all nodes together.
     pub key: String,
-    /// Thousandths of the injection that cross such a domain; `None`: what the level below lets through.
+    /// Thousandths of the injection bandwidth that can cross the domain boundary. `None`: the same
+    /// as the level below.
     pub share: Option<u32>,
-    /// Its nodes are joined by NVLink.
+    /// NVLink joins its nodes.
     pub nvlink: bool,
 }
 
@@ -56,21 +59,21 @@ impl fmt::Display for DomainLevel {
     }
 }
 
-/// Why a level is refused.
+/// Why a level is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LevelError {
-    /// No oversubscription.
+    /// Not a valid oversubscription factor.
     #[error(
         "`{got}`: expected KEY, KEY:NVLink, or KEY:FACTOR with an oversubscription from 1 to 1000, such as example.com/rack:2"
     )]
     Factor { got: String },
-    /// A level twice.
+    /// The same level twice.
     #[error("`{0}` twice: expected each level once")]
     Twice(String),
-    /// The cluster is not the largest.
+    /// `cluster` is not the last level.
     #[error("`cluster` before `{0}`: expected it last, as it contains all other levels")]
     Order(String),
-    /// A larger domain that carries more.
+    /// A larger domain with less oversubscription than a smaller one.
     #[error(
         "`{key}`: oversubscription 1:{got} is less than that of the level below (1:{below}): a larger domain cannot carry more than the \
          smaller ones in it"
@@ -78,7 +81,7 @@ pub enum LevelError {
     Grows {
         key: String,
         got: String,
-        /// That of the level below.
+        /// Oversubscription of the level below.
         below: String,
     },
     #[error("{0} levels: expected at most {most}", most = MAX_LEVELS - 1)]
@@ -108,7 +111,7 @@ impl FromStr for DomainLevel {
     }
 }
 
-/// The levels of a cluster, small to large; the last one is the whole cluster.
+/// Levels of a cluster, smallest domain first. The last one is the whole cluster.
 #[derive(Debug, Clone)]
 pub struct Levels {
     list: Vec<(String, Level)>,
@@ -128,15 +131,16 @@ impl Levels {
         Levels { list, trees: Trees::default() }
     }
 
-    /// No level but the cluster.
+    /// Only the cluster level.
     pub fn none() -> Levels {
         Levels::of(vec![(CLUSTER.to_string(), Level { share: 1000, nvlink: false })])
     }
 
-    /// These levels, small to large. The cluster is the last one whether it is named or not.
+    /// Builds levels from a list, smallest domain first. The cluster is always the last level,
+    /// whether it is named or not.
     ///
     /// # Errors
-    /// Levels that contradict each other.
+    /// The levels contradict each other.
     pub fn new(levels: Vec<DomainLevel>) -> Result<Levels, LevelError> {
         let mut known: Vec<(String, Level)> = Vec::new();
         for DomainLevel { key, share, nvlink } in levels {
@@ -164,7 +168,7 @@ impl Levels {
         Ok(Levels::of(known))
     }
 
-    /// The levels that some of these nodes have, small to large, the cluster last.
+    /// Levels that occur among these nodes, smallest domain first, the cluster last.
     pub fn domains(&self, nodes: &[&NodeView]) -> Vec<LevelDomains> {
         let tree = self.tree(&TopologyPolicy::default(), nodes, true);
         let of = |level: usize| {
@@ -174,8 +178,9 @@ impl Levels {
         levels.map(|(number, (key, level))| LevelDomains { key: key.clone(), level: *level, of: of(number) }).collect()
     }
 
-    /// The tree of these nodes, which is made once for all jobs that name the same domains, until a node has other labels. `has_channel`: the pods
-    /// may use the memory of other nodes, so NVLink between nodes counts.
+    /// Topology tree of these nodes. It is built once for all jobs that name the same domains, and
+    /// rebuilt when a node's labels change. `has_channel`: the pods can access the memory of other
+    /// nodes, so NVLink between nodes counts.
     pub(super) fn tree(&self, policy: &TopologyPolicy, nodes: &[&NodeView], has_channel: bool) -> Arc<Tree> {
         let mut made = self.trees.0.lock().unwrap_or_else(PoisonError::into_inner);
         if made.nodes.len() != nodes.len() || !made.nodes.iter().zip(nodes).all(|(read, node)| read.is_of(node)) {
@@ -196,11 +201,11 @@ impl Levels {
     }
 }
 
-/// Trees that are kept: jobs of a cluster name the domains of few.
+/// Size of the tree cache. The jobs of a cluster name only a few different domains.
 const MOST_TREES: usize = 16;
 
-/// Trees that were made: in 10,000 nodes to make one for each pass took three quarters of the controller's time. They say nothing that their
-/// nodes do not.
+/// Cache of topology trees. Building one on every pass took three quarters of the controller's time
+/// with 10,000 nodes. A tree depends only on its nodes.
 #[derive(Default)]
 struct Trees(Mutex<Made>);
 
@@ -210,9 +215,9 @@ struct Made {
     trees: Vec<(Vec<TopologyDomain>, bool, Arc<Tree>)>,
 }
 
-/// What a tree reads of a node.
+/// Inputs that a tree takes from a node.
 struct Read {
-    /// That they are kept keeps others from having their address.
+    /// Held so that the allocation cannot be reused: labels are compared by address.
     labels: Arc<BTreeMap<String, String>>,
     clique: Option<String>,
 }
@@ -227,7 +232,7 @@ impl Read {
     }
 }
 
-/// The NVLink domain that the report of a node names.
+/// The NVLink domain in a node's report.
 fn clique(node: &NodeView) -> Option<&str> {
     node.described()?.clique.as_deref()
 }
@@ -244,38 +249,40 @@ impl fmt::Debug for Trees {
     }
 }
 
-/// A level of domains and where the nodes are in it.
+/// A topology level and the nodes' domains in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LevelDomains {
     /// Label of the nodes, or `cluster`.
     pub key: String,
-    /// What it lets through.
+    /// Bandwidth across the level.
     pub level: Level,
-    /// Domain of each node; `None`: the node has no such label, as all have none for the cluster.
+    /// Domain of each node. `None` if the node lacks the label; always `None` for the cluster
+    /// level.
     pub of: Vec<Option<String>>,
 }
 
-/// The tree of the nodes as one job sees it.
+/// Topology tree of the nodes for one job.
 #[derive(Debug)]
 pub(super) struct Tree {
-    /// Labels of the levels, small to large, the cluster last.
+    /// Labels of the levels, smallest domain first, the cluster last.
     pub keys: Vec<String>,
     pub levels: Vec<Level>,
-    /// Levels whose NVLink the job cannot use, and which count as if they had none.
+    /// Levels whose NVLink the job cannot use. They count as levels without NVLink.
     pub unused: Vec<usize>,
-    /// Of each node its domain of each level but the last.
+    /// For each node, its domain in each level except the last.
     pub domains: Vec<Arc<[Option<u32>]>>,
-    /// Names of the domains of each level.
+    /// Domain names of each level.
     names: Vec<Vec<String>>,
-    /// The level that must contain the job.
+    /// The level whose domain must contain the whole job.
     pub within: Option<usize>,
 }
 
 impl Tree {
-    /// Levels that the operator knows and some node has, and those that the job names.
+    /// Builds the tree from the operator's levels that occur on some node, and the levels that the
+    /// job names.
     ///
-    /// The job's own levels are sorted in by the number of their domains: more domains are smaller ones. They let through what the level
-    /// below does.
+    /// The job's own levels are ordered by their number of domains: more domains mean smaller
+    /// domains. They inherit the bandwidth of the level below.
     fn of(levels: &[(String, Level)], policy: &TopologyPolicy, nodes: &[&NodeView], has_channel: bool) -> Tree {
         let asked = |key: &str| policy.domains.iter().find(|domain| domain.key == key);
         let mut found: Vec<(String, Level, Domains)> = Vec::new();
@@ -293,7 +300,7 @@ impl Tree {
             let share = place.checked_sub(1).map_or(1000, |below| found[below].1.share);
             found.insert(place, (domain.key.clone(), Level { share, nvlink: false }, domains));
         }
-        // Levels that the job does not name are dropped, the largest first.
+        // If there are too many levels, drop those that the job does not name, the largest first.
         while found.len() >= MAX_LEVELS {
             let spare = found.iter().rposition(|(key, ..)| asked(key).is_none()).unwrap_or(found.len() - 1);
             found.remove(spare);
@@ -318,7 +325,7 @@ impl Tree {
         }
     }
 
-    /// Name of a node's domain; `None`: it has no label for this level.
+    /// Name of a node's domain, `None` if it has no label for this level.
     pub fn domain(&self, node: usize, level: usize) -> Option<&str> {
         let domain = (*self.domains[node].get(level)?)?;
         Some(&self.names[level][domain as usize])
@@ -340,7 +347,7 @@ impl Domains {
             node.facts.labels.get(key).map(String::as_str).or_else(reported).filter(|value| !value.is_empty())
         };
         let values: Vec<Option<&str>> = nodes.iter().map(value).collect();
-        // Neighbours by name are mostly neighbours in the cluster.
+        // Nodes with neighbouring names are mostly in the same domain.
         let runs = values.chunk_by(|a, b| a == b);
         let mut names: Vec<&str> = runs.clone().filter_map(|run| run[0]).collect();
         names.sort_unstable();
@@ -355,7 +362,7 @@ impl Domains {
 mod tests {
     use super::*;
 
-    /// Every pass over a job read the same labels of all nodes again.
+    /// Regression test: every pass over a job read the same labels of all nodes again.
     #[test]
     fn a_tree_is_made_once_until_a_node_has_other_labels() {
         let rack = "example.com/rack";
@@ -370,7 +377,8 @@ mod tests {
         let tree = |nodes: &[NodeView], policy| levels.tree(policy, &nodes.iter().collect::<Vec<_>>(), false);
         let first = tree(&nodes, &policy);
         assert_eq!((first.domain(1, 0), first.domain(2, 0)), (Some("r0"), Some("r1")));
-        // Of a copy of the nodes, and after a job that names another domain.
+        // The cache also serves a copy of the nodes, and is still valid after a job that names
+        // another domain.
         let domain = TopologyDomain { key: "example.com/pod".into(), ..TopologyDomain::default() };
         let other = TopologyPolicy { domains: vec![domain], ..TopologyPolicy::default() };
         assert_eq!(tree(&nodes, &other).keys.len(), 3);

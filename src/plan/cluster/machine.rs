@@ -1,4 +1,4 @@
-//! The devices of a node with their names, and their values, which nodes of one kind share.
+//! Devices of a node with their names, and their values, which nodes of the same kind share.
 
 use jiff::Timestamp;
 use std::collections::BTreeMap;
@@ -12,18 +12,18 @@ use switchyard_fabric as fabric;
 use switchyard_topology::{cluster, report};
 use switchyard_worker_contract::CpuList;
 
-/// What is known of the devices of a node.
+/// Known devices of a node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Machine {
-    /// Values of its sets of GPUs.
+    /// Values of its GPU sets.
     pub shape: Arc<Shape>,
-    /// Its report without what only this node has.
+    /// Its report without node-specific fields.
     pub facts: Arc<GPUTopologyStatus>,
     /// Its GPUs, by position.
     pub gpus: Vec<NamedGpu>,
-    /// The NICs that carry training traffic, by position: their order is that of the rails.
+    /// NICs that carry training traffic, by position. The order is the rail order.
     pub nics: Vec<String>,
-    /// GPUs that may be allocated, one bit each: whole and healthy ones.
+    /// Bit mask of GPUs that may be allocated: whole and healthy ones.
     pub usable: u32,
     /// Its NVLink domain.
     pub clique: Option<String>,
@@ -34,28 +34,28 @@ pub struct Machine {
 /// A GPU with its name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NamedGpu {
-    /// NVML's index, which people use.
+    /// NVML's index, which users know.
     pub index: u32,
     pub uuid: String,
     /// NUMA node of the PCI device.
     pub numa_node: Option<u32>,
-    /// Its share of the cores of that NUMA node, which it has in equal parts with the other GPUs there; `None`: not known.
+    /// Its equal share of that NUMA node's cores, divided among the GPUs there. `None` if unknown.
     pub cpus: Option<CpuList>,
 }
 
 impl Machine {
-    /// Positions of these GPUs as a mask; names of other machines are ignored.
+    /// Bit mask of these GPUs' positions. UUIDs of other machines are ignored.
     pub fn mask<'a>(&self, uuids: impl IntoIterator<Item = &'a str>) -> u32 {
         let position = |uuid: &str| self.gpus.iter().position(|gpu| gpu.uuid == uuid);
         uuids.into_iter().filter_map(position).fold(0, |mask, gpu| mask | 1 << gpu)
     }
 }
 
-/// Values and facts by kind of node: one copy for each kind, dropped with its last node.
+/// Shapes and facts, one copy for each kind of node, dropped with the last node of that kind.
 #[derive(Debug, Default)]
 pub struct Shapes {
     known: BTreeMap<Devices, Weak<Shape>>,
-    /// By their text.
+    /// Keyed by JSON text.
     facts: BTreeMap<String, Weak<GPUTopologyStatus>>,
 }
 
@@ -70,7 +70,7 @@ impl Shapes {
         shape
     }
 
-    /// Shares the facts of other nodes of the same kind.
+    /// Returns the shared copy of facts that equal those of other nodes.
     fn facts_of(&mut self, facts: GPUTopologyStatus) -> Arc<GPUTopologyStatus> {
         let text = serde_json::to_string(&facts).unwrap_or_default();
         if let Some(same) = self.facts.get(&text).and_then(Weak::upgrade) {
@@ -85,7 +85,7 @@ impl Shapes {
     /// Reads the devices of a report.
     ///
     /// # Errors
-    /// One sentence that names the field, what was got and what was expected.
+    /// One sentence with the field, the value found and the value expected.
     pub fn machine(&mut self, report: &GPUTopology) -> Result<Machine, String> {
         let Some(status) = &report.status else {
             return Err("status: got nothing; expected the agent's report".into());
@@ -114,7 +114,7 @@ impl Shapes {
             gpus,
             nics: named.nics.iter().map(name).collect(),
             usable: named.usable,
-            // Not valid before the fabric manager has completed.
+            // Not valid until the fabric manager has completed.
             clique: status
                 .fabric
                 .as_ref()
@@ -127,8 +127,8 @@ impl Shapes {
     }
 }
 
-/// Divides the cores of each NUMA node among its GPUs, in the order of their positions: a rank is pinned near its GPU, and two ranks never
-/// to the same core, whatever jobs they belong to.
+/// Divides the cores of each NUMA node among its GPUs, in position order. Each rank is pinned near
+/// its GPU, and no two ranks share a core, whichever jobs they belong to.
 fn share_cores(report: &GPUTopology, gpus: &mut [NamedGpu]) {
     let Ok(named) = cluster::build([report]) else { return };
     for numa in named.cluster.nodes.iter().flat_map(|node| &node.numa_nodes) {
@@ -141,7 +141,7 @@ fn share_cores(report: &GPUTopology, gpus: &mut [NamedGpu]) {
     }
 }
 
-/// Values of a node whose number of GPUs is all that is known: only the slowest links can be assumed.
+/// Values of a node of which only the number of GPUs is known: assume the slowest links.
 pub(super) fn unreported(gpus: usize) -> Shape {
     let count = gpus.min(MAX_GPUS);
     let gpu = Gpu { pcie_rate: rates::pcie(None), ..Gpu::default() };

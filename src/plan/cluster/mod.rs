@@ -1,25 +1,27 @@
-//! The life of a job in a cluster: from what is observed to what is done next. Pure: no client, no clock.
+//! Life cycle of a job in a cluster: from observed state to next actions. Pure: no client, no
+//! clock.
 //!
 //! ```text
 //! JobSnapshot ─> plan ─┬─> a decision: one status write, and nothing else       (attempt, place, end)
-//!                      └─> actions: creates, releases, deletes, then the status  (what the decision asks for)
+//!                      └─> actions: creates, releases, deletes, then the status  (what the decision implies)
 //! ```
 //!
-//! **A reconcile decides or acts, never both.** A decision (next attempt, place of the gang, end of the job) is one write of the
-//! status under its resource version, so two controllers cannot decide differently. Everything that follows from it is a pure
-//! function of the status and of what exists, with names that contain the attempt: if it runs twice, or half and then again, the result is
-//! the same. Nothing else is needed for crash safety.
+//! **A reconcile either decides or acts, never both.** A decision (next attempt, placement, end of
+//! the job) is one status write with a resource version, so two controllers cannot decide
+//! differently. All actions are a pure function of the status and of existing objects, and object
+//! names contain the attempt: repeating them, fully or partly, gives the same result. Crash safety
+//! needs nothing else.
 //!
-//! What each type on the way to a placement adds to the one before:
+//! Types on the way to a placement, each with its additions to the previous one:
 //!
 //! | type | adds |
 //! |---|---|
-//! | [`JobSnapshot`] | the job with everything observed, and [`PlacementRules`]: the operator's settings and the time |
-//! | `Attempt` | the valid job, the attempt's number, its pods by node rank, whether it has a place |
-//! | [`Question`] | nothing observed: a valid job and the rules. The ledger asks it for jobs that wait |
-//! | `Need` | what its pods ask of a node |
+//! | [`JobSnapshot`] | the job with all observations, and [`PlacementRules`]: the operator's settings and the time |
+//! | `Attempt` | the valid job, the attempt's number, its pods by node rank, whether it is placed |
+//! | [`Question`] | nothing observed: a valid job and the rules. The ledger builds it for queued jobs |
+//! | `Need` | its pods' requirements of a node |
 //! | `Sites` | the nodes, each open or excluded with a reason |
-//! | `Chosen` | the placement that was found, to be put into words |
+//! | `Chosen` | the placement that was found, to be converted to API types |
 
 mod act;
 pub mod admitted;
@@ -80,82 +82,87 @@ use switchyard_worker_contract::event::Summary;
 use turn::Ahead;
 use view::{NodeView, ObjectView, PodView};
 
-/// Seconds between two writes of a status in which only figures change.
+/// Minimum interval between status writes that only change figures.
 pub const FIGURES_PERIOD: SignedDuration = SignedDuration::from_secs(10);
 
-/// Seconds between two writes of a status in which only the words change that a job waits with; where more jobs than that wait, a second for
-/// each of them. Else every pod that ends anywhere would cause a write of all.
+/// Minimum interval between status writes that only change a queued job's waiting message. With
+/// more queued jobs than seconds in it, it is one second per job. Otherwise every pod exit in the
+/// cluster would rewrite the status of every queued job.
 const WAITING_PERIOD: SignedDuration = SignedDuration::from_secs(60);
 
-/// Seconds between two such writes where so many jobs wait.
+/// Interval between those writes with this many queued jobs.
 pub fn waiting_period(jobs: usize) -> SignedDuration {
     WAITING_PERIOD.max(SignedDuration::from_secs(i64::try_from(jobs).unwrap_or(i64::MAX)))
 }
 
-/// Everything that a reconcile of one job reads.
+/// All inputs of one job's reconcile.
 #[derive(Debug, Clone, Copy)]
 pub struct JobSnapshot<'a> {
     pub job: &'a TrainJob,
-    /// Its pods of all attempts, in the order of attempt and node rank.
+    /// Its pods of all attempts, ordered by attempt and node rank.
     pub pods: &'a [&'a PodView],
-    /// UIDs of pods that name the job as their controller and have the name of one of its pods, but not the label, by name.
+    /// UIDs by name of pods that have the job as controller and the name of one of its pods, but
+    /// lack the label.
     pub unlabelled: &'a BTreeMap<String, String>,
-    /// Other objects with names of the job's objects, by kind and name.
+    /// Other objects with the names of the job's objects, by kind and name.
     pub objects: &'a BTreeMap<(Kind, String), ObjectView>,
     /// All nodes by name.
     pub nodes: &'a BTreeMap<String, NodeView>,
-    /// Since when nodes are not there on which pods of jobs are.
+    /// Nodes that pods of jobs run on but that no longer exist, with the time since when.
     pub missing: &'a BTreeMap<String, Timestamp>,
     pub rules: PlacementRules<'a>,
-    /// The job ahead in the queue that holds nodes.
+    /// The job ahead in the queue that holds a reservation.
     pub ahead: Option<&'a Ahead>,
-    /// Until when the job holds no nodes at the head of the queue, since it held some for too long.
+    /// Until when the job holds no reservation at the head of the queue, because it held one for
+    /// too long.
     pub rests_until: Option<Timestamp>,
-    /// When the job can begin, where it waited before.
+    /// Forecast of the job's start, if it was waiting before.
     pub forecast: Option<Forecast>,
-    /// How many jobs wait.
+    /// Number of queued jobs.
     pub waiting: usize,
     /// The job of higher priority that preempts this attempt.
     pub gives_way_to: Option<&'a str>,
-    /// GPUs that the pods of the current attempt really have, by node rank, where known.
+    /// Actual GPUs of the current attempt's pods, by node rank, where known.
     pub actual: &'a BTreeMap<u32, Vec<String>>,
-    /// The error of the last failed write.
+    /// Error of the last failed write.
     pub trouble: Option<&'a Trouble>,
-    /// Last figures of the training.
+    /// Latest training figures.
     pub summary: Option<&'a Summary>,
-    /// What the logs of the current attempt say about links between ranks, by node rank.
+    /// Observations about links between ranks from the current attempt's logs, by node rank.
     pub seen: &'a BTreeMap<u32, LogObservation>,
     /// When this controller last wrote the status.
     pub status_written: Option<Timestamp>,
     pub silence: Silence<'a>,
-    /// Upper bound of `gangPolicy.scheduleTimeoutSeconds`, set by the administrator.
+    /// Administrator's upper bound of `gangPolicy.scheduleTimeoutSeconds`.
     pub longest_schedule_timeout: SignedDuration,
-    /// A scheduler of the name that the job gives has been heard of: if it says nothing now, it is busy or starts again.
+    /// A scheduler with the name in the job's template has been observed: if it is silent now, it
+    /// is busy or restarting.
     pub scheduler_is_known: bool,
-    /// Nodes that are avoided: they failed this job, or others too often.
+    /// Nodes that are avoided because they failed this job, or failed other jobs too often.
     pub left_out: &'a BTreeMap<String, Avoided>,
-    /// When the next of them may be used again.
+    /// When the first of the avoided nodes may be used again.
     pub asked_again: Option<Timestamp>,
-    /// The job of the namespace to which this one leaves the quota that its pods use, while it has no place.
+    /// A job of the namespace that gets the quota of this job's pods while this job is not placed.
     pub quota_goes_to: Option<&'a str>,
-    /// The API server refuses pods that do not say that they run as another user than root.
+    /// The API server rejects pods that do not set `runAsNonRoot`.
     pub restricted: bool,
-    /// Class of the ProvisioningRequests that are made for gangs that lack nodes; `None`: none are, or the cluster knows no such kind.
+    /// Class of the ProvisioningRequests for gangs that lack nodes. `None` if they are disabled, or
+    /// if the cluster does not have that kind.
     pub provisioning_class: Option<&'a str>,
 }
 
-/// How long nodes that do not report are waited for.
+/// Handling of nodes that have stopped reporting.
 #[derive(Debug, Clone, Copy)]
 pub struct Silence<'a> {
-    /// Since the node stopped reporting, and since the ranks last made progress.
+    /// Grace period, counted from the node's last report and from the ranks' last progress.
     pub grace: SignedDuration,
-    /// Why none is given up now, in words: too many stopped together.
+    /// Reason why no node is declared lost at present: too many nodes went silent at once.
     pub brake: Option<&'a str>,
-    /// When that was over last.
+    /// When that mass outage last ended.
     pub released: Option<Timestamp>,
     /// When the ranks were last seen to make progress.
     pub progress: Option<Timestamp>,
-    /// A controller that has just begun has not read yet what they say.
+    /// The controller has just started and has not read the ranks' progress yet.
     pub is_awaited: bool,
 }
 
@@ -164,60 +171,62 @@ pub struct Silence<'a> {
 pub enum Action {
     /// Creates an object of the job.
     Create(Object),
-    /// Restores the fields of an object that were changed.
+    /// Restores modified fields of an object.
     Repair(Object),
-    /// Lifts our gate of a pod and pins it to its node.
+    /// Lifts our gate from a pod and pins it to its node.
     Release { pod: String, uid: String, patch: serde_json::Value },
-    /// Deletes an object, if it still has this UID and this version.
+    /// Deletes an object if it still has this UID and version.
     Delete {
         kind: Kind,
         name: String,
         uid: String,
-        /// Resource version, where the decision depends on the state; `None`: whatever became of it.
+        /// Resource version if the decision depends on the object's state. `None` deletes it in any
+        /// state.
         version: Option<String>,
     },
 }
 
-/// What is to be done for a job now.
+/// Next actions for a job.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Reconciliation {
     /// Writes, in order: other objects before pods.
     pub actions: Vec<Action>,
-    /// The status to write after the actions; `None`: it is right.
+    /// The status to write after the actions, `None` if it is up to date.
     pub status: Option<TrainJobStatus>,
-    /// Sent once the status is written.
+    /// Events to send once the status is written.
     pub events: Vec<EventDraft>,
-    /// What the decision depends on. The server is asked before the decision is written: watches may be late, and a controller that has just
-    /// started, or that runs beside another one, may have seen a newer job than its pods.
+    /// Premise of the decision, which is verified with the API server before the decision is
+    /// written: the watch cache may be stale, and a controller that has just started, or that runs
+    /// concurrently with another, may have seen a newer version of the job than of its pods.
     pub premise: Option<Premise>,
     /// When to reconcile again even if nothing changes.
     pub wake: Option<Timestamp>,
-    /// The gang has no place: reconcile again when resources become free.
+    /// The gang is not placed: reconcile again when resources become free.
     pub waits: Option<Waits>,
 }
 
-/// What must hold before an attempt is given up for it.
+/// Condition that must hold before an attempt is given up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Premise {
-    /// The pod of this name is not there.
+    /// The pod of this name does not exist.
     Absent(String),
-    /// The pod of this name is on no node.
+    /// The pod of this name is not bound.
     Unbound(String),
-    /// The node of this name is not there.
+    /// The node of this name does not exist.
     NodeGone(String),
-    /// The node of this name does not report, or is not there.
+    /// The node of this name is silent or does not exist.
     NodeSilent(String),
 }
 
-/// What a gang without a place waits for.
+/// What an unplaced gang waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waits {
-    /// Room: at the head of the queue it holds what there is.
+    /// Room: at the head of the queue the gang reserves nodes.
     Room {
         /// Nodes that have room for a pod now.
         open: u32,
     },
-    /// Another fabric: it holds nothing.
+    /// Another fabric: the gang reserves nothing.
     Fabric,
 }
 
@@ -252,7 +261,7 @@ pub fn plan(snapshot: &JobSnapshot<'_>) -> Reconciliation {
     alive(snapshot, &valid)
 }
 
-/// Deletes the pods of a job that is gone, rather than leave them to the slow garbage collector.
+/// Deletes the pods of a deleted job, because the garbage collector is slow.
 pub fn remove(pods: &[&PodView]) -> Vec<Action> {
     pods.iter().filter(|pod| !pod.deleting).map(|pod| delete_pod(pod)).collect()
 }
@@ -261,17 +270,18 @@ fn delete_pod(pod: &PodView) -> Action {
     Action::Delete { kind: Kind::Pod, name: pod.name.clone(), uid: pod.uid.clone(), version: None }
 }
 
-/// Deletes a pod in the version that was seen. If it has ended since, it stays, for its log.
+/// Deletes a pod only in the version that was seen. If it has ended since, it stays for its log.
 fn delete_unfinished(pod: &PodView) -> Action {
     Action::Delete { kind: Kind::Pod, name: pod.name.clone(), uid: pod.uid.clone(), version: pod.version.clone() }
 }
 
-/// Complete or failed: nothing follows.
+/// Whether the job is complete or failed.
 pub fn is_over(job: &TrainJob) -> bool {
     job.status.as_ref().is_some_and(status::is_over)
 }
 
-/// Number of the current attempt: never below that of a pod that exists, even if the status was edited.
+/// Number of the current attempt. Never below the attempt of an existing pod, even if the status
+/// was edited.
 fn attempt_number(snapshot: &JobSnapshot<'_>) -> Option<u32> {
     let written = snapshot.job.status.as_ref().and_then(|status| status.attempt).map(i32::unsigned_abs);
     let observed = snapshot.pods.iter().map(|pod| pod.attempt).max();
@@ -310,11 +320,12 @@ fn alive(snapshot: &JobSnapshot<'_>, valid: &ValidJob) -> Reconciliation {
     result
 }
 
-/// The first attempt, or the first one after the job was suspended.
+/// Starts the first attempt, or the first one after the job was suspended.
 fn begin(snapshot: &JobSnapshot<'_>, valid: &ValidJob, resumed: bool) -> Reconciliation {
     let now = snapshot.rules.now;
-    // The server checks schema and rules, but not for jobs that were stored before it had them. Only here: a job that has started goes on,
-    // even if a later version would refuse it.
+    // Schema and rules are enforced by the server, but not for jobs that were stored before they
+    // existed. Check only here: a started job keeps running even if a later version would reject
+    // it.
     if let Err(faults) = switchyard_crds::validate::stored(snapshot.job) {
         let text: Vec<String> = faults.iter().map(ToString::to_string).collect();
         return end(snapshot, Ending::failed(conditions::INVALID_SPEC, text.join("; ")));
@@ -366,12 +377,12 @@ fn suspended(snapshot: &JobSnapshot<'_>) -> Reconciliation {
     }
     let mut result = draft.act(snapshot);
     result.actions = remove(snapshot.pods);
-    // A claim without a pod holds no devices, but only once its controller has noticed.
+    // A claim without a pod holds no devices, but only once the claim controller has noticed.
     result.actions.extend(give_back(snapshot, |kind, _| kind == Kind::ResourceClaim || provisioning::is_part(kind)));
     result
 }
 
-/// Deletes the job's own objects whose kind and name match.
+/// Deletes the job's own objects that match.
 fn give_back(snapshot: &JobSnapshot<'_>, matches: impl Fn(Kind, &str) -> bool) -> impl Iterator<Item = Action> {
     let objects = snapshot.objects.iter().filter(|(_, view)| view.owned && !view.deleting);
     objects.filter(move |((kind, name), _)| matches(*kind, name)).map(|((kind, name), view)| Action::Delete {
@@ -382,14 +393,15 @@ fn give_back(snapshot: &JobSnapshot<'_>, matches: impl Fn(Kind, &str) -> bool) -
     })
 }
 
-/// The decision that ends a job.
+/// Decides the end of a job.
 fn end(snapshot: &JobSnapshot<'_>, ending: Ending) -> Reconciliation {
     let now = snapshot.rules.now;
     let mut draft = Draft::new(snapshot.job, now);
     let attempt = attempt_number(snapshot);
     let current: Vec<&PodView> = snapshot.pods.iter().copied().filter(|pod| Some(pod.attempt) == attempt).collect();
     draft.count(&current, snapshot.job.spec.trainer.num_nodes);
-    // Whatever still runs is deleted right after this, and the status of a finished job does not change again.
+    // Pods that still run are deleted right after this, and the status of a finished job does not
+    // change again.
     draft.rest();
     draft.newest_figures(snapshot, &current);
     let event = match ending.is_complete() {
@@ -400,7 +412,7 @@ fn end(snapshot: &JobSnapshot<'_>, ending: Ending) -> Reconciliation {
     draft.decide(vec![event])
 }
 
-/// A finished job only gives back what it holds. Nothing is created.
+/// A finished job only releases its resources. Nothing is created.
 fn after_the_end(snapshot: &JobSnapshot<'_>) -> Reconciliation {
     let now = snapshot.rules.now;
     let mut result = Reconciliation::default();
@@ -411,7 +423,8 @@ fn after_the_end(snapshot: &JobSnapshot<'_>) -> Reconciliation {
             None => result.actions.push(delete_unfinished(pod)),
         }
     }
-    // A budget or claim that outlives its pods does no harm, but a finished job should leave nothing behind.
+    // A PodDisruptionBudget or claim that outlives its pods is harmless, but a finished job should
+    // leave nothing behind.
     result.actions.extend(give_back(snapshot, |kind, _| {
         matches!(kind, Kind::PodDisruptionBudget | Kind::ResourceClaim) || provisioning::is_part(kind)
     }));

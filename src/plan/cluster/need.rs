@@ -1,4 +1,4 @@
-//! What the pods of a job ask of a node.
+//! Requirements that a job's pods have of a node.
 
 use super::clock::is_old;
 use super::excluded::Excluded;
@@ -12,16 +12,16 @@ use switchyard_core::quantity::Resources;
 use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{DeviceAllocation, MinLink, TopologyMode};
 
-/// What a pod asks of a node.
+/// Requirements that a pod has of a node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Demand {
     pub(super) rules: RankRules,
-    /// Amounts, without GPUs.
+    /// Requested amounts, without GPUs.
     pub(super) amounts: Resources,
     pub(super) gpus: u32,
-    /// `None`: it asks for no GPUs, or the way to them is undecided.
+    /// `None` if it requests no GPUs, or if the mechanism is undecided.
     pub(super) allocation: Option<DeviceAllocation>,
-    /// A node without a report may not be used.
+    /// Nodes without a report must not be used.
     reported_only: bool,
 }
 
@@ -39,13 +39,14 @@ impl Demand {
         }
     }
 
-    /// True if a node has room for a pod. Whether its GPUs are joined as the job asks, and whether its report is stale, is left to a plan.
+    /// True if a node has room for a pod. Leaves GPU links and stale reports to the plan.
     pub fn has_room(&self, node: &NodeView) -> bool {
         let free = node.free_gpus(self.allocation);
         self.refused_by(node).is_none() && self.missing_on(node, free, Timestamp::UNIX_EPOCH).is_none()
     }
 
-    /// True if a node gives GPUs, but not in the way of these pods: they may have to be made again.
+    /// True if a node provides GPUs, but not by these pods' mechanism: they may have to be
+    /// recreated.
     pub fn is_given_otherwise(&self, node: &NodeView) -> bool {
         let (claims, counted) = (node.offered.is_some(), node.allocatable.get(GPU_RESOURCE) > 0);
         match self.allocation {
@@ -55,7 +56,7 @@ impl Demand {
         }
     }
 
-    /// Why the scheduler would not take a node for any of the pods, whatever is free there.
+    /// Why the scheduler would reject a node for every pod, regardless of free resources.
     pub(super) fn refused_by(&self, node: &NodeView) -> Option<Excluded> {
         self.rules.refused_by(&node.facts).map(Excluded::Unfit)
     }
@@ -65,7 +66,7 @@ impl Demand {
         self.refused_by(node).is_none() && self.unknown_on(node, Timestamp::UNIX_EPOCH).is_none()
     }
 
-    /// GPUs that are free on a node for these pods.
+    /// Number of GPUs on a node that are free for these pods.
     pub(super) fn gpus_free_on(&self, node: &NodeView) -> u32 {
         self.counted(node, node.free_gpus(self.allocation))
     }
@@ -76,7 +77,7 @@ impl Demand {
         free.count_ones().min(counted)
     }
 
-    /// What is not known of the GPUs of a node and has to be.
+    /// Information about a node's GPUs that is required but missing.
     fn unknown_on(&self, node: &NodeView, now: Timestamp) -> Option<Excluded> {
         let is_claim = self.allocation == Some(DeviceAllocation::Claims);
         match &node.machine {
@@ -108,7 +109,7 @@ impl Demand {
     }
 }
 
-/// A job that looks for a place, with what its pods ask for.
+/// A job to be placed, with its pods' requirements.
 #[derive(Debug)]
 pub(super) struct Need<'a> {
     pub question: &'a Question<'a>,
@@ -120,14 +121,14 @@ impl<'a> Need<'a> {
         Need { question, demand: Demand::of(question) }
     }
 
-    /// GPUs of each pod.
+    /// GPUs per pod.
     pub fn gpus(&self) -> u32 {
         self.demand.gpus
     }
 }
 
 impl NodeView {
-    /// GPUs that are free for pods that get theirs in this way, one bit each.
+    /// Bit mask of GPUs that are free for pods with this allocation mechanism.
     pub(super) fn free_gpus(&self, allocation: Option<DeviceAllocation>) -> u32 {
         let counted = u32::try_from(self.free.get(GPU_RESOURCE) / 1000).unwrap_or(0);
         let Some(machine) = self.described() else {
@@ -137,7 +138,7 @@ impl NodeView {
             Some(DeviceAllocation::Claims) => machine.usable & self.offered.unwrap_or(0) & !self.taken,
             _ => {
                 let left = machine.usable & !self.taken;
-                // The kubelet's report may be a minute old; the number of free GPUs is current.
+                // The kubelet's report may be a minute old, but the number of free GPUs is current.
                 let known = left & !self.in_use;
                 let left = if known.count_ones() < counted { left } else { known };
                 if counted == 0 { 0 } else { left }

@@ -1,9 +1,10 @@
-//! Which job an object belongs to, and which attempt and node of it.
+//! Maps objects to their job, attempt and node rank.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use switchyard_crds::labels;
 
-/// Attempt and node rank in the name of a pod, or of its claim; `None`: no such name is ever given.
+/// Attempt and node rank from the name of a pod or its claim. `None` if we never generate this
+/// name.
 pub fn position(name: &str) -> Option<(u32, u32)> {
     let mut parts = name.rsplit('-');
     let mut number = || {
@@ -15,18 +16,20 @@ pub fn position(name: &str) -> Option<(u32, u32)> {
     (attempt > 0 && attempt <= LAST_ATTEMPT).then_some((attempt, node_rank))
 }
 
-/// The highest number of an attempt. With more digits the name of a pod could be longer than a host name may be, 63 characters. Pauses between
-/// attempts keep a job from getting there within a year.
+/// Highest attempt number. With more digits a pod name could exceed the 63 characters of a host
+/// name. Backoff keeps a job from reaching it within a year.
 pub const LAST_ATTEMPT: u32 = 99_999;
 
-/// The TrainJob whose pod this is. An ownerReference is not enough: whoever may create pods writes what he likes into it. The label is set
-/// by the controller only (an admission policy keeps it so), and the name is one that this job gives.
+/// The TrainJob that owns this pod. An ownerReference is not enough, because anyone who can create
+/// pods can set it. Only the controller sets the label (an admission policy enforces this), and the
+/// name must be one that this job generates.
 pub fn parent(pod: &ObjectMeta) -> Option<&OwnerReference> {
     let label = pod.labels.as_ref()?.get(labels::JOB_UID)?;
     named_parent(pod).filter(|owner| *label == owner.uid)
 }
 
-/// The same for a pod that may lack the label: somebody removed it, or forged the rest.
+/// Same as [`parent`], but accepts a pod without the label: the label was removed, or the rest is
+/// forged.
 pub fn named_parent(pod: &ObjectMeta) -> Option<&OwnerReference> {
     let owner = controller(pod)?;
     let name = pod.name.as_deref()?;
@@ -40,7 +43,7 @@ pub fn owner(metadata: &ObjectMeta) -> Option<&str> {
     controller(metadata).map(|owner| owner.uid.as_str())
 }
 
-/// The TrainJob that controls an object, as it says of itself.
+/// The TrainJob in an object's controller reference.
 fn controller(metadata: &ObjectMeta) -> Option<&OwnerReference> {
     let owners = metadata.owner_references.as_deref().unwrap_or_default();
     let ours = |owner: &&OwnerReference| {

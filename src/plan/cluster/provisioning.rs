@@ -1,7 +1,9 @@
-//! Nodes that the cluster's autoscaler may make: asked for while more of them would help, and given back when the gang has its place.
+//! Requests nodes from the cluster autoscaler while more nodes would help, and withdraws the
+//! request when the gang is placed.
 //!
-//! Whoever lacks nodes makes a ProvisioningRequest for the whole gang. It stays while the gang waits, its pods say at their release whose
-//! room they take, and then it goes. One that has ended is made again later: it never changes.
+//! A gang that lacks nodes gets one ProvisioningRequest for all its pods. It is kept while the gang
+//! waits, the pods reference it when they are released, and then it is deleted. A request never
+//! changes after it has ended, so it is recreated later.
 
 use super::attempt::Attempt;
 use super::refusal::NoPlace;
@@ -13,28 +15,29 @@ use crate::status::Draft;
 use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::{DeviceAllocation, ProvisioningRequestStatus, conditions};
 
-/// Time after which one that has ended is made again.
+/// Delay before a request that has ended is recreated.
 const AGAIN: SignedDuration = SignedDuration::from_mins(10);
 
-/// Conditions that end a request, each when it is true: nothing follows from it any more.
+/// Conditions that end a request when they are true. The autoscaler does nothing more for it then.
 const ENDS: [&str; 3] = ["Failed", "CapacityRevoked", "BookingExpired"];
 
-/// Whether objects of this kind ask for nodes.
+/// Whether objects of this kind belong to a node request.
 pub(super) fn is_part(kind: Kind) -> bool {
     matches!(kind, Kind::ProvisioningRequest | Kind::PodTemplate)
 }
 
-/// What was asked for, and what follows.
+/// Result of requesting nodes.
 #[derive(Default)]
 pub(super) struct Asked {
     pub actions: Vec<Action>,
     /// For the status.
     pub words: Option<String>,
-    /// When there is something to do again.
+    /// When to act again.
     pub wake: Option<Timestamp>,
 }
 
-/// Asks for nodes for a gang without a place, if more of them would help and somebody may make them.
+/// Requests nodes for an unplaced gang, if more nodes would help and a provisioning class is
+/// configured.
 pub(super) fn ask(
     attempt: &Attempt<'_>,
     admitted: &super::admitted::Admitted,
@@ -45,7 +48,7 @@ pub(super) fn ask(
     let by_claims = job.status.as_ref().and_then(|status| status.device_allocation) == Some(DeviceAllocation::Claims);
     let Some((name, view)) = request(attempt) else {
         draft.next.conditions.retain(|condition| condition.type_ != conditions::NODES_REQUESTED);
-        // Kueue asks for the nodes of its queues itself. Claims name GPUs of nodes that exist.
+        // Kueue requests nodes for its queues itself. Claims refer to GPUs of existing nodes.
         let class = provisioning_class.filter(|_| why.lacks_nodes && !by_claims && kueue::queue(job).is_none());
         let Some(class) = class else { return Asked::default() };
         let made = objects::provisioning(job, attempt.valid, rules.defaults, attempt.number, admitted, class);
@@ -70,7 +73,7 @@ pub(super) fn ask(
     asked
 }
 
-/// The request whose room the pods of a placed gang take, and its class.
+/// The request that a placed gang's pods consume, and its class.
 pub(super) fn consumed<'a>(attempt: &Attempt<'a>) -> Option<(&'a str, &'a str)> {
     Some((request(attempt)?.0, attempt.snapshot.provisioning_class?))
 }
@@ -82,17 +85,17 @@ fn request<'a>(attempt: &Attempt<'a>) -> Option<(&'a str, &'a ObjectView)> {
     Some((name.as_str(), view)).filter(|(_, view)| view.owned)
 }
 
-/// Deletes what asks for nodes.
+/// Deletes the objects of the node request.
 pub(super) fn given_back(attempt: &Attempt<'_>) -> Vec<Action> {
     give_back(&attempt.snapshot, |kind, _| is_part(kind)).collect()
 }
 
-/// What the autoscaler says of a request.
+/// State of a request as reported by the autoscaler.
 struct Verdict {
     state: &'static str,
     reason: String,
     message: String,
-    /// Since when nothing follows from it.
+    /// Since when the request has ended.
     ended: Option<Timestamp>,
 }
 
@@ -117,7 +120,7 @@ fn verdict(view: &ObjectView) -> Verdict {
     };
     let words = if said.message.is_empty() { &said.reason } else { &said.message };
     let message = format!("{} is {}: {}", said.type_, said.status, words.trim_end_matches('.'));
-    // A reason of others may be empty in objects that no server has seen.
+    // Other controllers' reasons may be empty in objects that the server has not validated.
     let reason = if said.reason.is_empty() || end.is_some() { said.type_.clone() } else { said.reason.clone() };
     Verdict { state, reason, message, ended: end.map(|end| end.last_transition_time.0) }
 }

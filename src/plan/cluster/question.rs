@@ -1,4 +1,4 @@
-//! A job that looks for a place.
+//! Input of a placement search.
 
 use super::admitted::Admitted;
 use super::levels::Levels;
@@ -8,25 +8,26 @@ use jiff::Timestamp;
 use std::collections::BTreeMap;
 use switchyard_crds::TrainJob;
 
-/// Settings of the operator that affect placement, and the current time: reports that are not renewed go stale.
+/// Operator settings that affect placement, and the current time, because reports go stale.
 #[derive(Debug, Clone, Copy)]
 pub struct PlacementRules<'a> {
     pub defaults: &'a Defaults,
-    /// Levels of domains that the operator knows.
+    /// The operator's topology levels.
     pub levels: &'a Levels,
     pub now: Timestamp,
 }
 
-/// A job that looks for a place.
+/// A job to be placed.
 #[derive(Debug, Clone, Copy)]
 pub struct Question<'a> {
-    /// `status.deviceAllocation` says how its pods get their GPUs, `status.placement` where they were before.
+    /// `status.deviceAllocation` is the GPU mechanism of its pods, `status.placement` their
+    /// previous placement.
     pub job: &'a TrainJob,
     pub valid: &'a ValidJob,
     pub rules: PlacementRules<'a>,
-    /// What its pods ask for.
+    /// Requests and rules of its pods.
     pub admitted: &'a Admitted,
-    /// Nodes that are avoided.
+    /// Avoided nodes.
     pub left_out: &'a BTreeMap<String, Avoided>,
 }
 
@@ -34,6 +35,6 @@ pub struct Question<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Avoided {
     pub why: String,
-    /// It is used where no place can be found without it.
+    /// It is used only if there is no placement without it.
     pub is_last_resort: bool,
 }

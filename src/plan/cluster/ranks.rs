@@ -1,5 +1,5 @@
-//! Which pod of a gang may run on which node. Mostly all pods have the same rules; a queue with topology-aware scheduling, such as Kueue's, pins
-//! each of them to a host or a rack of its own.
+//! Which pods of a gang may run on which nodes. Usually all pods have the same rules. A queue with
+//! topology-aware scheduling, such as Kueue, pins each pod to its own host or rack.
 
 use super::admitted::Admitted;
 use crate::eligible::{self, NodeFacts, NodeRules, Unfit};
@@ -8,27 +8,27 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use switchyard_core::units::plural;
 
-/// Label by which a selector names a single node.
+/// Label that identifies a single node in a selector.
 pub(super) const HOST: &str = "kubernetes.io/hostname";
-/// Pods or nodes that a sentence names.
+/// Maximum number of pods or nodes named in a sentence.
 const NAMED: usize = 4;
 
-/// Rules of the pods, and the pods that have them.
+/// Node rules of the pods, and the pods they apply to.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct RankRules {
     kinds: Vec<Kind>,
-    /// Kinds whose selector names a host, by the host.
+    /// Kinds whose selector names a host, by host.
     pinned: BTreeMap<String, Vec<usize>>,
-    /// The other kinds.
+    /// All other kinds.
     unpinned: Vec<usize>,
-    /// What the template itself says: the rest was added by admission.
+    /// Rules from the template itself. All others were added by admission.
     template: Template,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 struct Kind {
     rules: Arc<NodeRules>,
-    /// Node ranks in ascending order; empty where all pods are of this kind.
+    /// Node ranks in ascending order. Empty if all pods are of this kind.
     ranks: Vec<usize>,
 }
 
@@ -38,17 +38,17 @@ struct Template {
     has_affinity: bool,
 }
 
-/// Pods that have too few nodes between them.
+/// Pods that have too few nodes in common.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Shortage {
     /// Node ranks.
     pub ranks: Vec<usize>,
-    /// Positions of the only nodes that any of them may run on.
+    /// Positions of all nodes that any of them may use.
     pub nodes: Vec<usize>,
 }
 
 impl RankRules {
-    /// `template`: the pod as the job itself asks for it.
+    /// `template` is the pod as specified by the job itself.
     pub fn of(admitted: &Admitted, template: &PodSpec) -> RankRules {
         let kind = |rules: &Arc<NodeRules>| Kind { rules: rules.clone(), ranks: Vec::new() };
         let mut kinds: Vec<Kind> = admitted.rules.iter().map(kind).collect();
@@ -71,12 +71,12 @@ impl RankRules {
         RankRules { kinds, pinned, unpinned, template }
     }
 
-    /// All pods have the same rules.
+    /// Whether all pods have the same rules.
     pub fn are_equal(&self) -> bool {
         self.kinds.len() < 2
     }
 
-    /// Why no pod may run on a node, whatever is free there.
+    /// Why no pod may run on a node, regardless of free resources.
     pub fn refused_by(&self, node: &NodeFacts) -> Option<Unfit> {
         if self.accepting(node).next().is_some() {
             return None;
@@ -90,7 +90,7 @@ impl RankRules {
         })
     }
 
-    /// Kinds whose pods may run on a node, unless it is of another host than they are pinned to.
+    /// Kinds whose pods may use a node as far as host pinning is concerned.
     fn candidates(&self, node: &NodeFacts) -> impl Iterator<Item = usize> {
         let pinned = node.labels.get(HOST).and_then(|host| self.pinned.get(host));
         pinned.into_iter().flatten().chain(&self.unpinned).copied()
@@ -101,7 +101,8 @@ impl RankRules {
         self.candidates(node).filter(|kind| eligible::may_run(&self.kinds[*kind].rules, node).is_ok())
     }
 
-    /// The position in `nodes` of the node for each rank, where ranks have different rules. A rank keeps its own position where it may.
+    /// For each rank, the position in `nodes` of its node, if ranks have different rules. A rank
+    /// keeps its own position where its rules allow that.
     ///
     /// # Errors
     /// Pods that have too few nodes.
@@ -119,7 +120,8 @@ impl RankRules {
         Ok(by_rank)
     }
 
-    /// As many of these nodes as there are pods with different rules, so that each pod has one on which it may run; the first ones are preferred.
+    /// Chooses one allowed node for each pod, if pods have different rules. Earlier nodes are
+    /// preferred.
     ///
     /// # Errors
     /// Pods that have too few nodes.
@@ -129,12 +131,13 @@ impl RankRules {
         Ok((0..nodes.len()).filter(|node| matching.owners[*node].is_some()).collect())
     }
 
-    /// The host to which all pods are pinned.
+    /// The host that all pods are pinned to.
     pub fn shared_pin(&self) -> Option<&str> {
         self.pinned.keys().next().filter(|_| self.are_equal()).map(String::as_str)
     }
 
-    /// Hosts to which single pods are pinned, with the pods' ranks; none where all pods are pinned to one.
+    /// Hosts that single pods are pinned to, with the ranks. Empty if all pods are pinned to one
+    /// host.
     pub fn pins(&self) -> impl Iterator<Item = (&str, usize)> {
         self.pinned.iter().flat_map(|(host, kinds)| {
             kinds.iter().flat_map(|kind| &self.kinds[*kind].ranks).map(move |rank| (host.as_str(), *rank))
@@ -142,9 +145,9 @@ impl RankRules {
     }
 }
 
-/// Which kind of pod has which node.
+/// Assignment of nodes to kinds of pods.
 struct Matching {
-    /// Nodes that a kind may have, in ascending order.
+    /// Nodes that a kind may use, in ascending order.
     nodes_of: Vec<Vec<usize>>,
     owners: Vec<Option<usize>>,
 }
@@ -162,7 +165,7 @@ impl Matching {
         self.nodes_of[kind].iter().copied().filter(move |node| self.owners[*node] == Some(kind))
     }
 
-    /// Gives each kind as many nodes as it has pods.
+    /// Assigns each kind as many nodes as it has pods.
     fn complete(&mut self, rules: &RankRules) -> Result<(), Shortage> {
         for (number, kind) in rules.kinds.iter().enumerate() {
             for _ in self.of(number).count()..kind.ranks.len() {
@@ -172,9 +175,10 @@ impl Matching {
         Ok(())
     }
 
-    /// Gives a kind one more node; others may have to take another one, by the shortest chain of exchanges.
+    /// Assigns one more node to a kind, along the shortest augmenting path: other kinds may have to
+    /// exchange nodes.
     fn one_more(&mut self, first: usize, rules: &RankRules) -> Result<(), Shortage> {
-        // By which kind a node was reached, and by which node a kind.
+        // For each node the kind that reached it, and for each kind the node it would give up.
         let mut reached_by: Vec<Option<usize>> = vec![None; self.owners.len()];
         let mut gives_up: Vec<Option<usize>> = vec![None; self.nodes_of.len()];
         let mut queue = VecDeque::from([first]);
@@ -217,7 +221,7 @@ impl Matching {
 }
 
 impl Shortage {
-    /// In a sentence; `name`: that of the node at a position.
+    /// Describes the shortage. `name` returns the name of the node at a position.
     pub fn sentence(&self, name: impl Fn(usize) -> String) -> String {
         let ranks = listed(self.ranks.iter().map(ToString::to_string));
         let (pods, nodes) = (self.ranks.len() as u64, self.nodes.len() as u64);
@@ -247,7 +251,7 @@ mod tests {
         NodeFacts { name: name.to_string(), labels: Arc::new(labels.into()), ready: true, ..NodeFacts::default() }
     }
 
-    /// Rules by which a pod may run on these nodes only.
+    /// Rules that restrict a pod to these nodes.
     fn only(nodes: &[usize]) -> NodeRules {
         let nodes: Vec<String> = nodes.iter().map(ToString::to_string).collect();
         let field = serde_json::json!({"nodeSelectorTerms": [{"matchExpressions": [{"key": HOST, "operator": "In", "values": nodes}]}]});
@@ -258,7 +262,7 @@ mod tests {
         RankRules::of(&Admitted::new(Default::default(), of_ranks.iter().cloned().map(Arc::new)), &PodSpec::default())
     }
 
-    /// Every order of the nodes is tried.
+    /// Tries every assignment of nodes.
     fn by_brute_force(of_ranks: &[Vec<usize>], taken: &mut Vec<usize>) -> bool {
         let Some(nodes) = of_ranks.get(taken.len()) else { return true };
         nodes.iter().any(|node| {
@@ -310,7 +314,7 @@ mod tests {
         let any = || only(&[0, 1, 2]);
         assert_eq!(rules(&[any(), any(), only(&[0])]).assign(&nodes).unwrap(), [1, 2, 0]);
         assert_eq!(rules(&[any(), only(&[1]), any()]).assign(&nodes).unwrap(), [0, 1, 2]);
-        // One gives its node up for another, which a third leaves.
+        // One pod gives its node to another, after a third one has left it.
         assert_eq!(rules(&[only(&[0, 1]), only(&[1, 2]), only(&[0])]).assign(&nodes).unwrap(), [1, 2, 0]);
     }
 

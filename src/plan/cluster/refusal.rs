@@ -1,4 +1,5 @@
-//! Why there is no place for a gang, in numbers, and the smallest changes with which there is one.
+//! Explains why a gang cannot be placed, in numbers, with the smallest changes that would make it
+//! fit.
 
 use super::admitted::Admitted;
 use super::excluded::Excluded;
@@ -17,35 +18,36 @@ use switchyard_core::rates::gigabytes;
 use switchyard_core::units::plural;
 use switchyard_crds::MinLink as Asked;
 
-/// Reasons that are named.
+/// Maximum number of reasons named.
 const NAMED: usize = 3;
 
-/// Why there is no place.
+/// Why there is no placement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NoPlace {
     /// One sentence.
     pub sentence: String,
-    /// Changes of the manifest, each of which is enough.
+    /// Changes of the manifest. Each of them is sufficient.
     pub changes: Vec<Change>,
-    /// Nodes that are left out, with the reason.
+    /// Excluded nodes, with reasons.
     pub excluded: Vec<(String, Excluded)>,
-    /// Nodes that have room for a pod.
+    /// Nodes with room for a pod.
     pub open: u32,
-    /// They are fewer than the pods of the gang: more nodes would help.
+    /// Fewer nodes have room than the gang has pods: more nodes would help.
     pub lacks_nodes: bool,
 }
 
-/// A change of the manifest with which the job fits.
+/// A change of the manifest with which the job would fit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     /// The field and its value.
     pub field: String,
-    /// Bandwidth of the job's ring then, megabytes per second; `None`: no ring, or nothing is known.
+    /// Resulting ring bandwidth of the job, in MB/s. `None` if it has no ring, or if nothing is
+    /// known.
     pub bandwidth: Option<u32>,
 }
 
 impl NoPlace {
-    /// For a request that no cluster could serve.
+    /// For a request that no cluster could satisfy.
     pub fn impossible(sentence: String) -> NoPlace {
         NoPlace { sentence, changes: Vec::new(), excluded: Vec::new(), open: 0, lacks_nodes: false }
     }
@@ -65,7 +67,7 @@ impl std::fmt::Display for NoPlace {
     }
 }
 
-/// Names the binding constraint, and tries which changes would lift it.
+/// Names the binding constraint and finds changes that would lift it.
 pub(super) fn explain(
     need: &Need<'_>,
     sites: &Sites<'_>,
@@ -80,7 +82,7 @@ pub(super) fn explain(
     if need.gpus() > 0 {
         asked.push(format!("{} GPU{}", need.gpus(), plural(need.gpus().into())));
     }
-    // Every pod asks for one pod: mentioned only if it asks for nothing else.
+    // Every pod implicitly requests one pod slot: mention it only if the pod requests nothing else.
     if need.gpus() == 0 || need.demand.amounts.names().count() > 1 {
         asked.push(need.demand.amounts.to_string());
     }
@@ -123,14 +125,14 @@ pub(super) fn explain(
     NoPlace { sentence: text, changes, excluded: Vec::new(), open, lacks_nodes: open < count }
 }
 
-/// Of pods that were admitted with different rules, some have too few nodes.
+/// Too few nodes satisfy the rules of some pods, which admission gave different rules.
 pub(super) fn of_ranks(shortage: &Shortage, sites: &Sites<'_>) -> NoPlace {
     let sentence = shortage.sentence(|node| sites.nodes[node].facts.name.clone());
     let open = sites.open().count() as u32;
     NoPlace { sentence, changes: Vec::new(), excluded: sites.left_out(), open, lacks_nodes: false }
 }
 
-/// The hosts to which pods are pinned and that cannot take them.
+/// The hosts that pods are pinned to and that cannot take them.
 fn pinned(need: &Need<'_>, sites: &Sites<'_>) -> String {
     let mut text = String::new();
     let rules = &need.demand.rules;
@@ -151,18 +153,19 @@ fn pinned(need: &Need<'_>, sites: &Sites<'_>) -> String {
     text
 }
 
-/// Rules of the pods that are tried to be changed: each costs as much as a placement.
+/// Maximum number of pod rules for which changes are tried: each try costs as much as a placement.
 const MOST_RULES: usize = 4;
 
-/// Adds the changes of tolerations, selectors and affinities, each of which is enough. `with`: the bandwidth of the job if its pods asked for
-/// that.
+/// Adds sufficient changes of tolerations, selectors and affinities. `with` returns the job's
+/// bandwidth if its pods had the given rules.
 pub(super) fn with_rules_changed(
     mut why: NoPlace,
     question: &Question<'_>,
     nodes: &BTreeMap<String, NodeView>,
     with: impl Fn(&Admitted) -> Option<Option<u32>>,
 ) -> NoPlace {
-    // How many nodes each rule keeps out. More nodes than those, and the ones in use, no change of it can give.
+    // Number of nodes that each rule excludes. Changing the rule makes at most these nodes
+    // available, in addition to those with room.
     let mut kept_out: Vec<(&Unfit, u32)> = Vec::new();
     for (_, excluded) in &why.excluded {
         let Excluded::Unfit(unfit) = excluded else { continue };
@@ -183,20 +186,21 @@ pub(super) fn with_rules_changed(
             changes.push(Change { field, bandwidth });
         }
     }
-    // Before those that make the job another one.
+    // List these before changes that would alter the job's nature.
     changes.append(&mut why.changes);
     why.changes = changes;
     why
 }
 
-/// What most of the excluded nodes lack, and for which reasons most of the others cannot be used.
+/// Names the resource that most excluded nodes lack, and the most frequent reasons why others
+/// cannot be used.
 fn left_out(excluded: &[Option<Excluded>]) -> String {
     let mut text = String::new();
     let mut short: BTreeMap<&str, Vec<i64>> = BTreeMap::new();
     let mut gpus: Vec<u32> = Vec::new();
-    // What this job met there comes before what keeps everybody away.
+    // This job's own experience with a node precedes reasons that exclude it for every job.
     let mut refused: BTreeMap<(bool, String), usize> = BTreeMap::new();
-    // Neighbours are mostly left out for the same reason, which is then put into words once.
+    // Neighbouring nodes are mostly excluded for the same reason, so format it once.
     for same in excluded.chunk_by(|a, b| a == b) {
         match &same[0] {
             None => {}
@@ -213,12 +217,13 @@ fn left_out(excluded: &[Option<Excluded>]) -> String {
     if let Some(most) = gpus.iter().max() {
         text.push_str(&format!("; most free GPUs on the others: {most}"));
     }
-    // The first resource where several are short on as many nodes.
+    // If several resources are short on equally many nodes, report the first.
     if let Some((name, free)) = short.iter().rev().max_by_key(|(_, free)| free.len()) {
         let most = Resources::amount(name, free.iter().copied().max().unwrap_or(0));
         text.push_str(&format!("; most free {name} on the others: {most}"));
     }
-    // Most nodes may be excluded by the job's own selector. Then what the other nodes lack is the news.
+    // Most nodes may be excluded by the job's own selector. Then the shortage on the other nodes is
+    // the relevant information.
     let mut refused: Vec<((bool, String), usize)> = refused.into_iter().collect();
     refused.sort_by_key(|((others_too, _), nodes)| (*others_too, Reverse(*nodes)));
     for ((_, why), nodes) in refused.iter().take(NAMED) {
@@ -227,7 +232,8 @@ fn left_out(excluded: &[Option<Excluded>]) -> String {
     text
 }
 
-/// Each change that would be enough for itself: a level given up, fewer nodes, fewer GPUs on each, slower links.
+/// Changes that are each sufficient: dropping a level, fewer nodes, fewer GPUs per node, slower
+/// links.
 fn changes(question: &Question<'_>, fleet: &mut Fleet, request: &Request, keys: &[String]) -> Vec<Change> {
     let mut changes = Vec::new();
     let group = request.groups[0];
@@ -257,7 +263,7 @@ fn changes(question: &Question<'_>, fleet: &mut Fleet, request: &Request, keys: 
             changes.push(Change { field: format!("topologyPolicy.nodeTopology.minLink: {word:?}"), bandwidth });
         }
     }
-    // What fits with some nodes fits with fewer.
+    // Whatever fits with some number of nodes also fits with fewer.
     let (mut most, mut too_many) = (0, group.pods);
     let mut bandwidth = None;
     while too_many - most > 1 {

@@ -1,7 +1,8 @@
-//! Pods of older attempts that may still run when the next attempt could start. A program that does not fence its files must not run twice:
-//! both attempts would write the same checkpoints, hold the same locks, or listen on the same port.
+//! Waits for pods of older attempts that may still run when the next attempt could start. A program
+//! that does not fence its files must not run twice: both attempts would write the same
+//! checkpoints, hold the same locks, or listen on the same port.
 //!
-//! Everything is read from pods and nodes, so a new leader decides as the one before it.
+//! All inputs are pods and nodes, so a new leader decides like its predecessor.
 
 use super::attempt::Attempt;
 use super::view::PodView;
@@ -11,21 +12,23 @@ use std::cmp::Reverse;
 use switchyard_core::units::plural;
 use switchyard_crds::Replacement;
 
-/// When its grace period is over, a kubelet kills a pod's containers. It has this long to report that they have ended.
+/// Time for the kubelet to report that containers have ended, after it killed them at the end of
+/// the grace period.
 const REPORTED_WITHIN: SignedDuration = SignedDuration::from_secs(30);
 
 /// A pod of an older attempt that may still run.
 struct Leftover<'a> {
     pod: &'a PodView,
-    /// When the next attempt stops waiting for it; `None`: not foreseeable.
+    /// When the next attempt stops waiting for it, `None` if unknown.
     until: Option<Timestamp>,
-    /// Where that time comes from, or why there is none.
+    /// Source of that time, or why there is none.
     reason: String,
 }
 
 impl Leftover<'_> {
     fn is_awaited(&self, now: Timestamp) -> bool {
-        // However far ahead it lies: a clock that was set back must not start a second writer.
+        // However far in the future it is: a clock that was set back must not start a second
+        // writer.
         self.until.is_none_or(|until| until > now)
     }
 
@@ -37,13 +40,13 @@ impl Leftover<'_> {
 
 /// A wait for older pods.
 pub(super) struct Wait {
-    /// `None`: the pods are on no node, and gone as soon as they are deleted.
+    /// `None` if the pods are not bound and disappear as soon as they are deleted.
     pub text: Option<String>,
-    /// When it ends, or has to be looked at again.
+    /// When it ends or must be rechecked.
     pub wake: Timestamp,
 }
 
-/// The wait for pods of older attempts; `None`: this one may start.
+/// The wait for pods of older attempts, `None` if this attempt may start.
 pub(super) fn wait(attempt: &Attempt<'_>) -> Option<Wait> {
     let now = attempt.now();
     let awaited: Vec<Leftover<'_>> = leftovers(attempt).filter(|left| left.is_awaited(now)).collect();
@@ -60,13 +63,15 @@ pub(super) fn wait(attempt: &Attempt<'_>) -> Option<Wait> {
     };
     let more = awaited.len() - 1;
     let others = (more > 0).then(|| format!("; it waits for {more} more pod{}", plural(more as u64)));
-    // No change of its nodes shows that the brake is off.
+    // The end of a mass outage does not show as a change of this job's nodes, so recheck after a
+    // while.
     let later = now.saturating_add(attempt.snapshot.silence.grace).unwrap_or(Timestamp::MAX);
     let text = Some(text + &others.unwrap_or_default()).filter(|_| is_on_node);
     Some(Wait { text, wake: last.until.unwrap_or(later) })
 }
 
-/// Pods of older attempts that may still run and that this one does not wait for any longer; `None`: there are none.
+/// Describes pods of older attempts that may still run but whose wait is over. `None` if there are
+/// none.
 pub(super) fn not_awaited(attempt: &Attempt<'_>) -> Option<String> {
     let mut left = leftovers(attempt).filter(|left| !left.is_awaited(attempt.now()));
     let first = left.next()?;

@@ -1,4 +1,4 @@
-//! Where a job that finds no room can begin first: which nodes have to become free for it.
+//! Reservation for a job that finds no room: the nodes on which it can start first.
 
 use super::find::find;
 use super::gang;
@@ -8,8 +8,9 @@ use super::view::NodeView;
 use std::collections::BTreeMap;
 use switchyard_crds::PlacedNode;
 
-/// The nodes, and the GPUs on them, that a job which finds no room would have if as few busy nodes as possible were emptied, of equal ones
-/// those that it holds already. Pods that do not end by themselves stay. `None`: it would not fit then either.
+/// Chooses the nodes and GPUs for a job that finds no room such that as few busy nodes as possible
+/// must be emptied. Ties prefer nodes that it already reserves. Pods that do not end by themselves
+/// stay. `None` if the job would not fit even then.
 pub fn reserve(
     question: &Question<'_>,
     nodes: &BTreeMap<String, NodeView>,
@@ -26,12 +27,13 @@ pub fn reserve(
         let enough = least(few, emptied.order.len(), |count| fits(emptied.first(count)))?;
         place(emptied.first(enough))
     };
-    // Where the fabric of the first nodes with room is wrong, the search goes by places that may be used: that takes longer.
+    // If the fabric of the first nodes with room is unacceptable, search for placements with an
+    // acceptable fabric, which takes longer.
     search(&|nodes| gang::fits(question, nodes)).or_else(|| search(&|nodes| place(nodes).is_some()))
 }
 
-/// The fewest steps after which so many pods have room on a node each: `open` nodes have it now, and each step gives it to some more. `None`:
-/// not even all steps are enough.
+/// The smallest number of steps after which `pods` nodes have room for a pod each: `open` nodes
+/// have room now, and each step adds some. `None` if all steps together are not enough.
 pub fn few(mut open: usize, pods: u32, mut gains: impl Iterator<Item = usize>) -> Option<usize> {
     let mut steps = 0;
     while open < pods as usize {
@@ -41,8 +43,9 @@ pub fn few(mut open: usize, pods: u32, mut gains: impl Iterator<Item = usize>) -
     Some(steps)
 }
 
-/// The least number with which something fits, where less than `few` is never enough and with more it still fits. `None`: not even with the
-/// most. What is just enough by a count usually fits, and one call may cost as much as a plan.
+/// The smallest number for which `fits_with` holds, which must be monotonic and false below `few`.
+/// `None` if it does not even hold for `most`. Tries `few` first, because a count that is just
+/// enough usually fits, and a call may cost as much as a plan.
 pub fn least(few: usize, most: usize, mut fits_with: impl FnMut(usize) -> bool) -> Option<usize> {
     if few > most {
         return None;
@@ -61,7 +64,8 @@ pub fn least(few: usize, most: usize, mut fits_with: impl FnMut(usize) -> bool) 
     Some(enough)
 }
 
-/// Nodes that would have room for a pod if all that ends by itself had ended there, the least used first, of equal ones those that are held.
+/// Nodes that would have room for a pod after all pods that end by themselves have ended. Least
+/// used first, then those that are already reserved.
 fn least_used<'a>(
     question: &Question<'_>,
     demand: &Demand,
@@ -86,16 +90,16 @@ fn least_used<'a>(
     order
 }
 
-/// The nodes as they are, but for the first ones of an order, on which nothing runs.
+/// The nodes with the first ones of an order emptied.
 struct Emptied<'a> {
     nodes: BTreeMap<String, NodeView>,
     order: Vec<&'a NodeView>,
-    /// So many of them are empty.
+    /// Number of emptied nodes.
     count: usize,
 }
 
 impl Emptied<'_> {
-    /// The nodes where the first ones are empty.
+    /// The nodes with the first `count` emptied.
     fn first(&mut self, count: usize) -> &BTreeMap<String, NodeView> {
         for number in self.count.min(count)..self.count.max(count) {
             let was = self.order[number];
@@ -107,7 +111,7 @@ impl Emptied<'_> {
     }
 }
 
-/// A node once everything on it has ended that ends by itself.
+/// A node after all pods that end by themselves have ended.
 fn empty(node: &NodeView) -> NodeView {
     NodeView { free: node.allocatable.less(&node.lasting), taken: node.lasting_gpus, in_use: 0, ..node.clone() }
 }

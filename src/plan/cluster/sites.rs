@@ -1,4 +1,5 @@
-//! The nodes as one job sees them: which may be used, what is free on them, and why the others are left out.
+//! The nodes as one job sees them: which may be used, their free resources, and why the others are
+//! excluded.
 
 use super::excluded::Excluded;
 use super::levels::{Levels, Tree};
@@ -18,7 +19,7 @@ pub(super) struct Sites<'a> {
     pub excluded: Vec<Option<Excluded>>,
     shapes: Vec<Arc<Shape>>,
     sites: Vec<Site>,
-    /// GPUs come by claims: only those that a driver offers count.
+    /// GPUs are allocated by claims: only GPUs that a driver offers count.
     by_claim: bool,
 }
 
@@ -37,7 +38,7 @@ impl<'a> Sites<'a> {
         for (node, domains) in nodes.iter().zip(&tree.domains) {
             let (shape, free) = (shapes.of(node), node.free_gpus(need.demand.allocation));
             let why = exclude(node, need, free);
-            // A node with too few GPUs stays open: the fleet may be asked for fewer.
+            // A node with too few GPUs stays open, because the fleet may be queried for fewer.
             let is_counted = matches!(why, Some(Excluded::Gpus { .. })) && free.count_ones() < need.gpus();
             sites.push(Site { shape, free, open: why.is_none() || is_counted, domains: domains.clone() });
             excluded.push(why);
@@ -46,12 +47,12 @@ impl<'a> Sites<'a> {
         Sites { nodes, tree, excluded, shapes: shapes.list, sites, by_claim }
     }
 
-    /// The fleet as it is.
+    /// The fleet in its current state.
     pub fn fleet(&self) -> Fleet {
         self.make(&self.sites)
     }
 
-    /// The fleet if nothing ran: every node that the job could use at all, with all its GPUs.
+    /// The fleet if nothing ran: every node that the job could ever use, with all its GPUs.
     pub fn empty(&self) -> Fleet {
         let emptied = |(site, (node, why)): (&Site, (&&NodeView, &Option<Excluded>))| {
             let open = match why {
@@ -76,27 +77,27 @@ impl<'a> Sites<'a> {
         &self.shapes[self.sites[node].shape as usize]
     }
 
-    /// Notes which nodes a request leaves out for the links between their free GPUs.
+    /// Records nodes that a request excludes because of the links between their free GPUs.
     pub fn note_links(&mut self, fleet: &mut Fleet, request: &Request, asked: api::MinLink) {
         for node in fleet.below_min_link(request.groups[0].gpus, request.min_link) {
             self.excluded[node.0 as usize].get_or_insert(Excluded::Links(asked));
         }
     }
 
-    /// Which nodes may be used.
+    /// Nodes that may be used.
     pub fn open(&self) -> impl Iterator<Item = usize> {
         let open =
             self.sites.iter().zip(&self.excluded).enumerate().filter(|(_, (site, why))| site.open && why.is_none());
         open.map(|(node, _)| node)
     }
 
-    /// Nodes that are left out, with the reason.
+    /// Excluded nodes, with reasons.
     pub fn left_out(&self) -> Vec<(String, Excluded)> {
         let nodes = self.nodes.iter().zip(&self.excluded);
         nodes.filter_map(|(node, why)| Some((node.facts.name.clone(), why.clone()?))).collect()
     }
 
-    /// The fleet with these nodes alone, in ascending order.
+    /// The fleet restricted to these nodes. `nodes` must be in ascending order.
     pub fn only(&self, nodes: &[usize]) -> Fleet {
         let closed = |(node, site): (usize, &Site)| Site {
             open: site.open && nodes.binary_search(&node).is_ok(),
@@ -105,18 +106,18 @@ impl<'a> Sites<'a> {
         self.make(&self.sites.iter().enumerate().map(closed).collect::<Vec<_>>())
     }
 
-    /// The fleet without the nodes that have GPUs.
+    /// The fleet without GPU nodes.
     pub fn without_gpus(&self) -> Fleet {
         let plain = |(site, node): (&Site, &&NodeView)| Site { open: site.open && node.gpus() == 0, ..site.clone() };
         self.make(&self.sites.iter().zip(&self.nodes).map(plain).collect::<Vec<_>>())
     }
 }
 
-/// Kinds of nodes, each once.
+/// Distinct kinds of nodes.
 #[derive(Default)]
 struct Kinds {
     list: Vec<Arc<Shape>>,
-    /// Of nodes without a report, by their number of GPUs.
+    /// Index of the kind of nodes without a report, by number of GPUs.
     unreported: BTreeMap<usize, u32>,
 }
 

@@ -1,4 +1,4 @@
-//! The next step of an attempt, from the first create to the end of all pods.
+//! The next step of an attempt, from creating the first pod to the end of all pods.
 //!
 //! ```text
 //! pods gated ─> all exist ─> place (decision) ─> gates lifted ─> bound ─> running ─> all succeeded ─> Complete
@@ -26,7 +26,7 @@ use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::{DeviceAllocation, TrainJob, TrainJobStatus};
 
-/// The next step of an attempt.
+/// Plans the next step of an attempt.
 pub(super) fn step(snapshot: &JobSnapshot<'_>, valid: &ValidJob, number: u32) -> Reconciliation {
     let attempt = Attempt::of(snapshot, valid, number);
     if attempt.placed && attempt.all(PodView::has_succeeded) {
@@ -65,12 +65,12 @@ pub(super) fn step(snapshot: &JobSnapshot<'_>, valid: &ValidJob, number: u32) ->
     result
 }
 
-/// Before the gang has a place: creates what is missing, then asks for a place.
+/// Before placement: creates missing objects, then places the gang.
 fn gather(attempt: &Attempt<'_>) -> Reconciliation {
     let status = attempt.snapshot.job.status.as_ref();
     let not_before = status.and_then(|status| status.attempt_time.as_ref()).map(|time| time.0);
     if let Some(not_before) = not_before.filter(|at| !clock::is_over(*at, restart::LONGEST_PAUSE, attempt.now())) {
-        // The stage and its reason were written with the decision to start again.
+        // The decision to restart has already written the stage and its reason.
         let mut result = attempt.draft().act(&attempt.snapshot);
         result.actions = act::old_pods(attempt);
         result.actions.extend(act::old_objects(attempt));
@@ -111,7 +111,8 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
             (None, Some(stranger)) => stranger.clone(),
             (None, None) => format!("{} of {desired} pods exist", desired - missing),
         };
-        // After a failure the stage stays Restarting, with the cause, until the next attempt is complete.
+        // After a failure the stage stays Restarting, with the cause, until all pods of the next
+        // attempt exist.
         let is_restart = is_restart(status);
         if !is_restart || trouble.is_some() {
             let stage = if is_restart { Stage::Restarting } else { Stage::Placing };
@@ -144,24 +145,25 @@ fn is_restart(status: Option<&TrainJobStatus>) -> bool {
     status.and_then(|status| status::reason_of(status, conditions::SUCCEEDED)) == Some(Stage::Restarting.reason())
 }
 
-/// All pods exist: the whole gang gets a place, or waits.
+/// All pods exist: places the whole gang, or waits.
 fn place(attempt: &Attempt<'_>) -> Reconciliation {
     let pods = attempt.existing();
     let mut draft = attempt.draft();
     let by_claims = attempt.snapshot.job.status.as_ref().and_then(|status| status.device_allocation)
         == Some(DeviceAllocation::Claims);
     if let Some(text) = pods.iter().find_map(|pod| held_by_others(pod, by_claims)) {
-        // Not `Restarting`: for that it would keep its nodes, and others may be admitted first.
+        // The reason must not be `Restarting`: with it the job would keep its nodes, while other
+        // jobs may be admitted first.
         draft.condition(conditions::PLACED, "False", conditions::GATED, text.clone());
         draft.stage(Stage::Queued, text);
         return draft.act(&attempt.snapshot);
     }
     if pods.iter().any(|pod| pod.rules.as_ref().is_some_and(|rules| !rules.is_known())) {
-        // Read within seconds; what cannot be read is left to the scheduler.
+        // Rules are read within seconds. Those that cannot be read are left to the scheduler.
         return draft.act(&attempt.snapshot);
     }
     if let Some(absent) = pods.iter().find_map(|pod| pod.rules.as_ref()?.absent.first()) {
-        // Its scheduler would say nothing of it, or refuse one node after the other.
+        // The scheduler would not report on this pod, or would reject one node after the other.
         draft.condition(conditions::PLACED, "False", conditions::ABSENT, absent.clone());
         draft.stage(Stage::Queued, absent.clone());
         return draft.act(&attempt.snapshot);
@@ -218,7 +220,7 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
             result.actions = asked.actions;
             asked.wake.into_iter().for_each(|at| result.wake_at(at));
             attempt.snapshot.asked_again.into_iter().for_each(|at| result.wake_at(at));
-            // What is expected comes nearer, and is not known before the job stands in the queue.
+            // Forecasts change as time passes, and a job has none before it is in the queue.
             let period = waiting_period(attempt.snapshot.waiting);
             let is_told_later = attempt.snapshot.forecast.map_or(is_new, |forecast| forecast.window.is_ok());
             let at = attempt.now().checked_add(period).ok().filter(|_| is_told_later);
@@ -231,18 +233,19 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
     }
 }
 
-/// The limit that the queue counts with from now on. A gang that starts again on its nodes has not stood in the queue with a higher one.
+/// The limit that the queue relies on from now on. A gang that restarts on its nodes has not been
+/// queued with a higher limit.
 fn placed_limit(job: &TrainJob) -> Option<i64> {
     let limit = job.spec.active_deadline_seconds;
     let kept = job.status.as_ref().filter(|status| status.placement.is_some());
     kept.and_then(|status| status.placed_limit_seconds).into_iter().chain(limit).min()
 }
 
-/// Who holds a pod by a gate of its own, and what is waited for; `None`: nobody.
+/// Says which other gate holds a pod and what it waits for, `None` if there is no other gate.
 fn held_by_others(pod: &PodView, by_claims: bool) -> Option<String> {
     let gate = pod.other_gate.as_ref()?;
     Some(match (&pod.group, &pod.admission) {
-        // It says so in no event, only in the Workload.
+        // Kueue reports this only in the Workload, not in an event.
         (Some(group), None) if by_claims && pod.waits_for_kueue() => format!(
             "waiting for Kueue to admit Workload {group}; the GPUs come by claims, and Kueue 0.18 and later admits no pods that name \
              claims (docs/queueing.md#kueue)"
@@ -253,7 +256,8 @@ fn held_by_others(pod: &PodView, by_claims: bool) -> Option<String> {
     })
 }
 
-/// There is room, but the job must not start over the fabric of these nodes. Nodes, their ports and other jobs may change that.
+/// There is room, but the job must not start on the fabric of these nodes. Changes of nodes, ports
+/// or other jobs may resolve that.
 fn not_ready(attempt: &Attempt<'_>, mut draft: Draft<'_>, why: String) -> Reconciliation {
     if let Some(result) = again::for_devices(attempt, &why) {
         return result;
@@ -271,13 +275,13 @@ fn not_ready(attempt: &Attempt<'_>, mut draft: Draft<'_>, why: String) -> Reconc
     result
 }
 
-/// The gang is placed: gates are lifted, and the pods are followed until they end.
+/// Follows a placed gang: lifts its gates and watches its pods until they end.
 fn follow(attempt: &Attempt<'_>) -> Reconciliation {
     let mut actions = act::old_pods(attempt);
     actions.extend(act::labels(attempt));
     let mut strangers = act::objects(attempt, &mut actions);
     let placement = attempt.snapshot.job.status.as_ref().and_then(|status| status.placement.as_ref());
-    // All gates are lifted together, and not before every claim and the files for NCCL exist.
+    // Gates are lifted together, after all claims and NCCL files exist.
     let mut taken = Vec::new();
     let mut missing = act::claims(attempt, placement, &mut taken);
     missing.extend(act::fabric_configs(attempt, &mut taken));
@@ -332,7 +336,8 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
             events.push(EventDraft::normal(events::RUNNING, text + &of));
         }
     } else if is_new {
-        // Once all pods ran, the stage stays Running: a kubelet that restarts reports less for a moment.
+        // Once all pods have run, the stage stays Running: a restarting kubelet briefly reports
+        // fewer.
         draft.stage(Stage::Starting, with(starting(attempt, running), replacement::not_awaited(attempt)));
     }
     let due = no_progress(attempt, &mut draft);
@@ -353,13 +358,14 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
     result
 }
 
-/// Seconds without progress after which the watchdogs of the ranks would have spoken, where the job does not say.
+/// Default time without progress after which the ranks' watchdogs would have reacted.
 const PROGRESS_TIMEOUT: i32 = 600;
-/// Time that may pass until a step is known here: logs of many jobs are read in turns.
+/// Maximum delay until a step is known here: logs of many jobs are read in rotation.
 const READ_IN: SignedDuration = SignedDuration::from_secs(300);
 
-/// Says that no step has been reported for a long time; else returns when that will be so. A rank that the watchdogs cannot see (a
-/// process that is stopped with all others) is seen here only, and so is a long validation: it is told, and nothing follows.
+/// Reports that no step has been seen for a long time, or returns when that will be the case. It
+/// detects what the watchdogs cannot, a process that is stopped together with all others, but also
+/// long validations. It only reports and triggers no action.
 fn no_progress(attempt: &Attempt<'_>, draft: &mut Draft<'_>) -> Option<Timestamp> {
     let last = attempt.snapshot.silence.progress.filter(|_| draft.next.is(conditions::PROGRESSING))?;
     let policy = &attempt.snapshot.job.spec.failure_policy;
@@ -375,12 +381,12 @@ fn no_progress(attempt: &Attempt<'_>, draft: &mut Draft<'_>) -> Option<Timestamp
     None
 }
 
-/// A sentence with remarks.
+/// Appends remarks to a sentence.
 fn with(text: String, remarks: impl IntoIterator<Item = String>) -> String {
     remarks.into_iter().fold(text, |text, remark| text + "; " + &remark)
 }
 
-/// What the pods that do not run wait for.
+/// Says what pods that are not running wait for.
 fn starting(attempt: &Attempt<'_>, running: usize) -> String {
     let desired = attempt.pods.len();
     let why = attempt.existing().into_iter().find_map(|pod| {

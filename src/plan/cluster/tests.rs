@@ -1,4 +1,4 @@
-//! The life of a job, from snapshots written down by hand.
+//! Life cycle of a job, from handwritten snapshots.
 
 mod kueue;
 mod large;
@@ -61,7 +61,8 @@ fn a_gang_waits_as_a_whole_and_says_what_is_short() {
     assert_eq!(world.stage(), "Running");
 }
 
-/// It chose the device plugin, which did not exist either, and waited for it forever.
+/// Regression test: the job chose the device plugin, which did not exist either, and waited for it
+/// forever.
 #[test]
 fn a_job_that_was_there_before_the_driver_gets_its_gpus_by_claims() {
     let limits = json!({"cpu": "2", "nvidia.com/gpu": 1});
@@ -77,11 +78,11 @@ fn a_job_that_was_there_before_the_driver_gets_its_gpus_by_claims() {
     assert_eq!((decided.actions.len(), decided.events.len()), (0, 1));
     world.run();
     assert!(world.pods.iter().all(|pod| pod.attempt == 2), "{:?}", world.pods);
-    // While no node gives any, in whatever way, nothing is created again.
+    // While no node provides GPUs by either mechanism, nothing is recreated.
     world.nodes.get_mut("n0").unwrap().offered = None;
     world.run();
     assert_eq!((world.stage(), world.attempt(), way(&world)), ("Queued", 2, Some(DeviceAllocation::Claims)));
-    // Where the ways alternate, as with drivers that keep restarting, less and less often.
+    // If the mechanisms alternate, as with drivers that keep restarting, retries back off.
     let gpu = [(switchyard_crds::names::GPU_RESOURCE.to_string(), Quantity("1".into()))];
     let gpu = crate::resources::of_quantities(&gpu.into());
     for (attempt, pause) in [(3, 10), (4, 20), (5, 40)] {
@@ -146,7 +147,8 @@ fn pauses_between_attempts_grow_and_survive_the_controller() {
     assert_eq!((world.stage(), world.attempt()), ("Running", 8), "an attempt that lasted needs no pause");
 }
 
-/// Found by G5: a controller that had not seen yet that pods had succeeded deleted them, and their logs, when the job was complete.
+/// Found by G5: with a stale cache that did not show that pods had succeeded, the controller
+/// deleted them and their logs when the job was complete.
 #[test]
 fn a_pod_that_may_have_ended_unseen_is_deleted_only_as_it_was_seen() {
     let mut world = World::new(2, json!({}));
@@ -164,8 +166,9 @@ fn a_pod_that_may_have_ended_unseen_is_deleted_only_as_it_was_seen() {
     assert!(actions.len() >= 2 && actions.iter().filter(|action| as_seen(action)).count() == 2, "{actions:?}");
 }
 
-/// Measured on a real kubelet: a delete between the end of the containers and the phase made the next attempt a second later, and took the
-/// logs of the ranks that had only followed.
+/// Measured on a real kubelet: a delete between the end of the containers and the final phase
+/// created the next attempt a second later, and lost the logs of ranks that had only failed as a
+/// consequence.
 #[test]
 fn a_pod_whose_containers_have_ended_is_left_to_its_kubelet() {
     let mut world = World::new(2, json!({"failurePolicy": {"maxRestarts": 1}}));
@@ -180,7 +183,7 @@ fn a_pod_whose_containers_have_ended_is_left_to_its_kubelet() {
         let done = (0..8).map(|_| world.step()).last().unwrap();
         assert!(world.pods.iter().any(|pod| pod.name == follows), "{follows} is deleted");
         assert_eq!(done.wake, stopped.map(|at| at.saturating_add(SignedDuration::from_secs(10)).unwrap()));
-        // A kubelet that says nothing more is not waited for.
+        // The wait for a silent kubelet is bounded.
         world.now += 10;
         world.run();
         assert!(world.pods.iter().all(|pod| pod.name != follows), "{follows} was never deleted");
@@ -216,7 +219,8 @@ fn a_clock_that_is_set_back_holds_nothing_up() {
     assert_eq!(world.attempt(), 5, "nor that for a lost node");
 }
 
-/// A job with a limit of an hour that waited for two was stopped before it had a place.
+/// Regression test: a job with a limit of an hour that waited for two hours was stopped before it
+/// was placed.
 #[test]
 fn time_in_the_queue_does_not_count_for_the_deadline() {
     let mut world = World::new(1, json!({"activeDeadlineSeconds": 60, "failurePolicy": {"maxRestarts": 9}}));
@@ -241,7 +245,7 @@ fn time_in_the_queue_does_not_count_for_the_deadline() {
     assert!(world.message().contains("more than 60 s (spec.activeDeadlineSeconds)"), "{}", world.message());
 }
 
-/// One that an earlier controller placed has no `placedTime`.
+/// A job placed by an earlier controller version has no `placedTime`.
 #[test]
 fn the_deadline_of_a_job_that_was_placed_before_counts_from_its_start() {
     let mut world = World::new(1, json!({"activeDeadlineSeconds": 60}));
@@ -275,7 +279,8 @@ fn an_attempt_below_that_of_a_pod_is_set_right() {
     assert_eq!(world.attempt(), 5);
 }
 
-/// It overflowed, and the status was refused every 5 s from then on, under every leader.
+/// Regression test: the attempt number overflowed, and the status was rejected every 5 s from then
+/// on, under every leader.
 #[test]
 fn a_job_without_a_next_attempt_ends_and_says_so() {
     let mut world = World::new(1, json!({}));
@@ -288,7 +293,7 @@ fn a_job_without_a_next_attempt_ends_and_says_so() {
         "{}",
         world.message()
     );
-    // At 100,000, the longest name had more characters than a host name may have.
+    // At 100,000, the longest pod name would exceed the limit of a host name.
     let mut longest = World::new(1, json!({})).job;
     longest.metadata.name = Some("a".repeat(50));
     let valid = validate(&longest).unwrap();
@@ -374,7 +379,7 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
     );
 }
 
-/// 500 jobs that waited wrote their status with each pod that ended anywhere.
+/// Regression test: 500 queued jobs wrote their status with every pod exit in the cluster.
 #[test]
 fn what_jobs_wait_for_is_written_once_a_minute_and_by_all_of_them_once_a_second() {
     let mut world = World::new(2, json!({}));
@@ -413,7 +418,7 @@ fn a_decision_from_an_absent_pod_names_it() {
     assert_eq!((decision.premise, decision.status.map(|s| s.attempt)), (None, Some(Some(3))));
 }
 
-/// What may happen to the pods of a job.
+/// Events that may happen to a job's pods.
 #[derive(Debug, Clone)]
 enum Happening {
     Exit(usize, i32),
@@ -432,7 +437,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         (0_usize..4).prop_map(Happening::LoseNode),
         any::<bool>().prop_map(Happening::Suspend),
         (1_i64..400).prop_map(Happening::Later),
-        // The clock is set right.
+        // Clock corrections.
         prop_oneof![Just(-3600), Just(3600)].prop_map(Happening::Later),
         Just(Happening::Step),
         Just(Happening::Step),
@@ -441,9 +446,10 @@ fn happening() -> impl Strategy<Value = Happening> {
 }
 
 proptest! {
-    // A case is a whole life.
+    // Each case is a whole life cycle.
     #![proptest_config(ProptestConfig::with_cases(48))]
-    /// Terminal is terminal, attempts and counters never go back, and a decision comes alone.
+    /// End states are final, attempts and counters never decrease, and a decision comes without
+    /// actions.
     #[test]
     fn whatever_happens(nodes in 1_u32..4, restarts in 0_i32..3, happenings in prop::collection::vec(happening(), 0..60)) {
         let mut world = World::new(nodes, json!({"failurePolicy": {"maxRestarts": restarts, "maxInfrastructureRestarts": 2}}));

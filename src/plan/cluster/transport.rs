@@ -1,7 +1,7 @@
-//! After the start: what the ranks report about their links, compared with the prediction.
+//! Compares the links that ranks report after the start with the prediction.
 //!
-//! The verdict is written to the status with the words of the ranks. Whether it ends the job is decided from the status alone: a
-//! controller that takes over decides the same without reading a log.
+//! The verdict is written to the status with the ranks' log text. Whether it ends the job depends
+//! on the status alone, so a controller that takes over decides the same without reading a log.
 
 use super::JobSnapshot;
 use super::events::{self, EventDraft};
@@ -16,10 +16,10 @@ use switchyard_crds::{
 pub use switchyard_fabric::LogObservation;
 use switchyard_fabric::{Prediction, compare};
 
-/// Slow links that are named; further ones are counted.
+/// Maximum number of slow links named. Further ones are counted.
 const SLOW_NAMED: usize = 4;
 
-/// True if the beginnings of the logs of this job's pods still have to be compared with the prediction.
+/// True if the log heads of this job's pods have not been compared with the prediction yet.
 pub fn wants_logs(job: &TrainJob, ranks: u32) -> bool {
     observed(job).is_none() && prediction(job, ranks).is_some()
 }
@@ -28,11 +28,12 @@ fn observed(job: &TrainJob) -> Option<&FabricObservation> {
     job.status.as_ref()?.fabric.as_ref()?.observed.as_ref()
 }
 
-/// What was predicted for a job that is placed; `None`: nothing, or there is only one way. `per_node`: ranks of each node.
+/// Predicted transport of a placed job. `None` if there is no prediction or only one possible
+/// transport. `per_node` is the number of ranks per node.
 fn prediction(job: &TrainJob, per_node: u32) -> Option<Prediction> {
     let several_nodes = job.spec.trainer.num_nodes > 1;
     if job.spec.trainer.framework == Framework::Switchyard && gpus(job) == 0 {
-        // Between CPUs the engine has one way between hosts, and one within.
+        // Without GPUs the engine has one transport between hosts and one within a host.
         let shares_memory = per_node > 1;
         let transport = if several_nodes { Transport::TCP } else { Transport::SharedMemory };
         let own = Prediction { transport, gpu_direct: None, several_nodes, is_own: true, shares_memory };
@@ -44,7 +45,7 @@ fn prediction(job: &TrainJob, per_node: u32) -> Option<Prediction> {
     has_links.then_some(Prediction { transport, gpu_direct, several_nodes, is_own: false, shares_memory: false })
 }
 
-/// Compares what the ranks report with the prediction, and writes the verdict once.
+/// Compares the ranks' reports with the prediction and writes the verdict once.
 pub(super) fn report(snapshot: &JobSnapshot<'_>, valid: &ValidJob, draft: &mut Draft<'_>) -> Option<EventDraft> {
     let (job, seen) = (snapshot.job, snapshot.seen);
     if seen.is_empty() || observed(job).is_some() {
@@ -60,7 +61,7 @@ pub(super) fn report(snapshot: &JobSnapshot<'_>, valid: &ValidJob, draft: &mut D
         ObservedVerdict::OtherTransport if job.spec.fabric.mode == FabricMode::Required => {
             ("False", conditions::TRANSPORT_DIFFERS)
         }
-        // The job asks for none in particular.
+        // The job does not require a particular transport.
         ObservedVerdict::OtherTransport | ObservedVerdict::Slower => ("True", conditions::TRANSPORT_DIFFERS),
         ObservedVerdict::Unknown => ("", ""),
     };
@@ -73,7 +74,7 @@ pub(super) fn report(snapshot: &JobSnapshot<'_>, valid: &ValidJob, draft: &mut D
     slow.or(event)
 }
 
-/// Writes what the ranks measured, with the nodes and devices of slow links.
+/// Writes the measurements of the ranks, with the nodes and devices of slow links.
 fn measured(snapshot: &JobSnapshot<'_>, draft: &mut Draft<'_>) -> Option<EventDraft> {
     let fabric = snapshot.job.status.as_ref().and_then(|status| status.fabric.as_ref());
     let found = snapshot.seen.get(&0)?.measured.as_ref().filter(|_| fabric.is_none_or(|f| f.measured.is_none()))?;
@@ -104,7 +105,7 @@ fn measured(snapshot: &JobSnapshot<'_>, draft: &mut Draft<'_>) -> Option<EventDr
     (!is_enough).then(|| EventDraft::warning(events::SLOW_FABRIC, message))
 }
 
-/// A rank as an end of a link: node, GPU where it has one, and NICs with their rails.
+/// A rank as an endpoint of a link: node, GPU if it has one, and NICs with their rails.
 fn end(snapshot: &JobSnapshot<'_>, nodes: &[PlacedNode], rank: u32) -> String {
     let first = |node: &&PlacedNode| node.first_rank.unsigned_abs() <= rank;
     let Some(node) = nodes.iter().filter(first).max_by_key(|node| node.first_rank) else {
@@ -132,7 +133,7 @@ fn end(snapshot: &JobSnapshot<'_>, nodes: &[PlacedNode], rank: u32) -> String {
     text
 }
 
-/// Why a job must be stopped whose data goes another way than it demands; `None`: it goes on.
+/// Why a job whose transport violates its policy must be stopped, `None` if it continues.
 pub(super) fn refused(job: &TrainJob) -> Option<String> {
     let policy = &job.spec.fabric;
     let stops = policy.mode == FabricMode::Required && policy.on_fallback == FallbackAction::Fail;

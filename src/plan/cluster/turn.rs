@@ -1,26 +1,35 @@
-//! Which job comes first when there is no room for all.
+//! Queue order: which job comes first when there is not enough room for all.
 //!
-//! 1. **Order**: a job whose objects the API server refused within the last hour comes after all others, and so do all jobs of a namespace where
-//!    that happened to three. Then by priority; where the administrator gives namespaces weights, then by what the namespace had of the GPUs
-//!    lately; then by how late a job is: the time it has waited ÷ the time it may run (`activeDeadlineSeconds`), at least five minutes and a day at most, which also
-//!    counts for jobs without a limit; then by age. The first job that waits and could be placed at all is the head of the queue, and stays it until it has a place or
-//!    one of higher priority or smaller share comes. Batch schedulers know the quotient as the expansion factor (Maui: Jackson, Snell, Clement,
-//!    JSSPP 2001): an hour is long for a job of an hour, and short for one of a week.
-//! 2. **Reservation**: the head holds the nodes on which it can begin first, once enough of the jobs that run have ended by their limits
-//!    (`activeDeadlineSeconds`). Where jobs without a limit would have to end too, it waits for as few busy nodes as possible. It floats: the
-//!    nodes are chosen again whenever something ends.
-//! 3. **Backfill**: a job behind the head takes nodes that are not held, or, if its own limit passes before the head can begin, any node. So
-//!    no job behind the head delays it, and no node is idle that a short job could use.
-//!    Where the administrator allows it (`queue.predictor`), run times stand in for limits that are missing: a job that runs may run for as long
-//!    again, and one that waits as long as the longest of the last 20 like it. Such a job goes before the head only
-//!    where the beginning of the head is a guess too, and only until the one that was found first: no guess puts off what limits promise, and one
-//!    that ran longer than the others is not followed by another.
-//! 4. **Preemption**: only the head preempts, only jobs of lower priority, only if its policy says so, and only if it fits then. Of equal
-//!    priority, those give way first that have not done so within a day, and of these the ones that lose least work.
-//!    A job whose limit was raised after it was placed gives way to a head of at least its priority once the limit that it was placed with
-//!    (`status.placedLimitSeconds`) has passed: others were told that it ends then.
-//! 5. **Holes**: a gang that starts again after a failure keeps the GPUs of the nodes that it still has, unless it finds no place: gangs
-//!    that hold parts of what they need and wait for each other would wait forever.
+//! 1. **Order**: a job whose objects the API server refused within the last hour comes last, and so
+//!    do all jobs of a namespace in which that happened to three jobs. Then by priority. Then, if
+//!    the administrator gives weights to namespaces, by the namespace's recent GPU usage. Then by
+//!    slowdown: time waited ÷ time the job may run (`activeDeadlineSeconds`), which counts as at
+//!    least five minutes and at most a day, the value for jobs without a limit. Then by age. The
+//!    first queued job that could be placed at all is the head of the queue. It stays the head
+//!    until it is placed or a job of higher priority or smaller share arrives. Batch schedulers
+//!    call the quotient the expansion factor (Maui: Jackson, Snell, Clement, JSSPP 2001): an hour
+//!    is long for a one-hour job, and short for a one-week job.
+//! 2. **Reservation**: the head holds the nodes on which it can start first, once enough running
+//!    jobs have ended by their limits (`activeDeadlineSeconds`). If jobs without a limit would have
+//!    to end too, it waits for as few busy nodes as possible. The nodes are chosen again whenever
+//!    something ends.
+//! 3. **Backfill**: a job behind the head takes nodes that are not reserved, or, if its own limit
+//!    expires before the head can start, any node. So no job behind the head delays it, and no node
+//!    is idle that a short job could use. If the administrator allows it (`queue.predictor`), run
+//!    times replace missing limits: a running job is expected to run for as long again, and a
+//!    queued one as long as the longest of the last 20 similar jobs. Such a job overtakes the head
+//!    only if the start of the head is an estimate too, and only until the start that was estimated
+//!    first: no estimate delays what limits guarantee, and once a job has run longer than
+//!    estimated, no other one overtakes.
+//! 4. **Preemption**: only the head preempts, only jobs of lower priority, only if its policy
+//!    allows it, and only if it fits then. At equal priority, jobs that have not been preempted
+//!    within a day are preempted first, and of these the ones that lose least work. A job whose
+//!    limit was raised after it was placed yields to a head of at least its priority once the limit
+//!    it was placed with (`status.placedLimitSeconds`) has passed, because forecasts relied on that
+//!    limit.
+//! 5. **Kept nodes**: a gang that restarts after a failure keeps the GPUs of its remaining nodes,
+//!    unless it finds no placement: gangs that each hold part of their nodes and wait for each
+//!    other would deadlock.
 //!
 //! Gangs are placed as a whole or not at all, so nothing else is ever reserved.
 
@@ -28,22 +37,23 @@ use jiff::{SignedDuration, Timestamp};
 use std::cmp::Reverse;
 use switchyard_crds::{OnSuspend, PlacedNode, PlacementStatus, TrainJob, conditions};
 
-/// Place in the queue; the smallest comes first.
+/// Position in the queue. The smallest comes first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Turn {
-    /// The API server refused what its pods need a short time ago: it would hold nodes and not start.
+    /// The API server recently refused an object that its pods need: the job would hold nodes
+    /// without starting.
     is_set_back: bool,
     priority: Reverse<i32>,
-    /// What its namespace had of the GPUs lately, against its weight; 0 where that does not count.
+    /// The namespace's recent GPU usage relative to its weight, 0 if fair share is off.
     share: u64,
     late: Reverse<i64>,
     created: Option<Timestamp>,
-    /// Namespace and name, so that no two are equal.
+    /// Namespace and name, as a unique tie-break.
     name: String,
 }
 
 impl Turn {
-    /// The turn of a job whose pods have this priority, and whose namespace had so much.
+    /// Position of a job with this pod priority and this usage share of its namespace.
     pub fn of(job: &TrainJob, priority: i32, share: u64, lateness: Lateness) -> Turn {
         let created = created(job);
         let late = Reverse(lateness.of(job));
@@ -59,13 +69,13 @@ impl Turn {
         }
     }
 
-    /// The same where it comes before all of its priority and share: it holds nodes.
+    /// Moves it ahead of all jobs of its priority and share, because it holds nodes.
     #[must_use]
     pub fn held(self) -> Turn {
         Turn { late: Reverse(i64::MAX), ..self }
     }
 
-    /// The same for a job of a namespace whose jobs were refused again and again.
+    /// Moves a job to the end because its namespace's jobs were refused repeatedly.
     #[must_use]
     pub fn set_back(self) -> Turn {
         Turn { is_set_back: true, ..self }
@@ -75,7 +85,7 @@ impl Turn {
         self.priority.0
     }
 
-    /// It comes after all jobs that may be able to start.
+    /// Whether it comes after all jobs that may be able to start.
     pub fn is_set_back(&self) -> bool {
         self.is_set_back
     }
@@ -86,16 +96,17 @@ impl Turn {
     }
 }
 
-/// How long a job comes after all others once the API server has refused what its pods need.
+/// How long a job comes last after the API server has refused an object that its pods need.
 const SET_BACK: SignedDuration = SignedDuration::from_hours(1);
 
-/// When the API server last refused what the pods of a job need; `None`: it never has, or accepted it later.
+/// When the API server last refused an object that the job's pods need. `None` if never, or if it
+/// accepted it later.
 pub fn refused_at(job: &TrainJob) -> Option<Timestamp> {
     let refused = job.status.as_ref().and_then(|status| status.condition(conditions::OBJECTS_REFUSED));
     refused.filter(|refused| refused.status == "True").map(|refused| refused.last_transition_time.0)
 }
 
-/// Whether a refusal of that time still counts.
+/// Whether a refusal at that time still counts.
 pub fn is_recent(refused: Timestamp, now: Timestamp) -> bool {
     now.duration_since(refused) < SET_BACK
 }
@@ -104,27 +115,29 @@ fn created(job: &TrainJob) -> Option<Timestamp> {
     job.metadata.creation_timestamp.as_ref().map(|time| time.0)
 }
 
-/// How late jobs are at a moment. All turns that are compared are of the same one.
+/// Slowdown of jobs at one moment. Positions can only be compared if they were computed for the
+/// same moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lateness {
     pub at: Timestamp,
-    /// Longer limits count as so much. A job that waits for a day is late, however long it runs; and without a bound, one of two weeks would
-    /// wait for as many weeks as hours a job of an hour does.
+    /// Longer limits count as this. A job that has waited for a day is late, however long it runs.
+    /// Without this bound, a two-week job would wait weeks where a one-hour job waits hours.
     pub longest: SignedDuration,
 }
 
-/// Shorter limits count as so much. Whoever asks for a minute would be late after a minute, and may raise the limit later.
+/// Shorter limits count as this. Otherwise a job with a limit of one minute would be late after a
+/// minute, and the limit can be raised later.
 const SHORTEST: SignedDuration = SignedDuration::from_mins(5);
 
 impl Default for Lateness {
-    /// Nobody has waited yet.
+    /// No waiting time.
     fn default() -> Lateness {
         Lateness { at: Timestamp::MIN, longest: SignedDuration::from_hours(24) }
     }
 }
 
 impl Lateness {
-    /// Thousandths of the time that the job may run.
+    /// Waiting time in thousandths of the time that the job may run.
     fn of(self, job: &TrainJob) -> i64 {
         let longest = self.longest.as_secs().max(1);
         let limit = job.spec.active_deadline_seconds.unwrap_or(longest).clamp(SHORTEST.as_secs().min(longest), longest);
@@ -133,20 +146,20 @@ impl Lateness {
     }
 }
 
-/// Which jobs give way to one of higher priority; the smallest first.
+/// Preemption order among jobs of lower priority. The smallest is preempted first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GivesWay {
     priority: i32,
-    /// How often it gave way within the last day: nobody does again and again while others could.
+    /// Preemptions within the last day: a job is not preempted repeatedly while others could be.
     lately: i32,
-    /// Work that would be done again: GPU-seconds, or node-seconds of a job without GPUs.
+    /// Work that would be repeated, in GPU-seconds, or node-seconds for a job without GPUs.
     lost: i64,
-    /// The youngest first.
+    /// Youngest first.
     age: Reverse<(Option<Timestamp>, String)>,
 }
 
 impl GivesWay {
-    /// The place of a job that has this turn in the queue.
+    /// Preemption rank of a job with this position in the queue.
     pub fn of(job: &TrainJob, turn: &Turn, now: Timestamp) -> GivesWay {
         let recent =
             job.status.iter().filter_map(|status| status.restarts.as_ref()).flat_map(|restarts| &restarts.recent);
@@ -157,8 +170,9 @@ impl GivesWay {
     }
 }
 
-/// What a job would compute again if it were stopped now. One that saves a checkpoint when it is stopped loses nothing, another one what it has
-/// done since its last checkpoint by the clock. Of checkpoints by steps, or of programs of others, the time is not known: they count as none.
+/// Work lost if the job were preempted now. A job that saves a checkpoint when it is stopped loses
+/// nothing. Others lose the work since their last time-based checkpoint. Step-based checkpoints,
+/// and those of other programs, have no known time and do not count.
 fn work_lost(job: &TrainJob, now: Timestamp) -> i64 {
     let Some(status) = &job.status else { return 0 };
     let placed = status.condition(conditions::PLACED).filter(|placed| placed.status == "True");
@@ -172,30 +186,30 @@ fn work_lost(job: &TrainJob, now: Timestamp) -> i64 {
     nodes.map(|node| node.gpus.len().max(1) as i64).sum::<i64>().saturating_mul(seconds)
 }
 
-/// What a moment in the future rests on.
+/// Basis of a predicted time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Basis {
     /// Limits (`activeDeadlineSeconds`).
     Limits,
-    /// How long jobs ran until now: a guess.
+    /// Run times so far: an estimate.
     RunTimes,
 }
 
-/// A job ahead of another one in the queue, which holds nodes.
+/// A job ahead in the queue that holds a reservation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ahead {
-    /// Namespace and name; without them, that it is of another namespace.
+    /// Namespace and name, or only that it is in another namespace.
     pub name: String,
-    /// The nodes that it holds.
+    /// The nodes that it reserves.
     pub nodes: Vec<String>,
-    /// When it can begin there at the latest; `None`: nobody knows.
+    /// When it can start there at the latest, `None` if unknown.
     pub start: Option<(Timestamp, Basis)>,
     /// The other job ends before that, by its limit or by run times.
     pub ends_before: Option<Basis>,
 }
 
 impl Ahead {
-    /// When it begins, and what that means for a job behind it with this limit, in words.
+    /// Says when it starts, and the consequence for a job behind it with this limit.
     pub fn forecast(&self, limit: Option<i64>) -> Option<String> {
         let begins = match self.start? {
             (start, Basis::Limits) => format!("{} can begin by {start}", self.name),
@@ -215,7 +229,7 @@ impl Ahead {
         })
     }
 
-    /// That a job behind it starts first on nodes that it holds, in words.
+    /// Says that a job behind it starts first on nodes that it reserves.
     pub fn overtaken(&self, place: &PlacementStatus) -> Option<String> {
         let is_held = |placed: &PlacedNode| self.nodes.contains(&placed.node_name);
         let (start, of_start) = self.start.filter(|_| place.nodes.iter().any(is_held))?;
@@ -233,8 +247,8 @@ impl std::fmt::Display for Ahead {
     }
 }
 
-/// The fewest candidates without which something fits, in the order given: none of them can be left out. `None`: it does not fit without
-/// all of them either.
+/// A minimal set of candidates, in the given order, without which something fits: none of them can
+/// be left out. `None` if it does not fit without all of them either.
 pub fn fewest(candidates: usize, mut fits_without: impl FnMut(&[usize]) -> bool) -> Option<Vec<usize>> {
     let all: Vec<usize> = (0..candidates).collect();
     if !fits_without(&all) {
@@ -249,7 +263,7 @@ pub fn fewest(candidates: usize, mut fits_without: impl FnMut(&[usize]) -> bool)
         if fits_without(&all[..middle]) { enough = middle } else { few = middle }
     }
     let mut chosen = all[..enough].to_vec();
-    // The last ones first: they are the ones of the highest priority.
+    // Last ones first, because they have the highest priority.
     for candidate in (0..enough).rev() {
         let rest: Vec<usize> = chosen.iter().copied().filter(|other| *other != candidate).collect();
         if fits_without(&rest) {
@@ -315,7 +329,7 @@ mod tests {
         let jobs = [
             (0, job("wide", "2026-01-02T11:00:00Z", 8, none())),
             (0, job("narrow", "2026-01-02T11:00:00Z", 1, none())),
-            // Two hours and a third: the last checkpoint is 1,400 s old.
+            // Two hours and twenty minutes: the last checkpoint is 1,400 s old.
             (0, job("period", "2026-01-02T09:40:00Z", 1, period("Discard"))),
             (0, job("saves", "2026-01-01T11:00:00Z", 8, period("Save"))),
             (0, twice),

@@ -1,5 +1,5 @@
-//! What a reconcile reads: small views of Kubernetes objects. Everything else is left out, so that a test can describe a situation in a
-//! few lines.
+//! Inputs of a reconcile: reduced views of Kubernetes objects. They contain only what plans need,
+//! so a test can describe a situation in a few lines.
 
 use super::clock;
 pub use super::containers::Ended;
@@ -24,11 +24,11 @@ pub enum Phase {
     Pending,
     /// Bound, and a container runs.
     Running,
-    /// All containers ended well.
+    /// All containers succeeded.
     Succeeded,
-    /// A container failed, or the pod was ended.
+    /// A container failed, or the pod was terminated.
     Failed,
-    /// The node does not answer.
+    /// The node does not respond.
     Unknown,
 }
 
@@ -36,15 +36,17 @@ pub enum Phase {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Unschedulable {
     pub message: String,
-    /// Since when this controller sees that, and sees nothing of an earlier attempt that might be in the way. The condition does not say: its
-    /// transition is older than the gate.
+    /// Since when this controller has seen the refusal while no pod of an earlier attempt could be
+    /// in the way. The condition's transition time cannot be used because it precedes the lifting
+    /// of the gate.
     pub since: Option<Timestamp>,
 }
 
-/// Longest part of a kubelet's message that is shown, characters.
+/// Maximum length of a kubelet message that is shown, in characters.
 const LONGEST_MESSAGE: usize = 500;
 
-/// Why the trainer does not run yet: its own container, or one that must start before it.
+/// Why the trainer is not running yet: the state of its own container, or of one that must start
+/// before it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Waiting {
     pub container: String,
@@ -54,7 +56,8 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// That of a trainer that waits. A container that cannot start comes before one that only has not started yet.
+    /// Waiting state of a pod. A container that cannot start takes precedence over one that has not
+    /// started yet.
     fn of(status: &PodStatus) -> Option<Waiting> {
         let state = |container: &ContainerStatus| {
             let waiting = container.state.as_ref()?.waiting.clone()?;
@@ -68,27 +71,27 @@ impl Waiting {
         Some(worse.unwrap_or(own))
     }
 
-    /// In the kubelet's words, which may be long.
+    /// The kubelet's message, shortened.
     pub fn sentence(&self) -> String {
         let message: String = self.message.chars().take(LONGEST_MESSAGE).collect();
         format!("{}: {message}", self.reason)
     }
 
-    /// It has not started yet, and nothing is known to keep it from that.
+    /// Whether it is merely still starting, without a known obstacle.
     pub fn is_ordinary(&self) -> bool {
         matches!(self.reason.as_str(), "ContainerCreating" | "PodInitializing")
     }
 }
 
-/// How far a pod that has not started has come, by its events.
+/// Startup progress of a pod, from its events.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// When it last got on; `None`: not since its kubelet took it.
+    /// Time of the last progress. `None` if there was none since the kubelet accepted the pod.
     pub at: Option<Timestamp>,
     pub is_pulling: bool,
 }
 
-/// The deletion of a pod, as the API server recorded it.
+/// Deletion of a pod, as recorded by the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deletion {
     pub requested: Timestamp,
@@ -101,85 +104,89 @@ pub struct Deletion {
 pub struct PodView {
     pub name: String,
     pub uid: String,
-    /// Resource version: the state that was seen.
+    /// Resource version of the observed state.
     pub version: Option<String>,
-    /// Attempt it belongs to.
+    /// Attempt that it belongs to.
     pub attempt: u32,
-    /// Position of its node in the job.
+    /// Rank of its node in the job.
     pub node_rank: u32,
     /// Our scheduling gate is still set.
     pub gated: bool,
-    /// The first of the gates of others that are set.
+    /// The first gate that is set by another controller.
     pub other_gate: Option<String>,
-    /// Its group in a queue of Kueue.
+    /// Its Kueue pod group.
     pub group: Option<String>,
-    /// What Kueue last said of that group, while its gate is set.
+    /// Kueue's last message about that group, while its gate is set.
     pub admission: Option<String>,
-    /// Node it is bound to.
+    /// Node that it is bound to.
     pub node: Option<String>,
     pub phase: Phase,
-    /// The pod is ready, or would be without the sidecars that have ended.
+    /// The pod is ready, or would be but for sidecars that have ended.
     pub ready: bool,
-    /// It has been deleted, by what the cache shows or by this controller's last write.
+    /// It has been deleted, according to the cache or to this controller's last write.
     pub deleting: bool,
-    /// The same where the cache shows it.
+    /// Its deletion, according to the cache.
     pub deletion: Option<Deletion>,
     /// The scheduler refuses it.
     pub unschedulable: Option<Unschedulable>,
-    /// Why it is disturbed: reason and message of the condition `DisruptionTarget`.
+    /// Reason and message of the condition `DisruptionTarget`.
     pub disruption: Option<(String, String)>,
     /// Why Kueue stops it.
     pub stopped_by_queue: Option<String>,
     /// Types of all conditions that are true.
     pub true_conditions: Vec<String>,
-    /// Reason and message of the pod itself, such as `Evicted`.
+    /// Reason and message of the pod's own status, such as `Evicted`.
     pub reason: Option<(String, String)>,
     pub waiting: Option<Waiting>,
-    /// What its kubelet last said of it in an event, while its containers say nothing.
+    /// The kubelet's last warning event about it, while its container states show no error.
     pub warning: Option<Waiting>,
-    /// How far it has come, by its events; `None`: they have not been read, or cannot be.
+    /// Startup progress from its events. `None` if they have not been read or cannot be read.
     pub progress: Option<Progress>,
-    /// The init container that runs, or that failed.
+    /// The init container that is running or has failed.
     pub init: Option<InitContainer>,
-    /// Containers next to the trainer that have ended or cannot start again.
+    /// Containers next to the trainer that have ended or cannot restart.
     pub sidecars: Vec<Sidecar>,
     /// When the scheduler bound it.
     pub bound: Option<Timestamp>,
-    /// The trainer container has ended.
+    /// How the trainer container ended.
     pub ended: Option<Ended>,
-    /// When the last of its containers ended: all have, though the phase may not say so yet.
+    /// When its last container ended. Set once all have ended, even if the phase does not show that
+    /// yet.
     pub stopped: Option<Timestamp>,
-    /// When the kubelet took the pod.
+    /// When the kubelet accepted the pod.
     pub started: Option<Timestamp>,
-    /// What it asks of a node.
+    /// Its resource requests.
     pub requests: Resources,
-    /// It ends only when somebody deletes it: its containers are started again without end, as those of Deployments and DaemonSets are.
+    /// It ends only when it is deleted: its containers are restarted indefinitely, as in
+    /// Deployments and DaemonSets.
     pub is_lasting: bool,
-    /// What it says of its nodes; kept while our gate holds it.
+    /// Its node rules, kept while our gate is set.
     pub rules: Option<Arc<NodeRules>>,
-    /// Its priority, as the server resolved it.
+    /// Its priority, as resolved by the server.
     pub priority: i32,
-    /// Its priority class, where that says `preemptionPolicy: Never`.
+    /// Its priority class if that has `preemptionPolicy: Never`.
     pub never_preempts: Option<String>,
 }
 
-/// A kubelet needs a second or two from the end of the last container to the phase of the pod: it checks its containers once a second. A
-/// shipper of logs needs a few more.
+/// Time allowed between the end of the containers and the final pod phase. A kubelet needs a second
+/// or two, because it checks containers once a second. A log shipper needs a few more.
 const SETTLING: SignedDuration = SignedDuration::from_secs(10);
 
 impl PodView {
-    /// Succeeded or failed, with all its containers: it holds nothing of its node any more.
+    /// Whether the pod with all its containers has succeeded or failed. It then holds no resources
+    /// of its node.
     pub fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Succeeded | Phase::Failed)
     }
 
-    /// Its trainer has ended well, whatever its other containers do. What a pod that is being deleted says of its end counts with its phase.
+    /// Whether its trainer has succeeded, regardless of other containers. For a pod that is being
+    /// deleted, the exit code counts only once the phase is final.
     pub fn has_succeeded(&self) -> bool {
         let by_itself = !self.deleting || self.is_over();
         self.ended.as_ref().filter(|_| by_itself).map_or(self.phase == Phase::Succeeded, |ended| ended.code == 0)
     }
 
-    /// Its trainer has failed, or the pod before it.
+    /// Whether its trainer has failed, or the pod before the trainer ran.
     pub fn has_failed(&self) -> bool {
         let by_itself = !self.deleting || self.is_over();
         self.ended.as_ref().filter(|_| by_itself).map_or(self.phase == Phase::Failed, |ended| ended.code != 0)
@@ -189,39 +196,43 @@ impl PodView {
         self.has_succeeded() || self.has_failed()
     }
 
-    /// Whether a container of it may run, now or later: a pod on no node is never bound once it is deleted.
+    /// Whether one of its containers may run now or later. An unbound pod is never bound once it is
+    /// deleted.
     pub fn may_run(&self) -> bool {
         !self.is_over() && self.stopped.is_none() && (self.node.is_some() || self.deletion.is_none())
     }
 
-    /// It is on a node and has not started, and its containers do not say why.
+    /// Whether it is bound and has not started, while its container states give no reason.
     pub fn is_silent(&self) -> bool {
         let is_open = self.phase == Phase::Pending && self.node.is_some() && !self.deleting;
         is_open && self.waiting.as_ref().is_none_or(Waiting::is_ordinary)
     }
 
-    /// Kueue has not admitted it yet.
+    /// Whether Kueue has not admitted it yet.
     pub fn waits_for_kueue(&self) -> bool {
         self.other_gate.as_ref().is_some_and(|gate| gate.starts_with(kueue::GATES))
     }
 
-    /// It is being deleted before it could start, but for its name: Kueue keeps the pods of a group until all of them have ended.
+    /// Whether it is being deleted but its name stays in use: Kueue keeps the pods of a group until
+    /// all of them have ended.
     pub fn is_lost_to_its_group(&self) -> bool {
         self.deleting && self.group.is_some()
     }
 
-    /// What keeps it from starting, where anything is known to.
+    /// The known obstacle that keeps it from starting, if any.
     pub fn hindrance(&self) -> Option<&Waiting> {
         self.waiting.as_ref().filter(|waiting| !waiting.is_ordinary()).or(self.warning.as_ref())
     }
 
-    /// The container by whose end the pod is over, and that end: the trainer, or an init container that failed before it.
+    /// The container whose exit ended the pod, and that exit: the trainer, or an init container
+    /// that failed before it.
     pub fn end(&self) -> Option<(&str, &Ended)> {
         let init = || self.init.as_ref().and_then(|init| Some((init.name.as_str(), init.failure()?)));
         self.ended.as_ref().map(|ended| (TRAINER, ended)).or_else(init)
     }
 
-    /// The container whose log says what the pod does: the trainer, or before it started the init container that runs or failed.
+    /// The container whose log is relevant: the trainer, or, before it has started, the init
+    /// container that is running or has failed.
     pub fn logs(&self) -> Option<&str> {
         let has_started = self.ended.is_some() || self.phase == Phase::Running;
         let init = self.init.as_ref().filter(|_| !has_started);
@@ -229,16 +240,18 @@ impl PodView {
         init.map(|init| init.name.as_str()).or_else(|| may_have_started.then_some(TRAINER))
     }
 
-    /// Until when it is not deleted: its trainer has ended. Its kubelet is about to report that (a delete now would take its logs, and the
-    /// kubelet would free the resources a second later), or other containers finish their work. `None`: it is over, runs, or has had enough
-    /// time.
+    /// Until when the pod must not be deleted after its trainer has ended. Its kubelet is about to
+    /// report the end (deleting now would lose its logs, and the kubelet frees the resources a
+    /// second later anyway), or other containers are finishing. `None` if the pod is over, still
+    /// runs, or has had enough time.
     pub fn settles(&self, now: Timestamp) -> Option<Timestamp> {
         let ended = self.stopped.or_else(|| self.ended.as_ref()?.at);
         let until = ended.filter(|_| !self.is_over() && !self.deleting)?.saturating_add(SETTLING).ok()?;
         (!clock::is_over(until, SETTLING, now)).then_some(until)
     }
 
-    /// Reads one of our pods. Attempt and position are in its labels too, but its name cannot be changed.
+    /// Reads one of our pods. Attempt and rank come from its name rather than its labels, because
+    /// the name cannot be changed.
     pub fn of(pod: &Pod) -> PodView {
         let (attempt, node_rank) = position(pod.metadata.name.as_deref().unwrap_or_default()).unwrap_or_default();
         let spec = pod.spec.as_ref();
@@ -259,7 +272,7 @@ impl PodView {
         let is_all = spec.is_some_and(|spec| spec.containers.len() == containers.len());
         let trainer = containers.iter().find(|container| container.name == TRAINER);
         let sidecars = Sidecar::stopped(pod);
-        // A sidecar that has ended makes the pod unready, though the trainer trains.
+        // A sidecar that has ended makes the pod unready although the trainer is running.
         let trains = !sidecars.is_empty() && trainer.is_some_and(|trainer| trainer.ready);
         let ContainerState { terminated, .. } = trainer.and_then(|trainer| trainer.state.clone()).unwrap_or_default();
         let node = spec.and_then(|spec| spec.node_name.clone()).filter(|name| !name.is_empty());
@@ -278,18 +291,20 @@ impl PodView {
                 Some("Succeeded") => Phase::Succeeded,
                 Some("Failed") => Phase::Failed,
                 Some("Unknown") => Phase::Unknown,
-                // A kubelet keeps the phase it last reported until a pod is over: one that was short goes from Pending to Succeeded.
+                // A kubelet keeps the last reported phase until the pod is over: a short pod goes
+                // directly from Pending to Succeeded.
                 _ if terminated.is_some() => Phase::Running,
                 _ => Phase::Pending,
             },
             ready: is("Ready", "True").is_some() || trains,
             deleting: pod.metadata.deletion_timestamp.is_some(),
             deletion: pod.metadata.deletion_timestamp.as_ref().map(|due| {
-                // The server sets the time at which the grace period ends.
+                // `deletionTimestamp` is the end of the grace period.
                 let grace = SignedDuration::from_secs(pod.metadata.deletion_grace_period_seconds.unwrap_or(0));
                 Deletion { requested: due.0.saturating_sub(grace).unwrap_or(due.0), due: due.0 }
             }),
-            // A scheduler that lost the reply to its binding binds again, fails, and says so of a pod that is on its node.
+            // A scheduler that lost the response to its binding tries again, fails, and reports
+            // that on a pod that is already bound.
             unschedulable: is("PodScheduled", "False")
                 .filter(|_| node.is_none())
                 .filter(|c| c.reason.as_deref().is_some_and(|reason| REFUSED.contains(&reason)))
@@ -323,14 +338,14 @@ impl PodView {
     }
 }
 
-/// The scheduler of pods that name none.
+/// Scheduler of pods that name none.
 pub const DEFAULT_SCHEDULER: &str = "default-scheduler";
 
-/// What the scheduler says of a pod that it does not bind: it has looked at the nodes, or it has failed on the way (a claim or a volume that it
-/// could not reserve, a webhook of its own).
+/// Reasons on a pod that the scheduler does not bind: no node fits, or scheduling failed on the way
+/// (a claim or volume that could not be reserved, one of the scheduler's webhooks).
 const REFUSED: [&str; 2] = ["Unschedulable", "SchedulerError"];
 
-/// An object of a job other than a pod, as it is in the cluster.
+/// An existing object of a job other than a pod.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ObjectView {
     pub uid: String,
@@ -342,7 +357,8 @@ pub struct ObjectView {
 }
 
 impl ObjectView {
-    /// True if the object has everything in `wanted`; what the server or others added does not matter.
+    /// True if the object contains everything in `wanted`. Additions by the server or other clients
+    /// are ignored.
     pub fn covers(&self, wanted: &serde_json::Value) -> bool {
         covers(&self.content, wanted)
     }
@@ -361,7 +377,7 @@ fn covers(is: &serde_json::Value, wanted: &serde_json::Value) -> bool {
     }
 }
 
-/// The server drops what is empty.
+/// The server drops empty values.
 fn is_empty(value: &serde_json::Value) -> bool {
     use serde_json::Value;
     match value {
@@ -372,41 +388,42 @@ fn is_empty(value: &serde_json::Value) -> bool {
     }
 }
 
-/// Taint by which administrators give a node up
+/// Taint that marks a node as permanently down
 /// (<https://kubernetes.io/docs/concepts/cluster-administration/node-shutdown/#non-graceful-node-shutdown>).
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
-/// A node that may take a pod, and what is free on it.
+/// A node that may take pods, and its free resources.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeView {
-    /// What decides whether a pod may go there.
+    /// Facts that decide whether a pod may run there.
     pub facts: NodeFacts,
     /// When it was registered.
     pub registered: Option<Timestamp>,
-    /// Since when its kubelet does not report; `None`: it does, be it that the node is not ready.
+    /// Since when its kubelet has stopped reporting. `None` if it reports, even if it reports
+    /// NotReady.
     pub silent_since: Option<Timestamp>,
-    /// It is not ready, and an administrator says by a taint that it will not come back as it was.
+    /// It is not ready, and an administrator has marked it as permanently down with a taint.
     pub out_of_service: bool,
-    /// What its pods may take together.
+    /// Total resources for pods.
     pub allocatable: Resources,
-    /// Free: allocatable less what bound pods and claims of other jobs take.
+    /// Allocatable minus the usage of bound pods and of other jobs' claims.
     pub free: Resources,
-    /// Its devices, or why the report of them cannot be used; `None`: there is no report.
+    /// Its devices, or why their report is unusable. `None` if there is no report.
     pub machine: Option<Result<Machine, String>>,
-    /// GPUs that are allocated or planned by name, one bit each.
+    /// Bit mask of GPUs that are allocated or planned individually.
     pub taken: u32,
-    /// What pods take that do not end by themselves.
+    /// Resources of pods that do not end by themselves.
     pub lasting: Resources,
-    /// GPUs of `taken` that those pods hold, directly or by claims.
+    /// GPUs in `taken` that those pods hold, directly or by claims.
     pub lasting_gpus: u32,
-    /// GPUs that the kubelet said were in use when the report was written.
+    /// GPUs in use according to the kubelet when the report was written.
     pub in_use: u32,
-    /// GPUs that a driver offers for claims; `None`: none offers any.
+    /// GPUs that a driver offers for claims, `None` if no driver offers any.
     pub offered: Option<u32>,
 }
 
 impl NodeView {
-    /// Reads a node. What is free there, and which devices it has, is filled in by others.
+    /// Reads a node. The caller fills in free resources and devices.
     pub fn of(node: &Node) -> NodeView {
         let status = node.status.as_ref();
         let ready = status
@@ -415,7 +432,8 @@ impl NodeView {
             .iter()
             .find(|c| c.type_ == "Ready");
         let is_ready = ready.is_some_and(|condition| condition.status == "True");
-        // `False` is a report: the containers go on, whatever the kubelet, its runtime or its network waits for.
+        // `False` is a report: the containers keep running, whatever the kubelet, its runtime or
+        // its network is waiting for.
         let silent_since = ready
             .filter(|condition| condition.status == "Unknown")
             .map(|condition| condition.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0));
@@ -433,17 +451,17 @@ impl NodeView {
         NodeView { facts, registered, silent_since, out_of_service, allocatable, ..NodeView::default() }
     }
 
-    /// Whether it is the node of that time, and has not been registered again since.
+    /// Whether the node existed at that time and has not been registered again since.
     pub fn was_there(&self, at: Timestamp) -> bool {
         self.registered.is_none_or(|registered| registered <= at)
     }
 
-    /// Its devices, where there is a report that can be used.
+    /// Its devices, if it has a usable report.
     pub fn described(&self) -> Option<&Machine> {
         self.machine.as_ref()?.as_ref().ok()
     }
 
-    /// How many GPUs it has: by its report, else by its allocatable resources.
+    /// Number of GPUs, from its report or else from its allocatable resources.
     pub fn gpus(&self) -> u32 {
         let counted = u32::try_from(self.allocatable.get(GPU_RESOURCE) / 1000).unwrap_or(0);
         self.described().map_or(counted, |machine| machine.gpus.len() as u32)

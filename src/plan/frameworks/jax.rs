@@ -1,7 +1,8 @@
 //! JAX: one process per node, which drives all GPUs of its pod.
 //!
-//! `jax.distributed.initialize()` reads the first by itself; of the other two it knows only schedulers of its own list
-//! (jax/_src/distributed.py and clusters/ of 0.10), so a program passes them on: docs/frameworks.md.
+//! `jax.distributed.initialize()` reads the first variable itself. It takes the other two only from
+//! schedulers that it knows (jax/_src/distributed.py and clusters/ of 0.10), so the program passes
+//! them on: docs/frameworks.md.
 
 use super::{Entry, GangPod, set};
 

@@ -1,12 +1,14 @@
-//! The rendezvous environment of other frameworks: what their launchers read, per node and never per process. Pure.
+//! Rendezvous environment for other frameworks: the variables that their launchers read, set per
+//! node and never per process. Pure.
 //!
 //! ```text
 //! TrainJob, attempt, node rank ─> GangPod ─> environment (and for MPI a hostfile and the command of the nodes after the first)
 //! ```
 //!
-//! Everything here gives way to what the user sets, in `spec.trainer.env` or in the template; see [`Entry`]. What a launcher sets for
-//! each process it starts (`LOCAL_RANK`, `PADDLE_TRAINER_ENDPOINTS`, …) is not set here: one value for all of a node would be wrong.
-//! Which variable is right for which program: docs/frameworks.md.
+//! All of it yields to user settings in `spec.trainer.env` or in the template; see [`Entry`].
+//! Variables that a launcher sets for each process (`LOCAL_RANK`, `PADDLE_TRAINER_ENDPOINTS`, …)
+//! are not set here: one value for a whole node would be wrong. docs/frameworks.md lists the
+//! variables of each framework.
 
 mod jax;
 mod mpi;
@@ -20,25 +22,27 @@ use crate::job::{GangPod, Invalid, ValidJob};
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
 use switchyard_crds::{Framework, TrainJob};
 
-/// Longest `NAME=VALUE` that Linux hands to a program, with its final NUL (MAX_ARG_STRLEN, 32 pages of 4 KiB).
+/// Longest `NAME=VALUE` that Linux passes to a program, including the final NUL (MAX_ARG_STRLEN, 32
+/// pages of 4 KiB).
 const LONGEST_VARIABLE: usize = 128 << 10;
 
 /// A variable that a framework's launcher reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     pub name: &'static str,
-    /// Where its value comes from.
+    /// Source of its value.
     pub source: Source,
-    /// Why it is set, and to this.
+    /// Why it is set, and why to this value.
     pub reason: &'static str,
 }
 
-/// Where a value comes from.
+/// Source of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// From the job. `$(NAME)` is a variable that is set earlier, as in every pod.
+    /// A value derived from the job. `$(NAME)` refers to a variable that is set earlier, as in
+    /// every pod.
     Value(String),
-    /// From a field of the pod that is known when it runs (downward API).
+    /// A pod field that is known at run time (downward API).
     Field(&'static str),
 }
 
@@ -53,12 +57,13 @@ impl From<Entry> for EnvVar {
     }
 }
 
-/// A variable with a value from the job.
+/// A variable with a value derived from the job.
 fn set(name: &'static str, value: impl ToString, reason: &'static str) -> Entry {
     Entry { name, source: Source::Value(value.to_string()), reason }
 }
 
-/// What the framework's launcher reads on this node, each name once, in the order in which it is set.
+/// Variables of the framework's launcher on this node, without duplicates, in the order they are
+/// set.
 pub fn environment(pod: &GangPod<'_>) -> Vec<Entry> {
     match pod.job.spec.trainer.framework {
         Framework::Switchyard | Framework::Plain => Vec::new(),
@@ -71,12 +76,12 @@ pub fn environment(pod: &GangPod<'_>) -> Vec<Entry> {
     }
 }
 
-/// What a node runs instead of the user's command; nothing: the user's.
+/// Command that a node runs instead of the user's, `None` for the user's command.
 pub fn command(pod: &GangPod<'_>) -> Option<Vec<String>> {
     (uses_mpirun(pod.job) && pod.node_rank > 0).then(mpi::daemon)
 }
 
-/// The hosts and their slots, for the frameworks that are started by `mpirun`.
+/// Hosts and slots for frameworks that are started by `mpirun`.
 pub fn hostfile(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Option<String> {
     uses_mpirun(job).then(|| mpi::hostfile(&GangPod { job, valid, attempt, node_rank: 0 }))
 }
@@ -86,9 +91,9 @@ pub fn uses_mpirun(job: &TrainJob) -> bool {
     matches!(job.spec.trainer.framework, Framework::MPI | Framework::Horovod)
 }
 
-/// Variables that Linux would refuse.
+/// Variables that exceed Linux's limit.
 pub fn faults(job: &TrainJob, valid: &ValidJob) -> Vec<Invalid> {
-    // The largest number of attempts that anybody will see: names grow with it.
+    // The highest attempt number, because names grow with it.
     let pod = GangPod { job, valid, attempt: 99_999, node_rank: valid.request.nodes.saturating_sub(1) };
     let too_long = |entry: &Entry| match &entry.source {
         Source::Value(value) => entry.name.len() + value.len() + 2 > LONGEST_VARIABLE,

@@ -1,9 +1,11 @@
-//! PaddlePaddle: the inputs of `paddle.distributed.launch` (python/paddle/distributed/launch/context/args_envs.py).
+//! PaddlePaddle: the inputs of `paddle.distributed.launch`
+//! (python/paddle/distributed/launch/context/args_envs.py).
 
 use super::{Entry, GangPod, Source, set};
 
 pub(super) fn environment(pod: &GangPod<'_>) -> Vec<Entry> {
-    // The launcher of node 0 knows that it is the master by comparing this with its own address as text, so a name will not do there.
+    // The launcher on node 0 recognises itself as the master by comparing this with its own address
+    // as text, so a host name does not work there.
     let host = if pod.node_rank == 0 { "$(POD_IP)".to_string() } else { pod.host(0) };
     vec![
         Entry { name: "POD_IP", source: Source::Field("status.podIP"), reason: "launch --host: address of this node" },

@@ -1,5 +1,5 @@
-//! TensorFlow: `TF_CONFIG`, which `tf.distribute.MultiWorkerMirroredStrategy` reads. One worker per node drives all GPUs of its pod;
-//! worker 0 is the chief where there is no other.
+//! TensorFlow: `TF_CONFIG` for `tf.distribute.MultiWorkerMirroredStrategy`. One worker per node
+//! drives all GPUs of its pod. Worker 0 is the chief if there is no other.
 
 use super::{Entry, GangPod, set};
 use serde_json::json;

@@ -1,4 +1,5 @@
-//! What each framework gets, reviewed as YAML in `snapshots/`, and who wins where the user sets the same thing.
+//! Environment of each framework, reviewed as YAML in `snapshots/`, and precedence over user
+//! settings.
 
 use super::*;
 use crate::objects::{self, Defaults};
@@ -38,7 +39,7 @@ fn entries(job: &(TrainJob, ValidJob), node_rank: u32) -> Vec<Entry> {
     environment(&GangPod { job: &job.0, valid: &job.1, attempt: 3, node_rank })
 }
 
-/// Command and environment of the trainer in the pod of a node.
+/// The trainer container in the pod of a node.
 fn trainer(job: &(TrainJob, ValidJob), node_rank: u32) -> k8s_openapi::api::core::v1::Container {
     let spec = objects::pod(&job.0, &job.1, &Defaults::default(), 3, node_rank).spec.unwrap();
     spec.containers.into_iter().find(|container| container.name == TRAINER).unwrap()
@@ -75,8 +76,9 @@ fn one_process_per_node_needs_no_torchrun() {
     assert_eq!(value(&several, "PET_NPROC_PER_NODE"), Some(Source::Value("8".into())));
 }
 
-/// S18: a resolver remembers for half a minute that a name does not exist. Names are there as soon as their pod has an address, and no
-/// attempt asks for a name that an earlier one may have asked for too early.
+/// S18: a resolver caches for half a minute that a name does not exist. Names exist as soon as
+/// their pod has an address, and no attempt looks up a name that an earlier one may have looked up
+/// too early.
 #[test]
 fn no_attempt_meets_what_a_resolver_remembers_of_an_earlier_one() {
     for framework in FRAMEWORKS {
@@ -99,7 +101,8 @@ fn no_attempt_meets_what_a_resolver_remembers_of_an_earlier_one() {
     }
 }
 
-/// The linter's table of names is that of the planner, and says rightly what differs from node to node.
+/// The linter's name table matches the planner, and correctly marks the variables that differ
+/// between nodes.
 #[test]
 fn the_table_of_names_is_true() {
     for framework in FRAMEWORKS {
@@ -155,9 +158,9 @@ fn names_that_no_kernel_takes_are_refused() {
 }
 
 proptest! {
-    // The whole schema is walked for every case.
+    // Each case walks the whole schema.
     #![proptest_config(ProptestConfig::with_cases(48))]
-    /// Whatever the user sets is what the program gets, but for the identity of the rank.
+    /// User settings always reach the program, except for the rank's identity.
     #[test]
     fn the_user_wins(
         framework in 0..FRAMEWORKS.len(),
@@ -186,7 +189,7 @@ proptest! {
         for entry in entries(&made, nodes - 1) {
             prop_assert!(got.contains_key(entry.name));
         }
-        // What refers to another variable comes after it.
+        // A variable that refers to another comes after it.
         let position = |wanted: &str| env.iter().position(|entry| entry.name == wanted);
         if env.iter().any(|entry| entry.value.as_deref().is_some_and(|value| value.starts_with("$(POD_IP)"))) {
             prop_assert!(position("POD_IP") < position("PADDLE_MASTER"));

@@ -1,5 +1,6 @@
-//! PyTorch: what `torchrun` takes for its options (`PET_` and the option's name, torch/distributed/argparse_util.py), and what
-//! `init_process_group("env://")` reads in programs that are started without it.
+//! PyTorch: option defaults for `torchrun` (`PET_` plus the option name,
+//! torch/distributed/argparse_util.py), and the variables that `init_process_group("env://")` reads
+//! in programs that are started without it.
 
 use super::{Entry, GangPod, set};
 
@@ -13,7 +14,8 @@ pub(super) fn environment(pod: &GangPod<'_>) -> Vec<Entry> {
         set("MASTER_ADDR", pod.host(0), "node 0, for programs started without torchrun"),
         set("MASTER_PORT", pod.port(), "node 0 listens there"),
     ];
-    // With several processes per node only their launcher can set these; with one, a program needs no launcher.
+    // With several processes per node only their launcher can set these. With one, no launcher is
+    // needed.
     if pod.processes() == 1 {
         entries.push(set("WORLD_SIZE", pod.nodes(), "one process per node: no launcher is needed"));
         entries.push(set("RANK", pod.node_rank, "one process per node: its rank is that of the node"));

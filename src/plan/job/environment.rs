@@ -1,4 +1,5 @@
-//! The environment that says which rank a process is. Every executor sets it first; what follows depends on where files and sockets are.
+//! The environment that identifies a process as a rank. Every executor sets it first. Further
+//! variables depend on the location of files and sockets.
 
 use super::ValidJob;
 use serde::Serialize;
@@ -20,7 +21,7 @@ impl EnvEntry {
     }
 }
 
-/// What all processes of a node have in common: job, attempt, position in the gang.
+/// Variables that all processes of a node share: job, attempt, position in the gang.
 pub(crate) fn identity(valid: &ValidJob, attempt: u32, node_rank: u32) -> Vec<EnvEntry> {
     vec![
         EnvEntry::new(env::JOB, &valid.name, "metadata.name"),

@@ -1,11 +1,11 @@
-//! One pod of the gang, and how the others find it.
+//! One pod of the gang, and its address for the other pods.
 
 use super::ValidJob;
 use switchyard_crds::TrainJob;
 use switchyard_worker_contract::pod::RENDEZVOUS_PORT;
 
-/// Ports from [`RENDEZVOUS_PORT`] up of which jobs on the network of their nodes take one: 29400 to 29999, below those that Linux gives out by
-/// itself (32768 up) and those of Kubernetes' node ports (30000 to 32767).
+/// Number of ports from [`RENDEZVOUS_PORT`] up that host-network jobs choose from: 29400 to 29999,
+/// below Linux's ephemeral ports (32768 up) and Kubernetes' node ports (30000 to 32767).
 const HOST_PORTS: u16 = 600;
 
 /// One pod of an attempt: a node of the job.
@@ -15,7 +15,7 @@ pub struct GangPod<'a> {
     pub valid: &'a ValidJob,
     /// Attempt number, from 1.
     pub attempt: u32,
-    /// Position of the node in the gang.
+    /// Rank of the node in the gang.
     pub node_rank: u32,
 }
 
@@ -28,7 +28,8 @@ impl GangPod<'_> {
         self.valid.request.processes_per_node
     }
 
-    /// What differs between two attempts of a job, so that a late process of the older one is not taken for one of this attempt.
+    /// Distinguishes the attempts of a job, so that a late process of an older attempt is not taken
+    /// for one of this attempt.
     pub(crate) fn id(&self) -> String {
         format!("{}-{}", self.valid.name, self.attempt)
     }
@@ -37,7 +38,8 @@ impl GangPod<'_> {
         self.valid.pod_name(self.attempt, self.node_rank)
     }
 
-    /// Where the other nodes find one. A node alone needs no name: its own address always works, also before any DNS.
+    /// Host name under which other nodes reach a node. A single node needs no name: its loopback
+    /// address always works, even before DNS does.
     pub(crate) fn host(&self, node_rank: u32) -> String {
         if self.nodes() == 1 {
             return "127.0.0.1".into();
@@ -46,9 +48,10 @@ impl GangPod<'_> {
         format!("{}.{}.{namespace}.svc", self.valid.pod_name(self.attempt, node_rank), self.valid.name)
     }
 
-    /// The port at which node 0 is found, so that a pod has one port to know about. A pod with a network of its own has a fixed one. On the
-    /// network of a node other jobs may listen, so each job and attempt takes one of [`HOST_PORTS`]. The scheduler refuses a node where
-    /// another pod has it, since it is declared, and the next attempt has another one.
+    /// Port of node 0. A pod with its own network uses a fixed one. On a host network other jobs
+    /// may listen, so each job and attempt takes one of [`HOST_PORTS`]. The port is declared, so
+    /// the scheduler rejects a node where another pod has it, and the next attempt uses another
+    /// one.
     pub(crate) fn port(&self) -> u16 {
         if !uses_host_network(self.job) {
             return RENDEZVOUS_PORT;
@@ -59,7 +62,7 @@ impl GangPod<'_> {
     }
 }
 
-/// Whether the pods of a job use the network of their node.
+/// Whether the pods of a job use the host network.
 fn uses_host_network(job: &TrainJob) -> bool {
     let spec = job.spec.template.as_ref().and_then(|template| template.spec.as_ref());
     spec.is_some_and(|spec| spec.host_network == Some(true))

@@ -1,13 +1,14 @@
-//! A manifest becomes one [`ValidJob`], from which the plan for one machine and the plan for a cluster both start.
+//! Reads a manifest into a [`ValidJob`], the common input of local and cluster plans.
 //!
 //! ```text
-//! TrainJob ─> read ─┬─> request    what is asked of placement: nodes, processes, threads, policies
+//! TrainJob ─> read ─┬─> request    placement request: nodes, processes, threads, policies
 //!                   ├─> engine     the worker's configuration (framework Switchyard)
-//!                   ├─> pod        the template with its trainer: what each pod asks of a node
-//!                   └─> or every fault that the schema and its CEL rules cannot see
+//!                   ├─> pod        the template with its trainer: each pod's requirements of a node
+//!                   └─> or every fault that the schema and its CEL rules cannot detect
 //! ```
 //!
-//! [`GangPod`] is one pod of an attempt of such a job. [`crate::validate`] adds the faults of objects and frameworks.
+//! [`GangPod`] is one pod of an attempt of this job. [`crate::validate`] adds the faults of objects
+//! and frameworks.
 
 mod engine;
 mod environment;
@@ -29,33 +30,34 @@ use switchyard_core::quantity::parse_quantity;
 use switchyard_crds::{self as api, TrainJob};
 use switchyard_worker_contract::config::{BandwidthCheck, EngineConfig};
 
-/// A job that can be planned: every number is in the unit it is used in.
+/// A job that can be planned. Every number is in the unit it is used in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ValidJob {
     /// Name of the job.
     pub name: String,
-    /// What is asked of placement.
+    /// Placement request.
     pub request: Request,
-    /// What the engine needs, but for the number of threads, which placement decides; with framework Switchyard only.
+    /// Engine configuration except the number of threads, which placement decides. Only with
+    /// framework Switchyard.
     pub engine: Option<EngineConfig>,
-    /// The user's environment, in the manifest's order.
+    /// The user's environment, in manifest order.
     pub env: Vec<(String, String)>,
-    /// What each pod asks of its node.
+    /// Each pod's requirements of its node.
     pub pod: PodAsk,
-    /// Memory limit of a node, bytes.
+    /// Memory limit of a node, in bytes.
     pub memory_limit: Option<u64>,
-    /// Restarts allowed after failures of the application.
+    /// Maximum number of restarts after application failures.
     pub max_restarts: u32,
 }
 
 impl ValidJob {
-    /// Name of the pod of a node, of its claim, and of the same node in a run on one machine.
+    /// Name of a node's pod and of its claim, also used for the same node in a local run.
     pub fn pod_name(&self, attempt: u32, node_rank: u32) -> String {
         format!("{}-{attempt}-{node_rank}", self.name)
     }
 }
 
-/// A value that is refused.
+/// A rejected value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: got {got}; expected {expected}")]
 pub struct Invalid {
@@ -65,14 +67,15 @@ pub struct Invalid {
     pub expected: String,
 }
 
-/// Reads a job that its schema and rules accept.
+/// Reads a job that satisfies its schema and rules.
 ///
 /// # Errors
-/// All faults of the job by itself.
+/// All faults of the job itself.
 pub(crate) fn read(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
     let mut faults = Vec::new();
     let spec = &job.spec;
-    // The schema says so as well. A job that was stored without it must not ask for a million pods.
+    // The schema has the same bounds, but a job that was stored without them must not request a
+    // million pods.
     for (field, got, most) in [
         ("numNodes", spec.trainer.num_nodes, api::MAX_NODES),
         ("numProcPerNode", spec.trainer.num_proc_per_node.unwrap_or(1), api::MAX_PROC_PER_NODE),
@@ -122,7 +125,7 @@ pub(crate) fn read(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
         nodes: count(spec.trainer.num_nodes),
         processes_per_node,
         threads: spec.trainer.cpu_threads.map(count),
-        // Part of a core still has to be one core to place on.
+        // A fraction of a core still needs one core to be placed on.
         core_limit: cpu.map(|cores| cores.max(1.0) as u32),
         mode: match spec.topology_policy.mode {
             api::TopologyMode::Required => Mode::Required,
@@ -146,18 +149,18 @@ pub(crate) fn read(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
     })
 }
 
-/// The beginning of the job's UID, enough to tell jobs of the same name apart.
+/// Prefix of the job's UID, enough to distinguish jobs of the same name.
 pub(crate) fn short_uid(job: &TrainJob) -> String {
     let uid = job.metadata.uid.as_deref().unwrap_or_default();
     uid.chars().filter(char::is_ascii_alphanumeric).take(8).collect()
 }
 
-/// Processes of each node: one for each GPU unless the job says otherwise.
+/// Processes per node: one per GPU unless the job specifies a number.
 pub fn processes_per_node(job: &TrainJob) -> u32 {
     job.spec.trainer.num_proc_per_node.map_or(gpus(job).max(1), count)
 }
 
-/// The measured check that a job asks for.
+/// The bandwidth check that the job requests.
 fn bandwidth_check(job: &TrainJob, per_node: u32, faults: &mut Vec<Invalid>) -> Option<BandwidthCheck> {
     let policy = &job.spec.fabric.preflight;
     let text = &policy.min_bus_bandwidth.as_ref()?.0;
@@ -175,7 +178,7 @@ fn bandwidth_check(job: &TrainJob, per_node: u32, faults: &mut Vec<Invalid>) -> 
     Some(BandwidthCheck { least_bytes_per_second: least?, enforce: policy.mode == api::PreflightMode::Enforce })
 }
 
-/// What the engine cannot do over any fabric.
+/// Fault of a fabric setting that the engine cannot satisfy on any fabric.
 fn fabric_faults(job: &TrainJob) -> Option<Invalid> {
     let is_own = job.spec.trainer.framework == api::Framework::Switchyard && job.spec.trainer.num_nodes > 1;
     (is_own && gpus(job) == 0 && job.spec.fabric.mode == api::FabricMode::Required).then(|| Invalid {
@@ -185,10 +188,12 @@ fn fabric_faults(job: &TrainJob) -> Option<Invalid> {
     })
 }
 
-/// Largest group of the engine (`MAX_WORLD` of `worker/src/comm/config.rs`): bounds the size of its roster.
+/// Largest engine group (`MAX_WORLD` in `worker/src/comm/config.rs`), which bounds the size of its
+/// roster.
 const MAX_RANKS: u32 = 4096;
 
-/// The schema bounds nodes and processes one by one, and the processes of a node may follow from its GPUs.
+/// Checks the product: the schema bounds nodes and processes separately, and the processes of a
+/// node may be derived from its GPUs.
 fn too_many_ranks(job: &TrainJob, per_node: u32) -> Option<Invalid> {
     let nodes = count(job.spec.trainer.num_nodes);
     let ranks = nodes.saturating_mul(per_node);
@@ -203,7 +208,7 @@ fn too_many_ranks(job: &TrainJob, per_node: u32) -> Option<Invalid> {
     })
 }
 
-/// A count that the schema bounds from below.
+/// Converts a count that the schema bounds from below.
 fn count(value: i32) -> u32 {
     value.unsigned_abs().max(1)
 }

@@ -1,4 +1,4 @@
-//! What each pod of a job asks of its node: read once from the manifest, without building a pod.
+//! Requirements of a job's pods, read once from the manifest without building a pod.
 
 use crate::resources;
 use k8s_openapi::api::core::v1::{Container, PodSpec};
@@ -6,12 +6,13 @@ use switchyard_core::quantity::Resources;
 use switchyard_crds::names::{GPU_RESOURCE, TRAINER};
 use switchyard_crds::{DeviceAllocation, TrainJob, TrainJobStatus};
 
-/// The pod that the user describes, with its trainer.
+/// The user's pod with its trainer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodAsk {
-    /// The template with a container for the trainer, which has the limits of `spec.trainer.resourcesPerNode`.
+    /// The template with a trainer container that has the limits of
+    /// `spec.trainer.resourcesPerNode`.
     pub spec: PodSpec,
-    /// GPUs of the trainer.
+    /// Number of GPUs of the trainer.
     pub gpus: u32,
 }
 
@@ -32,8 +33,9 @@ impl PodAsk {
         PodAsk { spec, gpus: gpus(job) }
     }
 
-    /// What the scheduler counts for a pod of an attempt with this status: what Switchyard adds to a pod costs nothing, apart from the
-    /// devices that the status names. Without a status: what the user asks for.
+    /// Requests that the scheduler counts for a pod of an attempt with this status. Switchyard's
+    /// own additions request nothing, except the devices in the status. Without a status: the
+    /// user's requests.
     pub fn requests(&self, status: Option<&TrainJobStatus>) -> Resources {
         let Some(status) = status else { return resources::of_pod(&self.spec) };
         let mut spec = self.spec.clone();
@@ -44,7 +46,8 @@ impl PodAsk {
     }
 }
 
-/// Sets the devices that a trainer asks for by name: adds those of the fabric, and leaves out GPUs that come by a claim.
+/// Sets the extended resources of a trainer: adds fabric devices, and removes GPUs that are
+/// allocated by a claim.
 pub(crate) fn set_devices(trainer: &mut Container, status: &TrainJobStatus) {
     let resources = trainer.resources.get_or_insert_default();
     for resource in status.fabric.iter().flat_map(|fabric| &fabric.resources) {
@@ -58,7 +61,8 @@ pub(crate) fn set_devices(trainer: &mut Container, status: &TrainJobStatus) {
     }
 }
 
-/// GPUs that the trainer of each pod asks for. The template comes before `spec.trainer.resourcesPerNode`, as in the pod.
+/// GPUs that each pod's trainer requests. The template takes precedence over
+/// `spec.trainer.resourcesPerNode`, as in the pod.
 pub fn gpus(job: &TrainJob) -> u32 {
     let template = job.spec.template.as_ref().and_then(|template| template.spec.as_ref());
     let resources = template.and_then(trainer).and_then(|trainer| trainer.resources.as_ref());
@@ -69,7 +73,7 @@ pub fn gpus(job: &TrainJob) -> u32 {
     u32::try_from(count.max(0)).unwrap_or(u32::MAX)
 }
 
-/// The container that trains.
+/// The trainer container.
 pub(crate) fn trainer(spec: &PodSpec) -> Option<&Container> {
     spec.containers.iter().find(|container| container.name == TRAINER)
 }

@@ -1,23 +1,24 @@
-//! How large a manifest may be. Every pod repeats most of it, so a manifest of a megabyte for thousands of nodes would fill etcd, and hundreds of
-//! them the memory of the controller, for all namespaces.
+//! Limits the size of a manifest. Every pod repeats most of it, so a manifest of one megabyte for
+//! thousands of nodes would fill etcd, and hundreds of them would fill the controller's memory, for
+//! all namespaces.
 
 use super::{Invalid, count};
 use switchyard_crds::{MAX_NODES, TrainJob};
 
-/// Bytes of a job's spec as JSON.
+/// Maximum size of a job's spec as JSON, in bytes.
 const MOST_SPEC: u64 = 256 << 10;
-/// Bytes that all pods of a job repeat of its spec. etcd holds 2 GiB by default.
+/// Maximum size of the spec repeated in all pods of a job, in bytes. etcd holds 2 GiB by default.
 const MOST_PODS: u64 = 256 << 20;
 
-/// The fault of a job that is too large.
+/// Fault of a job that is too large.
 pub fn too_large(job: &TrainJob) -> Option<Invalid> {
-    // No spec fails to be written.
+    // Serializing a spec cannot fail.
     let bytes = serde_json::to_vec(&job.spec).map_or(u64::MAX, |json| json.len() as u64);
     if bytes > MOST_SPEC {
         let expected = format!("at most {MOST_SPEC}: put files and scripts into ConfigMaps or images");
         return Some(Invalid { field: "spec".into(), got: format!("{bytes} bytes"), expected });
     }
-    // A number that is out of range is another fault.
+    // A number that is out of range is reported as a different fault.
     let nodes = u64::from(count(job.spec.trainer.num_nodes.min(MAX_NODES)));
     let repeated = bytes.saturating_mul(nodes);
     (repeated > MOST_PODS).then(|| Invalid {

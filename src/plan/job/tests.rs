@@ -1,4 +1,4 @@
-//! What becomes of a manifest, and what is refused.
+//! Reading of manifests, and rejected ones.
 
 use super::Invalid;
 use crate::validate;
@@ -34,7 +34,7 @@ fn merge(target: &mut Value, source: Value) {
     }
 }
 
-/// The CRD cannot name the contract's constants: the rule and the list must agree.
+/// The CRD cannot refer to the contract's constants, so its rule and the list must agree.
 #[test]
 fn the_rule_on_reserved_names_knows_every_setting_of_users() {
     use switchyard_worker_contract::env::{ALL, USER_SETTABLE};
@@ -87,7 +87,8 @@ fn a_measured_check_reaches_the_engine_and_what_cannot_be_measured_is_refused() 
     assert!(alone.starts_with("spec.fabric.preflight.minBusBandwidth: got 1500M for a job of one process"), "{alone}");
     let nothing = check(json!({"minBusBandwidth": "0"}), json!({"numNodes": 2})).map_err(text).unwrap_err();
     assert!(nothing.contains("got `0`; expected bytes per second greater than 0"), "{nothing}");
-    // Between CPUs the engine has TCP only: a job that must not use it is refused, not left to wait.
+    // Between CPUs the engine supports only TCP: a job that must not use it is rejected instead of
+    // left waiting.
     let required = |trainer: Value| job("required", json!({"fabric": {"mode": "Required"}, "trainer": trainer}));
     let refused = validate(&required(json!({"numNodes": 2}))).map_err(text).unwrap_err();
     assert!(refused.starts_with("spec.fabric.mode: got Required with framework Switchyard on CPUs"), "{refused}");

@@ -1,4 +1,4 @@
-//! The GPUs that a command line chooses for the ranks of a run.
+//! GPUs chosen on the command line for the ranks of a run.
 
 use crate::job::{Invalid, ValidJob};
 use serde::Serialize;
@@ -8,15 +8,15 @@ use switchyard_core::units::binary;
 use switchyard_crds::gpu_topology::{Gpu, MigMode};
 use switchyard_worker_contract::config::{self, EngineConfig};
 
-/// Names the GPUs that a process sees; the driver reads it.
+/// Variable that restricts the GPUs visible to a process. The driver reads it.
 pub const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 const FLAG: &str = "--devices";
 
-/// GPUs by their numbers, one for each rank in the order of the ranks.
+/// GPU indices, one per rank, in rank order.
 #[derive(Debug, Clone, Copy)]
 pub struct Devices<'a> {
     pub indexes: &'a [u32],
-    /// What `CUDA_VISIBLE_DEVICES` says where the command was started.
+    /// Value of `CUDA_VISIBLE_DEVICES` in the environment of the command.
     pub visible: Option<&'a str>,
 }
 
@@ -24,9 +24,9 @@ pub struct Devices<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedGpu {
-    /// The rank that computes on it.
+    /// The rank that uses it.
     pub rank: u32,
-    /// The driver's number of it.
+    /// The driver's index.
     pub index: u32,
     pub uuid: String,
     /// Product name.
@@ -34,7 +34,7 @@ pub struct PlannedGpu {
     pub model: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// What connects it with the rest of the machine.
+    /// Its connection to the rest of the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link: Option<String>,
 }
@@ -52,7 +52,7 @@ fn invalid(got: impl Into<String>, expected: impl Into<String>) -> Invalid {
     Invalid { field: FLAG.to_owned(), got: got.into(), expected: expected.into() }
 }
 
-/// The GPU of each rank.
+/// Chooses the GPU of each rank.
 pub(super) fn choose(
     devices: Devices<'_>,
     gpus: &[Gpu],
@@ -100,11 +100,11 @@ fn one(index: u32, gpus: &[Gpu]) -> Result<&Gpu, Invalid> {
     }
 }
 
-/// Whether a list of numbers and names has all of these.
+/// Whether a list of indices and UUIDs contains all of these.
 fn shows(visible: &str, chosen: &[&Gpu]) -> bool {
     let names: Vec<&str> = visible.split(',').map(str::trim).collect();
     let is_named = |gpu: &Gpu| {
-        // The driver takes the beginning of a name.
+        // The driver accepts a prefix of a UUID.
         let by_name = |name: &&str| name.starts_with("GPU-") && gpu.uuid.starts_with(*name);
         names.iter().any(|name| by_name(name) || *name == gpu.index.to_string())
     };

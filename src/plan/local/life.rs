@@ -1,4 +1,4 @@
-//! What follows an attempt on one machine, and what the status says meanwhile.
+//! Decides what follows an attempt on one machine, and derives the status.
 
 use super::LocalPlan;
 use crate::restart::{self, Class, Decision, Failure, GiveUp};
@@ -12,34 +12,36 @@ use switchyard_worker_contract::exit::Exit;
 /// How an attempt ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttemptEnd {
-    /// All steps are done on every rank.
+    /// All ranks have completed all steps.
     Done,
-    /// The user asked to stop.
+    /// The user requested a stop.
     Stopped(Exit),
-    /// A rank failed; the code of the one that failed first, `None` when a signal ended it.
+    /// A rank failed. Holds the exit code of the rank that failed first, `None` if a signal killed
+    /// it.
     Failed(Option<i32>),
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
-    /// Start the whole group again, with these counts.
+    /// Restart the whole group, with these counts.
     Restart(Restarts),
     /// No further attempt.
     End(RunEnd),
 }
 
-/// How a run ends.
+/// End of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RunEnd {
     Complete,
-    /// It stops as asked.
+    /// It was stopped on request.
     Stopped(Exit),
-    /// It is given up, with this exit code.
+    /// It failed for good, with this exit code.
     GivenUp(Exit, GiveUp),
 }
 
-/// Decides what follows an attempt. On one machine every failure is one of the application, and rules have no effect.
+/// Decides what follows an attempt. On one machine every failure is an application failure, and
+/// rules have no effect.
 pub fn next(end: AttemptEnd, policy: &FailurePolicy, restarts: &Restarts) -> Next {
     let code = match end {
         AttemptEnd::Done => return Next::End(RunEnd::Complete),
@@ -59,17 +61,17 @@ pub fn next(end: AttemptEnd, policy: &FailurePolicy, restarts: &Restarts) -> Nex
     }
 }
 
-/// What a run has come to.
+/// State of a run.
 #[derive(Debug, Clone)]
 pub enum Progress {
-    /// It goes on.
+    /// It is still running.
     Stage(Stage, String),
     /// The user stopped it.
     Stopped(String),
     Ended(Ending),
 }
 
-/// What is known of a run at one moment.
+/// Observed state of a run at one moment.
 #[derive(Debug, Clone)]
 pub struct Observed<'a> {
     pub progress: Progress,
@@ -79,11 +81,11 @@ pub struct Observed<'a> {
     pub restarts: &'a Restarts,
     /// Start of the first attempt.
     pub start: Timestamp,
-    /// The last figures, and when they were reported.
+    /// The latest figures, and when they were reported.
     pub figures: Option<(Summary, Timestamp)>,
 }
 
-/// The status that follows the one of the job.
+/// The next status of the job.
 pub fn status(job: &TrainJob, observed: Observed<'_>, now: Timestamp) -> TrainJobStatus {
     let Observed { progress, plan, restarts, start, figures } = observed;
     let mut draft = Draft::new(job, now);

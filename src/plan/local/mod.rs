@@ -1,4 +1,5 @@
-//! The plan for one machine: every process of an attempt with its CPUs, environment and reasons. `switchyard run` starts them.
+//! The plan for one machine: every process of an attempt with its CPUs, environment and reasons.
+//! `switchyard run` starts them.
 //!
 //! ```text
 //! TrainJob ─> validate ─> ValidJob ────┐
@@ -25,30 +26,31 @@ use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_topology::cluster::{self as machines, BuildError};
 use switchyard_worker_contract::config::EngineConfig;
 
-/// Everything a plan is made from.
+/// All inputs of a plan.
 #[derive(Debug, Clone)]
 pub struct LocalSnapshot<'a> {
-    /// The job, valid by its schema and rules.
+    /// The job, valid according to its schema and rules.
     pub job: &'a TrainJob,
-    /// The nodes that may be used, in order of preference.
+    /// Usable nodes, in order of preference.
     pub nodes: &'a [GPUTopology],
     /// Attempt number, from 1.
     pub attempt: u32,
-    /// Address where rank 0 listens.
+    /// Address on which rank 0 listens.
     pub rendezvous: &'a str,
-    /// Directory of the run, in which configuration, key and logs lie.
+    /// Directory of the run, which contains configuration, key and logs.
     pub run_dir: &'a str,
-    /// GPUs that were chosen for the ranks. Without them each process takes the one of its number on its node.
+    /// GPUs chosen for the ranks. If `None`, each process uses the GPU with its local index on its
+    /// node.
     pub devices: Option<Devices<'a>>,
 }
 
 /// Why there is no plan.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Refusal {
-    /// The job asks for something impossible.
+    /// The job is invalid.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     Invalid(Vec<Invalid>),
-    /// A node's report cannot be used.
+    /// A node's report is invalid.
     #[error(transparent)]
     Topology(#[from] BuildError),
     /// No placement satisfies the job.
@@ -56,7 +58,7 @@ pub enum Refusal {
     NotPlaceable {
         /// Name of the job.
         job: String,
-        /// Name of the node that is too small, where it is one.
+        /// Name of the node that is too small, if it is a single one.
         node: Option<String>,
         reason: Reason,
     },
@@ -69,7 +71,7 @@ fn on(node: &Option<String>) -> String {
 /// Plans one attempt of a job.
 ///
 /// # Errors
-/// All faults of the job, an unusable report, or the reason why no placement exists.
+/// All faults of the job, an invalid report, or the reason why no placement exists.
 pub fn plan(snapshot: &LocalSnapshot<'_>) -> Result<LocalPlan, Refusal> {
     let job = validate(snapshot.job).map_err(Refusal::Invalid)?;
     let engine = local_engine(snapshot.job, &job).map_err(|fault| Refusal::Invalid(vec![fault]))?;
@@ -85,14 +87,14 @@ pub fn plan(snapshot: &LocalSnapshot<'_>) -> Result<LocalPlan, Refusal> {
     Ok(processes::processes(&job, engine, &named, &assignment, (snapshot, gpus)))
 }
 
-/// The engine of a job, wherever its ranks are put.
+/// The engine of a job, independent of placement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Engine {
-    /// What each rank reads, but for the number of threads, which placement decides.
+    /// Configuration of each rank except the number of threads, which placement decides.
     pub config: EngineConfig,
-    /// Ranks of the job.
+    /// World size.
     pub world: u32,
-    /// The user's environment, in the manifest's order.
+    /// The user's environment, in manifest order.
     pub env: Vec<(String, String)>,
 }
 

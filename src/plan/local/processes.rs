@@ -1,4 +1,5 @@
-//! ValidJob and assignment to process specs: argv, environment with the reason of each entry, CPUs, devices. Total: cannot fail.
+//! Turns a ValidJob and its assignment into process specs: argv, environment with a reason for each
+//! entry, CPUs, devices. Cannot fail.
 
 use super::LocalSnapshot;
 use super::devices::{PlannedGpu, VISIBLE};
@@ -9,7 +10,7 @@ use switchyard_topology::cluster::NamedCluster;
 use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::{CpuList, env};
 
-/// Everything that will run in one attempt of a job, and why.
+/// All processes of one attempt of a job, with reasons.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LocalPlan {
@@ -17,27 +18,27 @@ pub struct LocalPlan {
     pub job: String,
     /// Attempt number, from 1.
     pub attempt: u32,
-    /// Why this placement, in one sentence.
+    /// Reason for this placement, in one sentence.
     pub reason: String,
-    /// What was given up, with numbers.
+    /// Compromises, with numbers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// The nodes of the job in rank order.
+    /// The nodes of the job, in rank order.
     pub nodes: Vec<PlannedNode>,
-    /// The configuration every rank reads.
+    /// The configuration that every rank reads.
     pub engine: EngineConfig,
-    /// GPUs that were chosen for the ranks.
+    /// GPUs chosen for the ranks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<PlannedGpu>,
-    /// Memory limit of a node, bytes.
+    /// Memory limit of a node, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_limit_bytes: Option<u64>,
-    /// Restarts of the whole group that the job allows.
+    /// Maximum number of restarts of the whole group.
     pub max_restarts: u32,
 }
 
 impl LocalPlan {
-    /// Every process in rank order.
+    /// All processes, in rank order.
     pub fn processes(&self) -> impl Iterator<Item = &ProcessSpec> {
         self.nodes.iter().flat_map(|node| &node.processes)
     }
@@ -47,13 +48,13 @@ impl LocalPlan {
     }
 }
 
-/// The part of a job on one node: one pod in a cluster.
+/// The part of a job on one node, which would be one pod in a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedNode {
-    /// JOB-ATTEMPT-NODERANK, as a pod of a cluster would be called.
+    /// JOB-ATTEMPT-NODERANK, the name of the corresponding pod in a cluster.
     pub name: String,
-    /// Name of the node it runs on.
+    /// Name of the node that it runs on.
     pub node_name: String,
     pub first_rank: u32,
     pub processes: Vec<ProcessSpec>,
@@ -62,27 +63,27 @@ pub struct PlannedNode {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessSpec {
-    /// Global rank; of several the lowest.
+    /// Global rank, the lowest one if there are several.
     pub rank: u32,
-    /// Ranks that it computes, each as a device of its own.
+    /// Number of ranks in this process, each on its own device.
     pub ranks: u32,
-    /// Program and arguments; the program is found beside `switchyard` or on the PATH.
+    /// Program and arguments. The program is found next to `switchyard` or on the PATH.
     pub argv: Vec<String>,
-    /// Environment, in the order in which it is set; a later entry of a name wins.
+    /// Environment, in the order it is set. A later entry with the same name wins.
     pub env: Vec<EnvEntry>,
-    /// CPUs the process is pinned to, as a kernel list; absent: not pinned.
+    /// CPUs that the process is pinned to, as a kernel CPU list. Absent if it is not pinned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<String>,
     /// NUMA nodes of those CPUs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub numa_nodes: Vec<u32>,
-    /// Compute threads of all its ranks.
+    /// Compute threads of all its ranks together.
     pub threads: u32,
-    /// Devices it computes on.
+    /// Devices that it computes on.
     pub devices: Vec<Device>,
 }
 
-/// What a process computes on.
+/// A compute device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Device {
@@ -118,7 +119,7 @@ pub(super) fn processes(
             }
         })
         .collect();
-    // Ranks share one configuration file, so they all get the threads of the narrowest place.
+    // Ranks share one configuration file, so they all use the thread count of the narrowest place.
     let threads = assignment.places.iter().map(|place| place.threads).min().unwrap_or(1);
     LocalPlan {
         job: job.name.clone(),
@@ -133,7 +134,7 @@ pub(super) fn processes(
     }
 }
 
-/// The process of neighbouring ranks, whose places become one.
+/// The process of consecutive ranks, whose places are merged.
 fn process(
     job: &ValidJob,
     (snapshot, gpus): (&LocalSnapshot<'_>, &[PlannedGpu]),
@@ -145,7 +146,7 @@ fn process(
     let mut numa_nodes: Vec<u32> = places.iter().flat_map(|place| place.numa_nodes.iter().copied()).collect();
     numa_nodes.sort_unstable();
     numa_nodes.dedup();
-    // Places that share cores have no more of them than CPUs.
+    // Places that share cores cannot have more cores than CPUs.
     let cores = places.iter().map(|place| place.cores).sum::<u32>().min(cpus.len() as u32);
     let cpus = (!cpus.is_empty()).then(|| cpus.to_string());
     let mut env = identity(job, snapshot.attempt, node_rank);
@@ -185,7 +186,7 @@ fn process(
     }
 }
 
-/// Why this placement, in one sentence.
+/// Reason for this placement, in one sentence.
 fn reason(job: &ValidJob, per_process: u32, named: &NamedCluster, assignment: &Assignment) -> String {
     let world = assignment.places.len();
     let processes = match world / per_process as usize {

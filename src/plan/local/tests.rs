@@ -1,4 +1,4 @@
-//! Golden plans and statuses: the product's real output, reviewed as YAML in `snapshots/`.
+//! Golden plans and statuses, reviewed as YAML in `snapshots/`.
 
 use super::{LocalPlan, LocalSnapshot, Observed, Progress, Refusal, plan, status};
 use crate::job::tests::job;
@@ -10,7 +10,7 @@ use switchyard_crds::gpu_topology::{Cpus, GPUTopology, GPUTopologySpec, GPUTopol
 use switchyard_crds::{Restarts, TrainJob};
 use switchyard_worker_contract::event::{Item, Slowest, Summary};
 
-/// A machine: CPUs of each NUMA node, SMT siblings.
+/// A machine with the given CPUs of each NUMA node and SMT siblings.
 fn machine(name: &str, numa: &[&str], siblings: &[&str]) -> GPUTopology {
     let mut report = GPUTopology::new(name, GPUTopologySpec {});
     report.status = Some(GPUTopologyStatus {
@@ -41,8 +41,9 @@ fn two_sockets() -> Vec<GPUTopology> {
     vec![machine("server", &["0-3,8-11", "4-7,12-15"], &["0,8", "1,9", "2,10", "3,11", "4,12", "5,13", "6,14", "7,15"])]
 }
 
-/// Compares with the committed YAML. After an intended change: `INSTA_UPDATE=always cargo test -p switchyard-plan --lib`, then review
-/// the diff of `src/plan/local/snapshots` as what users will see.
+/// Compares with the committed YAML. After an intended change: `INSTA_UPDATE=always cargo test -p
+/// switchyard-plan --lib`, then review the diff of `src/plan/local/snapshots` as user-visible
+/// output.
 fn snapshot(value: impl serde::Serialize, name: &str) {
     let mut settings = insta::Settings::clone_current();
     settings.set_omit_expression(true);
@@ -152,7 +153,7 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_795_000_000 + second).unwrap()
 }
 
-/// The whole life of a job with one restart.
+/// The whole life cycle of a job with one restart.
 #[test]
 fn status_over_a_life_with_one_restart() {
     let mut job = job("life", json!({"trainer": {"numProcPerNode": 2}}));

@@ -1,4 +1,5 @@
-//! The exact GPUs of a pod, as a ResourceClaim: the scheduler allocates them, and no other pod can have them at the same time.
+//! The exact GPUs of a pod as a ResourceClaim. The scheduler allocates them, and no other pod can
+//! have them at the same time.
 
 use super::{Defaults, metadata, object};
 use crate::eligible::DEVICES;
@@ -8,7 +9,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
 use switchyard_crds::{DeviceAllocation, PlacedNode, TrainJob, labels};
 
-/// Has the GPUs of the trainer come by its claim, if that is how this attempt gets them.
+/// Makes the trainer use the claim for its GPUs, if this attempt allocates GPUs by claims.
 pub(super) fn attach(spec: &mut PodSpec, job: &TrainJob, name: &str) {
     let allocation = job.status.as_ref().and_then(|status| status.device_allocation);
     if allocation != Some(DeviceAllocation::Claims) {
@@ -24,10 +25,10 @@ pub(super) fn attach(spec: &mut PodSpec, job: &TrainJob, name: &str) {
     });
 }
 
-/// The claim of a pod whose place is decided.
+/// The claim of a placed pod.
 ///
-/// A device without the attribute must not be an error, which would end the allocation of the whole pod, so the lookup uses `?`
-/// (kubernetes/kubernetes api/resource/v1/types.go).
+/// A device without the attribute must not cause an error, which would abort the allocation of the
+/// whole pod, so the lookup uses `?` (kubernetes/kubernetes api/resource/v1/types.go).
 pub fn claim(
     job: &TrainJob,
     valid: &ValidJob,

@@ -1,4 +1,5 @@
-//! What a pod needs to reach the fabric: resources, room for shared memory, the interface, and NCCL's file of its node.
+//! Pod additions for the fabric: resources, shared memory, the network interface, and the node's
+//! NCCL file.
 
 use super::making::{Making, add_volumes, from_annotation, mount, mounts};
 use super::{metadata, object};
@@ -14,28 +15,28 @@ use switchyard_crds::{Framework, TrainJob, labels};
 use switchyard_fabric::profile::{self, Profile};
 use switchyard_fabric::{self as fabric, CONF_DIR, CONF_FILE, CONF_PATH, MERGE_SCRIPT, STAGING_DIR};
 
-/// Volume of NCCL's file as the container sees it, and name of the init container that writes it.
+/// Volume of the NCCL file as the container sees it, and name of the init container that writes it.
 const FABRIC: &str = "switchyard-fabric";
-/// Volume of our part of it.
+/// Volume of our part of that file.
 const FABRIC_PLAN: &str = "switchyard-fabric-plan";
 /// Volume of `/dev/shm`.
 const SHARED_MEMORY: &str = "switchyard-shm";
-/// Where processes exchange data through host memory.
+/// Mount path of the shared memory through which processes exchange data.
 const SHM: &str = "/dev/shm";
-/// Name of NCCL's file in its volumes.
+/// Name of the NCCL file in its volumes.
 const CONF: &str = "nccl.conf";
-/// Nodes whose files are in one ConfigMap, which holds 1 MiB at most: a file of a node has up to 3 KiB.
+/// Nodes per ConfigMap. A ConfigMap holds 1 MiB at most, and the file of a node has up to 3 KiB.
 const CONFIG_NODES: u32 = 256;
-/// Name of the file with the reasons, which the init container writes to its log.
+/// Name of the file with the reasons, which the init container prints to its log.
 const REASONS: &str = "reasons.txt";
 
-/// Adds what the fabric needs.
+/// Adds everything the fabric needs.
 pub(super) fn attach(spec: &mut PodSpec, making: &Making<'_>) {
     let job = making.pod.job;
     let framework = job.spec.trainer.framework;
     let uses_host_network = spec.host_network == Some(true);
     if uses_host_network {
-        // Without this, names of the cluster would go to the node's own resolver.
+        // Otherwise cluster names would be looked up at the node's own resolver.
         spec.dns_policy.get_or_insert_with(|| "ClusterFirstWithHostNet".into());
     }
     let count = making.pod.valid.pod.gpus;
@@ -66,7 +67,7 @@ pub(super) fn attach(spec: &mut PodSpec, making: &Making<'_>) {
     if several && count > 0 {
         set_unless_set(trainer, EnvVar { name: CONF_FILE.into(), value: Some(CONF_PATH.into()), value_from: None });
         if is_own {
-            // The worker image has no file of its own to merge, and no shell to do it.
+            // The worker image has no NCCL file of its own to merge, and no shell to do it.
             mount(trainer, FABRIC_PLAN, CONF_DIR, true);
         } else {
             mount(trainer, FABRIC, CONF_DIR, true);
@@ -96,20 +97,21 @@ pub(super) fn attach(spec: &mut PodSpec, making: &Making<'_>) {
     add_volumes(spec, volumes);
 }
 
-/// The administrator's profile, else the pack that was found when the attempt began.
+/// The administrator's profile, else the built-in profile that was found when the attempt started.
 fn profile<'a>(making: &Making<'a>) -> Option<&'a Profile> {
     let found = || profile::find_pack(making.pod.job.status.as_ref()?.fabric.as_ref()?.profile.as_deref()?);
     making.defaults.fabric_profile.as_ref().or_else(found)
 }
 
-/// The secondary networks that the pods of a gang join; `None`: none, or the pods use the network of their node.
+/// The secondary networks that a gang's pods join. `None` if there are none, or if the pods use the
+/// host network.
 pub(super) fn networks<'a>(spec: &PodSpec, making: &Making<'a>) -> Option<&'a str> {
     let is_gang = making.pod.valid.request.nodes > 1;
     let joins = is_gang && making.pod.valid.pod.gpus > 0 && spec.host_network != Some(true);
     profile(making).filter(|_| joins)?.networks.as_deref()
 }
 
-/// The user's own value always wins.
+/// Sets a variable unless the user has set it.
 fn set_unless_set(trainer: &mut Container, entry: EnvVar) {
     let env = trainer.env.get_or_insert_default();
     if !env.iter().any(|own| own.name == entry.name) {
@@ -117,8 +119,8 @@ fn set_unless_set(trainer: &mut Container, entry: EnvVar) {
     }
 }
 
-/// What the init container takes: the cores and memory of the trainer, which starts after it, so that it costs nothing and the class of the
-/// pod stays.
+/// Resources of the init container: the trainer's cores and memory. The trainer starts after it, so
+/// this adds nothing to the pod's requests and keeps its QoS class.
 fn small(trainer: Option<&ResourceRequirements>) -> ResourceRequirements {
     let part = |amounts: Option<&BTreeMap<String, Quantity>>| {
         let mut part = amounts?.clone();
@@ -130,23 +132,24 @@ fn small(trainer: Option<&ResourceRequirements>) -> ResourceRequirements {
     ResourceRequirements { limits, requests, claims: None }
 }
 
-/// Name of the ConfigMap with the files of some nodes, by its number.
+/// Name of the ConfigMap with this number, which contains the files of some nodes.
 fn config_name(valid: &ValidJob, attempt: u32, number: u32) -> String {
     let name = format!("{}-fabric", super::config_name(valid, attempt));
     if number == 0 { name } else { format!("{name}-{number}") }
 }
 
-/// Key of the file of a node.
+/// Key of a node's file.
 fn key(rank: u32) -> String {
     format!("nccl-{rank}.conf")
 }
 
-/// NCCL's files for the nodes of an attempt that has a place, for so many nodes in each ConfigMap; none: the job has no use for them.
+/// NCCL files for the nodes of a placed attempt, `CONFIG_NODES` nodes per ConfigMap. Empty if the
+/// job needs none.
 pub fn fabric_configs(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Vec<ConfigMap> {
     if valid.pod.gpus == 0 || valid.request.nodes < 2 {
         return Vec::new();
     }
-    // A job that an older version placed has no decisions: its files exist, but are empty.
+    // A job placed by an older version has no decisions: its files exist, but are empty.
     let decisions =
         job.status.as_ref().and_then(|status| status.fabric.as_ref()).map(|fabric| fabric.decisions.as_slice());
     let decisions = decisions.unwrap_or_default();

@@ -1,9 +1,10 @@
-//! Kinds of the objects that the controller writes.
+//! Kinds of objects that the controller writes.
 
 use serde::Serialize;
 use std::fmt;
 
-/// A kind. What is done with an object by its kind is an exhaustive `match`: a new kind cannot fall into the arm of another one.
+/// Kind of an object. Code that depends on the kind is an exhaustive `match`, so a new kind cannot
+/// fall into another one's arm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum Kind {
     ConfigMap,
@@ -20,7 +21,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The word that the API uses.
+    /// The kind's name in the API.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::ConfigMap => "ConfigMap",

@@ -1,17 +1,17 @@
-//! A pod in the making, and what its parts have in common: volumes, mounts, variables.
+//! A pod under construction, and helpers for its parts: volumes, mounts, variables.
 
 use super::Defaults;
 use crate::job::GangPod;
 use k8s_openapi::api::core::v1::{Container, EnvVar, PodSpec, Volume, VolumeMount};
 use serde_json::json;
 
-/// A pod that is made with the operator's settings.
+/// A pod under construction, with the operator's settings.
 pub(super) struct Making<'a> {
     pub pod: GangPod<'a>,
     pub defaults: &'a Defaults,
 }
 
-/// Mounts a volume in place of what is mounted there.
+/// Mounts a volume, replacing other mounts of this path.
 pub(super) fn mount(container: &mut Container, volume: &str, path: &str, read_only: bool) {
     let mounts = container.volume_mounts.get_or_insert_default();
     mounts.retain(|mount| mount.mount_path.trim_end_matches('/') != path);
@@ -19,7 +19,7 @@ pub(super) fn mount(container: &mut Container, volume: &str, path: &str, read_on
     mounts.push(VolumeMount { name, mount_path, read_only: Some(read_only), ..VolumeMount::default() });
 }
 
-/// Adds volumes in place of those of the same names.
+/// Adds volumes, replacing volumes of the same names.
 pub(super) fn add_volumes(spec: &mut PodSpec, mut ours: Vec<Volume>) {
     if !ours.is_empty() {
         let volumes = spec.volumes.get_or_insert_default();
@@ -28,7 +28,8 @@ pub(super) fn add_volumes(spec: &mut PodSpec, mut ours: Vec<Volume>) {
     }
 }
 
-/// A variable with the value of an annotation: placement is decided after the pod is created, and only annotations can still change then.
+/// A variable that takes its value from an annotation: placement is decided after the pod is
+/// created, when only annotations can still change.
 pub(super) fn from_annotation(name: &str, annotation: &str) -> EnvVar {
     let field_path = format!("metadata.annotations['{annotation}']");
     let source = json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": field_path}}});

@@ -1,4 +1,5 @@
-//! Where the user's template and Switchyard set the same field: which value wins, in words; and what cannot be merged.
+//! Merges the user's template with Switchyard's settings: which value wins, with an explanation,
+//! and settings that cannot be merged.
 
 use super::Defaults;
 use super::making::Making;
@@ -10,30 +11,30 @@ use switchyard_crds::names::TRAINER;
 use switchyard_crds::{Framework, TrainJob, labels};
 use switchyard_worker_contract::pod as paths;
 
-/// Where the user and Switchyard set the same thing.
+/// A field that both the user and Switchyard set.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MergeConflict {
-    /// A setting of the template that is not taken.
+    /// A template setting that is ignored.
     #[error("{field}: {theirs} is not taken; {ours}")]
     NotTaken {
         /// Path of the field.
         field: String,
-        /// What the template says.
+        /// The template's value.
         theirs: String,
-        /// What is taken instead, and why.
+        /// The value used instead, and why.
         ours: String,
     },
-    /// A variable of the framework that the user sets, and so decides.
+    /// A framework variable that the user overrides.
     #[error("{field}: the value is taken; Switchyard would set it: {consequence}")]
     Taken {
         /// Path of the field.
         field: String,
-        /// What follows for the job.
+        /// Consequence for the job.
         consequence: &'static str,
     },
 }
 
-/// Every setting of the template that is not used, and every framework variable that the user overrides.
+/// Every ignored template setting, and every framework variable that the user overrides.
 pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<MergeConflict> {
     let mut found = overridden(job, valid);
     let Some(template) = &job.spec.template else { return found };
@@ -158,7 +159,7 @@ fn overridden(job: &TrainJob, valid: &ValidJob) -> Vec<MergeConflict> {
         .collect()
 }
 
-/// What no API server would accept once it is merged.
+/// Template settings that would make the merged pod invalid for any API server.
 pub fn faults(job: &TrainJob) -> Vec<Invalid> {
     let mut found = Vec::new();
     let mut fault = |field: String, got: String, expected: &str| {

@@ -1,19 +1,19 @@
-//! The objects of a job in a cluster, as a pure function of the job. Total: a valid job has its objects.
+//! Kubernetes objects of a job, as a pure function of the job. Cannot fail for a valid job.
 //!
 //! | object | name | when |
 //! |---|---|---|
 //! | Pod, gated | `JOB-ATTEMPT-NODERANK` | one per node |
 //! | ConfigMap, immutable | `JOB-ATTEMPT` | frameworks Switchyard (the engine's configuration), MPI and Horovod (the hostfile) |
-//! | ConfigMap, immutable | `JOB-ATTEMPT-fabric`, from node 256 on `JOB-ATTEMPT-fabric-1` and so on | GPUs on more than one node; made when the place is decided |
-//! | PlacementSlice, immutable | `JOB-ATTEMPT-DIGEST-NUMBER` | more than 128 nodes; made before the status that names them |
+//! | ConfigMap, immutable | `JOB-ATTEMPT-fabric`, from node 256 on `JOB-ATTEMPT-fabric-1` and so on | GPUs on more than one node; created when the gang is placed |
+//! | PlacementSlice, immutable | `JOB-ATTEMPT-DIGEST-NUMBER` | more than 128 nodes; created before the status that references them |
 //! | PodDisruptionBudget | `JOB` | always: a drain must not end a run |
 //! | Service, headless | `JOB` | more than one node |
 //! | NetworkPolicy | `JOB` | more than one node |
-//! | ResourceClaim | `JOB-ATTEMPT-NODERANK` | GPUs by claims; made when the place is decided |
-//! | PodTemplate, ProvisioningRequest | `JOB-ATTEMPT` | while a gang waits for nodes that the cluster's autoscaler may make |
+//! | ResourceClaim | `JOB-ATTEMPT-NODERANK` | GPUs by claims; created when the gang is placed |
+//! | PodTemplate, ProvisioningRequest | `JOB-ATTEMPT` | while a gang waits for nodes that the cluster autoscaler may add |
 //! | Secret, immutable | `JOB-key-UID8` | more than one node and framework Switchyard |
 //!
-//! All carry the labels of the job and its owner reference. A job of one pod gets only what it needs.
+//! All of them have the job's labels and owner reference. A job of one pod gets only what it needs.
 
 mod claim;
 mod fabric;
@@ -49,23 +49,24 @@ use switchyard_fabric::profile::Profile;
 use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::pod::{CONFIG_FILE, HOST_FILE};
 
-/// Settings of the operator that show in objects.
+/// Operator settings that affect objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Defaults {
-    /// Image of the worker, for jobs that name none.
+    /// Worker image for jobs that name none.
     pub worker_image: String,
-    /// Secrets of the jobs' namespaces with which that image is pulled, where the template names none.
+    /// Pull secrets for that image in the jobs' namespaces, if the template names none.
     pub image_pull_secrets: Vec<String>,
-    /// Device class that claims for GPUs name.
+    /// Device class of GPU claims.
     pub gpu_class: String,
-    /// Driver whose attributes have the UUIDs of GPUs.
+    /// DRA driver whose attributes contain the GPU UUIDs.
     pub gpu_driver: String,
-    /// The administrator's settings for the fabric; `None`: the pack that matches the nodes.
+    /// The administrator's fabric settings. `None` selects the built-in profile that matches the
+    /// nodes.
     pub fabric_profile: Option<Profile>,
 }
 
 impl Default for Defaults {
-    /// The names of NVIDIA's DRA driver.
+    /// The names that NVIDIA's DRA driver uses.
     fn default() -> Defaults {
         Defaults {
             worker_image: concat!("switchyard-worker:", env!("CARGO_PKG_VERSION")).into(),
@@ -80,24 +81,24 @@ impl Default for Defaults {
 /// An object of a job.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Object {
-    /// A node of the job.
+    /// One node of the job.
     Pod(Box<Pod>),
-    /// Names of the pods.
+    /// DNS names of the pods.
     Service(Box<Service>),
-    /// The GPUs of a node of the job.
+    /// GPUs of one node of the job.
     Claim(Box<ResourceClaim>),
     ConfigMap(ConfigMap),
-    /// The job's key: 32 random bytes, filled in when it is written.
+    /// The job's key: 32 random bytes, generated when it is written.
     Secret(Secret),
     /// Blocks drains.
     PodDisruptionBudget(PodDisruptionBudget),
     /// Blocks traffic from other pods.
     NetworkPolicy(NetworkPolicy),
-    /// A part of the place.
+    /// Part of the placement.
     PlacementSlice(Box<PlacementSlice>),
-    /// What a pod asks of a node, for the autoscaler.
+    /// A pod's requirements, for the autoscaler.
     PodTemplate(Box<PodTemplate>),
-    /// Asks the autoscaler for nodes.
+    /// Requests nodes from the autoscaler.
     ProvisioningRequest(Box<ProvisioningRequest>),
 }
 
@@ -136,7 +137,7 @@ impl Object {
         self.metadata().name.as_deref().unwrap_or_default()
     }
 
-    /// What must hold in the cluster: labels, owner and content.
+    /// Desired state in the cluster: labels, owner and content.
     pub fn content(&self) -> Value {
         let value = match self {
             Object::Pod(object) => serde_json::to_value(object),
@@ -158,7 +159,7 @@ impl Object {
     }
 }
 
-/// The part of an object that [`Object::content`] is compared with.
+/// The part of an observed object that [`Object::content`] is compared with.
 pub fn observed_content(object: &Value) -> Value {
     let mut value = object.clone();
     if let Some(map) = value.as_object_mut() {
@@ -176,8 +177,9 @@ pub fn shared(job: &TrainJob, valid: &ValidJob) -> Vec<Object> {
     let selector = json!({"matchLabels": {labels::JOB_UID: uid(job)}});
     let mut objects = vec![Object::PodDisruptionBudget(object(
         metadata(job, name.clone()),
-        // Not `maxUnavailable: 0`: for that the disruption controller reads the owner's scale, and a TrainJob has none.
-        // Pods that are not ready, as on a node that is lost, may go: a drain would hang on them for ever.
+        // Not `maxUnavailable: 0`, because the disruption controller would then read the owner's
+        // scale, and a TrainJob has none. Unready pods, as on a lost node, may be evicted: a drain
+        // would otherwise hang on them forever.
         json!({"spec": {
             "minAvailable": valid.request.nodes, "selector": selector, "unhealthyPodEvictionPolicy": "AlwaysAllow",
         }}),
@@ -185,7 +187,7 @@ pub fn shared(job: &TrainJob, valid: &ValidJob) -> Vec<Object> {
     if valid.request.nodes > 1 {
         let service = json!({"spec": {
             "clusterIP": "None",
-            // Ranks look for rank 0 before anything is ready.
+            // Ranks look up rank 0 before any pod is ready.
             "publishNotReadyAddresses": true,
             "selector": {labels::JOB_UID: uid(job)},
         }});
@@ -204,7 +206,7 @@ pub fn shared(job: &TrainJob, valid: &ValidJob) -> Vec<Object> {
     objects
 }
 
-/// What the pods of one attempt read: the engine's configuration, or the hosts for `mpirun`.
+/// ConfigMap for the pods of one attempt: the engine's configuration, or the hosts for `mpirun`.
 pub fn config_map(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Option<ConfigMap> {
     let data = match &valid.engine {
         Some(engine) => json!({CONFIG_FILE: engine_text(engine, valid)}),
@@ -217,26 +219,26 @@ pub fn config_map(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Option<Conf
 
 fn engine_text(engine: &EngineConfig, valid: &ValidJob) -> String {
     let engine = EngineConfig {
-        // Where the job does not say, the worker takes the cores that its pod gets.
+        // By default the worker uses the cores of its pod.
         cpu_threads: valid.request.threads.unwrap_or(0) * engine.devices_per_process,
         ..engine.clone()
     };
     serde_json::to_string_pretty(&engine).expect("invariant: an engine configuration serialises to JSON")
 }
 
-/// Name of the configuration of an attempt.
+/// Name of an attempt's configuration.
 fn config_name(valid: &ValidJob, attempt: u32) -> String {
     format!("{}-{attempt}", valid.name)
 }
 
-/// Whether the name is that of an object that belongs to this attempt.
+/// Whether the name is one of this attempt's objects.
 pub fn is_of_attempt(valid: &ValidJob, attempt: u32, name: &str) -> bool {
     let config = config_name(valid, attempt);
     name.strip_prefix(&config).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }
 
-/// Name of the Secret. The UID keeps out the Secret of an earlier job of the same name: Secrets may not be read, so the two could not be
-/// told apart.
+/// Name of the Secret. The UID avoids the Secret of an earlier job of the same name: the operator
+/// cannot read Secrets, so it could not distinguish the two.
 fn key_name(job: &TrainJob, valid: &ValidJob) -> String {
     format!("{}-key-{}", valid.name, short_uid(job))
 }
@@ -249,7 +251,7 @@ fn uid(job: &TrainJob) -> &str {
     job.metadata.uid.as_deref().unwrap_or_default()
 }
 
-/// Labels of everything that belongs to the job.
+/// Labels of all objects of the job.
 fn job_labels(job: &TrainJob) -> BTreeMap<String, String> {
     [("app.kubernetes.io/managed-by", "switchyard"), (labels::JOB_NAME, job_name(job)), (labels::JOB_UID, uid(job))]
         .map(|(name, value)| (name.to_string(), value.to_string()))
@@ -273,7 +275,7 @@ fn metadata(job: &TrainJob, name: String) -> ObjectMeta {
     }
 }
 
-/// A typed object from its metadata and the rest as JSON, which reads like the manifest it is.
+/// Builds a typed object from its metadata and the rest as JSON, which reads like a manifest.
 fn object<K: DeserializeOwned + k8s_openapi::Metadata<Ty = ObjectMeta>>(metadata: ObjectMeta, rest: Value) -> K {
     let mut rest = rest;
     rest["apiVersion"] = K::API_VERSION.into();

@@ -1,4 +1,4 @@
-//! The pod of one node: the user's template with what Switchyard needs merged into it.
+//! The pod of one node: the user's template merged with Switchyard's additions.
 
 use super::making::{Making, add_volumes, from_annotation, mount, mounts};
 use super::{Defaults, claim, config_name, fabric, job_labels, key_name, metadata};
@@ -22,21 +22,21 @@ use switchyard_worker_contract::{env, pod as paths};
 pub(super) const CONFIG: &str = "switchyard-config";
 /// Volume of the job's key.
 pub(super) const KEY: &str = "switchyard-key";
-/// Volume for the output of the run; a user's volume of this name replaces ours.
+/// Volume for the run's output. A user's volume of this name replaces ours.
 pub(super) const RUN: &str = "switchyard-run";
 /// User and group of the worker image.
 const WORKER_ID: i64 = 65532;
-/// Read by the owner and the group: a Secret's files belong to root, and the worker is in the group.
+/// Readable by owner and group: a Secret's files belong to root, and the worker is in the group.
 const KEY_MODE: i32 = 0o440;
-/// Annotation from which Multus takes the secondary networks of a pod.
+/// Annotation with a pod's secondary networks, read by Multus.
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
-/// Seconds between SIGTERM and SIGKILL unless the template says otherwise.
+/// Default time between SIGTERM and SIGKILL.
 const GRACE_SECONDS: i64 = 30;
-/// Taints of a node whose kubelet reports trouble, or has stopped reporting.
+/// Taints of a node whose kubelet reports NotReady, or has stopped reporting.
 const TROUBLE: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
 const NO_EXECUTE: &str = "NoExecute";
 
-/// The pod of a node of an attempt, gated.
+/// The gated pod of one node of an attempt.
 pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, node_rank: u32) -> Pod {
     let theirs = job.spec.template.as_ref().and_then(|template| template.metadata.clone()).unwrap_or_default();
     let name = valid.pod_name(attempt, node_rank);
@@ -89,7 +89,8 @@ fn pod_labels(job: &TrainJob, valid: &ValidJob, attempt: u32, node_rank: u32) ->
     all
 }
 
-/// Our labels of a pod that exists, and nothing else of it. The server refuses them for a pod of the same name with another UID.
+/// A patch with our labels for an existing pod, and nothing else. The server rejects it for a pod
+/// of the same name with another UID.
 pub fn labels_of_pod(job: &TrainJob, valid: &ValidJob, attempt: u32, node_rank: u32, uid: &str) -> Pod {
     let metadata = ObjectMeta {
         name: Some(valid.pod_name(attempt, node_rank)),
@@ -101,7 +102,7 @@ pub fn labels_of_pod(job: &TrainJob, valid: &ValidJob, attempt: u32, node_rank: 
     Pod { metadata, spec: None, status: None }
 }
 
-/// Declares the port that the pod uses on its node, so that the scheduler sees it.
+/// Declares the port that the pod uses on its host, so that the scheduler accounts for it.
 fn declare_port(spec: &mut PodSpec, port: u16) {
     let Some(trainer) = trainer_mut(spec) else { return };
     let ports = trainer.ports.get_or_insert_default();
@@ -111,8 +112,9 @@ fn declare_port(spec: &mut PodSpec, port: u16) {
     }
 }
 
-/// Keeps Kubernetes from evicting the pod from a node in trouble. Admission adds tolerations of 300 s to pods that tolerate neither taint, but its
-/// containers may train all the while: the controller decides, by its grace, the progress of the ranks and the rest of the fleet.
+/// Keeps Kubernetes from evicting the pod from an unhealthy node. Admission adds tolerations of 300
+/// s to pods that tolerate neither taint, although the containers may keep training: the controller
+/// decides instead, from its grace period, the ranks' progress and the rest of the fleet.
 fn stay_in_trouble(spec: &mut PodSpec) {
     let tolerations = spec.tolerations.get_or_insert_default();
     for key in TROUBLE {
@@ -130,7 +132,8 @@ fn stay_in_trouble(spec: &mut PodSpec) {
     }
 }
 
-/// What Pod Security `restricted` requires, unless the template sets it, but for the user of other images: most of them run as root.
+/// Sets everything that Pod Security `restricted` requires unless the template sets it. Exception:
+/// the user of other images, because most of them run as root.
 fn secure_pod(spec: &mut PodSpec, framework: Framework) {
     let context: &mut PodSecurityContext = spec.security_context.get_or_insert_default();
     context
@@ -141,12 +144,13 @@ fn secure_pod(spec: &mut PodSpec, framework: Framework) {
         context.run_as_user.get_or_insert(WORKER_ID);
         context.run_as_group.get_or_insert(WORKER_ID);
         context.fs_group.get_or_insert(WORKER_ID);
-        // Without this, a large data volume would change its group again at every start.
+        // Otherwise a large data volume would have its group changed at every start.
         context.fs_group_change_policy.get_or_insert_with(|| "OnRootMismatch".into());
     }
 }
 
-/// Has a pod say that it does not run as root, unless its template says otherwise: where the namespace enforces Pod Security `restricted`.
+/// Sets `runAsNonRoot` unless the template sets it, for namespaces that enforce Pod Security
+/// `restricted`.
 pub fn run_as_non_root(pod: &mut Pod) {
     let context = pod.spec.get_or_insert_default().security_context.get_or_insert_default();
     context.run_as_non_root.get_or_insert(true);
@@ -166,7 +170,7 @@ impl Making<'_> {
         self.pod.job.spec.trainer.framework == Framework::Switchyard
     }
 
-    /// Whether the pod reads the ConfigMap of its attempt.
+    /// Whether the pod reads its attempt's ConfigMap.
     fn has_config(&self) -> bool {
         self.is_ours() || frameworks::uses_mpirun(self.pod.job)
     }
@@ -201,7 +205,7 @@ impl Making<'_> {
         add_volumes(spec, ours);
     }
 
-    /// The image of a job that names none, and the Secrets with which it is pulled.
+    /// Sets the image of a job that names none, and its pull secrets.
     fn worker_image(&self, spec: &mut PodSpec) {
         let Some(trainer) = trainer_mut(spec).filter(|trainer| self.is_ours() && trainer.image.is_none()) else {
             return;
@@ -251,7 +255,7 @@ impl Making<'_> {
         };
         asked.env.iter().for_each(|entry| set(entry.name.clone(), entry.value.clone()));
         self.environment().into_iter().for_each(|entry| set(entry.name, entry.value));
-        // After the user's variables: theirs win, and references to them resolve.
+        // Added after the user's variables: the user's values win, and references to them resolve.
         for entry in frameworks::environment(&self.pod) {
             if !merged.iter().any(|before| before.name == entry.name) {
                 merged.push(entry.into());
@@ -284,7 +288,7 @@ impl Making<'_> {
         }
     }
 
-    /// The environment that makes a rank of the container, with the reason of each entry.
+    /// The environment that makes the container a rank, with a reason for each entry.
     pub(super) fn environment(&self) -> Vec<EnvEntry> {
         let mut entries = identity(self.pod.valid, self.pod.attempt, self.pod.node_rank);
         let mut set = |name: &str, value: String, reason: &str| entries.push(EnvEntry::new(name, value, reason));
@@ -316,13 +320,14 @@ impl Making<'_> {
     }
 }
 
-/// Volume and directory of the checkpoints, where the job names a volume.
+/// Volume and directory of the checkpoints, if the job names a volume.
 pub(super) fn mounted(checkpoint: &Checkpoint) -> Option<(&str, &str)> {
     Some((checkpoint.volume_name.as_deref()?, checkpoint.path.trim_end_matches('/')))
 }
 
-/// The strategic merge patch that lifts our gate, and ours only, and pins the pod to its node. `rules` are those of the pod as it was
-/// admitted: while a pod is gated, terms of its node affinity may be made narrower, each for itself, but none may go
+/// Strategic merge patch that lifts only our gate and pins the pod to its node. `rules` are the
+/// admitted pod's rules: while a pod is gated, each node affinity term may be narrowed, but none
+/// may be removed
 /// (<https://kubernetes.io/docs/concepts/scheduling-eviction/pod-scheduling-readiness/>).
 pub fn placement_patch(rules: &NodeRules, placed: &PlacedNode, interface: Option<&str>) -> Value {
     let node = &placed.node_name;

@@ -1,7 +1,9 @@
-//! What a gang asks of the cluster's autoscaler: nodes, by a ProvisioningRequest and the PodTemplate that it names.
+//! Node request of a gang for the cluster autoscaler: a ProvisioningRequest and the PodTemplate
+//! that it references.
 //!
-//! Gated pods are nothing to autoscalers. A ProvisioningRequest is: the autoscaler tries on its own whether pods like the template fit, and makes nodes
-//! for all of them or for none. The template has what the scheduler looks at, as the pods were admitted with it, and nothing else of the job.
+//! Autoscalers ignore gated pods. For a ProvisioningRequest, the autoscaler itself checks whether
+//! pods like the template fit, and adds nodes for all of them or for none. The template contains
+//! only the fields that the scheduler considers, as the pods were admitted with them.
 
 use super::{Defaults, Object, config_name, metadata, pod};
 use crate::ValidJob;
@@ -17,17 +19,18 @@ use switchyard_core::quantity::{PODS, Resources};
 use switchyard_crds::names::TRAINER;
 use switchyard_crds::{PodSet, PodTemplateRef, ProvisioningRequest, ProvisioningRequestSpec, TrainJob};
 
-/// Annotation of a pod: the request that made its room. For such a pod the autoscaler makes no other.
+/// Pod annotation: the request that the pod consumes. The autoscaler adds no other nodes for this
+/// pod.
 const CONSUMES: &str = "autoscaling.x-k8s.io/consume-provisioning-request";
-/// Annotation of a pod: the class of that request.
+/// Pod annotation: the class of that request.
 const CLASS: &str = "autoscaling.x-k8s.io/provisioning-class-name";
 
-/// Name of the request of an attempt, and of its template.
+/// Name of an attempt's request and of its template.
 pub fn provisioning_name(valid: &ValidJob, attempt: u32) -> String {
     config_name(valid, attempt)
 }
 
-/// The request for an attempt, after the template that it names.
+/// The objects of an attempt's request. The template comes first because the request references it.
 pub fn provisioning(
     job: &TrainJob,
     valid: &ValidJob,
@@ -43,7 +46,7 @@ pub fn provisioning(
     let template = PodTemplate {
         metadata: metadata(job, name.clone()),
         template: Some(PodTemplateSpec {
-            // Those by which spread and anti-affinity of the pods know each other.
+            // Labels by which the pods' spread and anti-affinity terms select each other.
             metadata: Some(ObjectMeta { labels, ..ObjectMeta::default() }),
             spec: Some(spec),
         }),
@@ -58,7 +61,7 @@ pub fn provisioning(
     [Object::PodTemplate(Box::new(template)), Object::ProvisioningRequest(Box::new(request))]
 }
 
-/// What a pod asks of a node: one container with all requests, sidecars and overhead included.
+/// Resource requests of a pod as a single container, including sidecars and overhead.
 fn asks(pod: PodSpec, admitted: &Admitted) -> PodSpec {
     let trainer = pod.containers.into_iter().find(|container| container.name == TRAINER).unwrap_or_default();
     let host_ports = trainer.ports.into_iter().flatten().filter(|port| port.host_port.is_some()).collect::<Vec<_>>();
@@ -69,7 +72,8 @@ fn asks(pod: PodSpec, admitted: &Admitted) -> PodSpec {
         resources: Some(amounts(&admitted.requests)),
         ..Container::default()
     };
-    // Where the pods say different things, which no gang of one template does, the first of them counts.
+    // If pods differ, which never happens in a gang with one template, the first one's rules are
+    // used.
     let rules = admitted.rules.first();
     let mut affinity = pod.affinity;
     let required = rules.and_then(|rules| rules.required.clone());
@@ -99,11 +103,11 @@ fn amounts(requests: &Resources) -> ResourceRequirements {
     let named = requests.names().filter(|name| *name != PODS && requests.get(name) > 0);
     let all = named.map(|name| (name.to_string(), Quantity(exact(requests.get(name))))).collect();
     let all = Some(all).filter(|all: &BTreeMap<String, Quantity>| !all.is_empty());
-    // Extended resources are limits as well as requests, or the server refuses them.
+    // Extended resources must be limits as well as requests, or the server rejects them.
     ResourceRequirements { limits: all.clone(), requests: all, ..ResourceRequirements::default() }
 }
 
-/// Has the patch of a pod say whose room it takes.
+/// Adds the request that a pod consumes to the pod's patch.
 pub fn consume(patch: &mut Value, request: &str, class: &str) {
     patch["metadata"]["annotations"][CONSUMES] = request.into();
     patch["metadata"]["annotations"][CLASS] = class.into();

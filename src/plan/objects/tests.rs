@@ -1,4 +1,4 @@
-//! Golden objects: what is created in a cluster, reviewed as YAML in `snapshots/`.
+//! Golden objects: the objects created in a cluster, reviewed as YAML in `snapshots/`.
 
 use super::*;
 use crate::eligible::NodeRules;
@@ -27,7 +27,7 @@ fn defaults() -> Defaults {
     Defaults { worker_image: "switchyard-worker:1".into(), ..Defaults::default() }
 }
 
-/// Everything of one attempt; of the pods the first.
+/// All objects of one attempt, with only the first of the pods.
 fn all(job: &(TrainJob, ValidJob)) -> Vec<Value> {
     let mut objects = shared(&job.0, &job.1);
     objects.extend(config_map(&job.0, &job.1, 1).map(Object::ConfigMap));
@@ -76,7 +76,8 @@ fn a_template_is_merged_by_name() {
     insta::assert_yaml_snapshot!(conflicts);
 }
 
-/// After 300 s Kubernetes evicted pods that trained on, past the controller's grace, brake and progress.
+/// Regression test: after 300 s Kubernetes evicted pods that were still training, regardless of the
+/// controller's grace period, mass outage detection and the ranks' progress.
 #[test]
 fn a_pod_stays_on_a_node_in_trouble_unless_its_template_says_for_how_long() {
     let key = |name: &str| format!("node.kubernetes.io/{name}");
@@ -164,7 +165,8 @@ fn what_cannot_be_merged_is_named() {
     insta::assert_yaml_snapshot!(text);
 }
 
-/// A job of the engine with checkpoints on the volume `ckpt`, and what the template's trainer mounts.
+/// A job of the engine with checkpoints on the volume `ckpt`, and these mounts of the template's
+/// trainer.
 fn saved(path: &str, volumes: Value, mounts: Value) -> TrainJob {
     let document = json!({
         "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "saved"},
@@ -246,9 +248,9 @@ fn our_own_objects_cover_themselves() {
 }
 
 proptest! {
-    // The whole schema is walked for every case.
+    // Each case walks the whole schema.
     #![proptest_config(ProptestConfig::with_cases(12))]
-    /// Names of pods are host names: at most 63 characters.
+    /// Pod names are host names: at most 63 characters.
     #[test]
     fn names_stay_within_their_limits(name in "[a-z][-a-z0-9]{0,48}[a-z0-9]", attempt in 1_u32..100_000, rank in 0_u32..1024) {
         let spec = json!({"trainer": {"numNodes": 1024}, "engine": engine()});
@@ -301,10 +303,10 @@ fn what_a_profile_says_of_pods_reaches_them() {
     let networks = |pod: &Pod| pod.metadata.annotations.as_ref().unwrap().get("k8s.v1.cni.cncf.io/networks").cloned();
     let made = pod(&job, &valid, &defaults(), 1, 0);
     assert_eq!((size(&made).as_str(), networks(&made)), ("16Gi", None));
-    // The pack that was found for the nodes.
+    // The built-in profile that was found for the nodes.
     job.status.get_or_insert_default().fabric.get_or_insert_default().profile = Some("gcp-rdma".into());
     assert_eq!(size(&pod(&job, &valid, &defaults(), 1, 0)), "250Gi");
-    // The administrator's word wins.
+    // The administrator's profile takes precedence.
     let own =
         "name: own\nextends: roce\nsharedMemory: 20Gi\npodInterface: net0\nnetworks: fabric/rail-0, fabric/rail-1\n";
     let own = Defaults { fabric_profile: Some(Profile::parse(own).unwrap()), ..defaults() };
@@ -313,7 +315,7 @@ fn what_a_profile_says_of_pods_reaches_them() {
     let env = made.spec.as_ref().unwrap().containers[0].env.clone().unwrap();
     let gloo = env.into_iter().find(|entry| entry.name == "GLOO_SOCKET_IFNAME").unwrap();
     assert_eq!(gloo.value.as_deref(), Some("net0"));
-    // And the user's over both.
+    // The user's annotation takes precedence over both.
     let template = job.spec.template.get_or_insert_default().metadata.get_or_insert_default();
     template.annotations.get_or_insert_default().insert("k8s.v1.cni.cncf.io/networks".into(), "mine".into());
     assert_eq!(networks(&pod(&job, &valid, &own, 1, 0)).as_deref(), Some("mine"));
@@ -321,7 +323,7 @@ fn what_a_profile_says_of_pods_reaches_them() {
     assert!(wrong.starts_with("networks: got `a;b`"), "{wrong}");
 }
 
-/// The planner reads requests from the manifest and never builds a pod for that, so both must agree.
+/// The planner reads requests from the manifest without building a pod, so both must agree.
 #[test]
 fn what_is_read_from_the_manifest_is_what_the_pods_ask_for() {
     let gpus_of = |count: u32| json!({"limits": {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": count}});
@@ -366,7 +368,8 @@ fn what_is_read_from_the_manifest_is_what_the_pods_ask_for() {
     assert_eq!(cases, 24);
 }
 
-/// NCCL in our own engine needs the devices, shared memory and settings that it needs in any other program.
+/// NCCL in our own engine needs the same devices, shared memory and settings as in any other
+/// program.
 #[test]
 fn our_engine_on_gpus_gets_the_fabric_of_other_frameworks() {
     let made = |framework: &str, gpus: u32| {
@@ -480,7 +483,8 @@ fn a_request_for_nodes_has_what_the_scheduler_looks_at_as_it_was_admitted() {
     insta::assert_yaml_snapshot!(asked);
 }
 
-/// Finding 15: each tenant had to write the Secret of the administrator's registry into each template.
+/// Finding 15: each tenant had to add the pull secret of the administrator's registry to each
+/// template.
 #[test]
 fn the_worker_image_is_pulled_with_the_secrets_of_the_operator_and_no_other_image() {
     let defaults = Defaults { image_pull_secrets: vec!["registry".into()], ..defaults() };

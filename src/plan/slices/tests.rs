@@ -2,13 +2,14 @@ use super::*;
 use proptest::prelude::*;
 use switchyard_crds::{FabricDecision, FabricStatus, PlacementStatus, TrainJobStatus};
 
-/// Cores of a process as hyper-threads interleave them: every second of a part of a machine of 256 CPUs.
+/// Cores of a process with interleaved hyper-threads: every second CPU in its part of a machine
+/// with 256 CPUs.
 fn interleaved(process: u32, offset: u32) -> String {
     let numbers: Vec<String> = (0..16).map(|core| (offset + 32 * process + 2 * core).to_string()).collect();
     numbers.join(",")
 }
 
-/// Nodes with eight processes and GPUs each; of so many makes.
+/// Nodes with eight processes and GPUs each, in `makes` variants.
 fn nodes(count: u32, makes: u32) -> Vec<PlacedNode> {
     (0..count)
         .map(|node| PlacedNode {
@@ -77,7 +78,7 @@ fn slices_that_are_missing_or_of_another_place_are_not_taken() {
     assert_eq!(join(&wrong, &known(&prefix, beyond)), None, "a shape that is not there");
 }
 
-/// Two controllers that decide differently do not write into each other's slices.
+/// Two controllers that decide differently do not overwrite each other's slices.
 #[test]
 fn other_places_and_attempts_have_other_names() {
     let prefix = |attempt, makes| named("a", attempt, &nodes(200, makes)).unwrap().name_prefix;
@@ -87,7 +88,7 @@ fn other_places_and_attempts_have_other_names() {
     assert!(prefix(12, 2).starts_with("a-12-"));
 }
 
-/// The goal of the size: 256 KiB for every number of nodes, with a reason and settings as long as they may be.
+/// The size limit: 256 KiB for every number of nodes, with a reason and settings of maximum length.
 #[test]
 fn no_status_is_larger_than_256_kib() {
     for count in [1, 128, 129, 1024, 4096] {

@@ -1,4 +1,4 @@
-//! The fabric in the life of a job.
+//! Fabric decisions over a job's life cycle.
 
 use super::super::machine::Shapes;
 use super::super::tests::World;
@@ -31,7 +31,7 @@ fn report(node: usize, state: &str) -> GPUTopologyStatus {
     }
 }
 
-/// Two nodes with two GPUs each; `state`: that of their InfiniBand ports.
+/// Two nodes with two GPUs each, whose InfiniBand ports have this `state`.
 pub fn world(spec: Value, state: &str) -> World {
     let mut merged = json!({"trainer": {
         "framework": "Torch", "image": "i", "numNodes": 2, "resourcesPerNode": {"limits": {"cpu": "2", "nvidia.com/gpu": "2"}},
@@ -44,14 +44,14 @@ pub fn world(spec: Value, state: &str) -> World {
     world
 }
 
-/// A job that enforces its preflight, and so many nodes that it refuses. Two more, which come last, are well.
+/// A job that enforces its preflight, on `refused` nodes that fail it. Two healthy nodes come last.
 pub fn mostly_refused(refused: usize) -> World {
     let mut world = world(json!({"fabric": {"preflight": {"mode": "Enforce"}}}), "Active");
     world.nodes.clear();
     (0..refused + 2).for_each(|number| world.node(&format!("n{number:02}"), "4"));
     set_reports(&mut world, "Active");
     set_limit(&mut world, refused, "65536");
-    // Interfaces of nodes of one kind have the same names.
+    // Nodes of the same kind have the same interface names.
     let facts = world.nodes["n00"].described().unwrap().facts.clone();
     for node in world.nodes.values_mut().take(refused) {
         node.machine.as_mut().unwrap().as_mut().unwrap().facts = facts.clone();
@@ -127,7 +127,8 @@ fn a_job_that_must_not_use_tcp_waits_until_the_ports_are_up() {
     assert!(world.job.status.as_ref().unwrap().placement.is_none());
     assert!(world.pods.iter().all(|pod| pod.gated), "nothing may start");
     set_reports(&mut world, "Active");
-    // The pods that wait ask for no RDMA device, since none was of use when they were made: they are created again.
+    // The waiting pods request no RDMA device, because none was usable when they were created. They
+    // are recreated.
     world.run();
     assert_eq!(world.stage(), "Running", "{}", world.message());
     let status = world.job.status.as_ref().unwrap();
@@ -135,7 +136,7 @@ fn a_job_that_must_not_use_tcp_waits_until_the_ports_are_up() {
     assert_eq!(condition(&world, conditions::FABRIC_READY).0, "True");
 }
 
-/// Memory that containers may lock on the first nodes.
+/// Sets the locked-memory limit of containers on the first nodes.
 fn set_limit(world: &mut World, nodes: usize, limit: &str) {
     let mut shapes = Shapes::default();
     for (position, node) in world.nodes.values_mut().take(nodes).enumerate() {
@@ -168,7 +169,7 @@ fn a_job_that_enforces_its_preflight_waits_until_nothing_blocks() {
     assert_eq!(condition(&world, conditions::FABRIC_READY).0, "True");
 }
 
-/// It was proposed again and again, and the nodes that were free stayed idle.
+/// Regression test: the refused node was proposed repeatedly while free nodes stayed idle.
 #[test]
 fn a_node_that_preflight_refuses_is_left_out_and_the_next_best_place_is_tried() {
     let mut world = world(json!({"fabric": {"preflight": {"mode": "Enforce"}}}), "Active");
@@ -178,7 +179,7 @@ fn a_node_that_preflight_refuses_is_left_out_and_the_next_best_place_is_tried() 
     world.run();
     let used: Vec<Option<&str>> = world.pods.iter().map(|pod| pod.node.as_deref()).collect();
     assert_eq!((world.stage(), used), ("Running", vec![Some("n1"), Some("n2")]), "{}", world.message());
-    // Without another place, what is wrong with the best one is told.
+    // If there is no other placement, the fault of the best one is reported.
     let mut world = self::world(json!({"fabric": {"preflight": {"mode": "Enforce"}}}), "Active");
     set_limit(&mut world, 1, "65536");
     world.run();

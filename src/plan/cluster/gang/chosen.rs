@@ -1,4 +1,4 @@
-//! A placement that was chosen, in the words of the API: nodes, figures, and why there.
+//! Converts a placement to API types: nodes, figures, and the reason for the choice.
 
 use crate::cluster::excluded::Excluded;
 use crate::cluster::machine::NamedGpu;
@@ -11,15 +11,15 @@ use switchyard_core::units::plural;
 use switchyard_crds::{Limit, NodeShape, PlacedNode, PlacementStatus};
 use switchyard_worker_contract::CpuList;
 
-/// Excluded nodes that are named in a reason.
+/// Maximum number of excluded nodes that a reason names.
 const NAMED_NODES: usize = 3;
 
-/// A placement in the words of the API.
+/// A placement to be converted to API types.
 pub(super) struct Chosen<'a> {
     pub need: &'a Need<'a>,
     pub sites: &'a Sites<'a>,
     pub placement: &'a Placement,
-    /// Bandwidth of the best placement in the empty cluster, megabytes per second.
+    /// Bandwidth of the best placement in the empty cluster, in MB/s.
     pub best: u32,
 }
 
@@ -65,7 +65,8 @@ impl Chosen<'_> {
         }
     }
 
-    /// CPUs of each process: those of its GPUs. Empty where a process shares a GPU, or the cores of one are not known.
+    /// CPUs of each process: the cores assigned to its GPUs. Empty if processes share a GPU, or if
+    /// the cores of a GPU are unknown.
     fn cpus<'a>(&self, gpus: impl Iterator<Item = &'a NamedGpu>) -> Vec<String> {
         let gpus: Vec<&NamedGpu> = gpus.collect();
         let processes = self.need.question.valid.request.processes_per_node as usize;
@@ -87,7 +88,7 @@ impl Chosen<'_> {
         names.filter(move |(nic, _)| *nic < 64 && rails >> nic & 1 == 1).map(|(_, name)| name.as_str())
     }
 
-    /// Whether the figures say anything: some node of the job is described.
+    /// Whether the figures are meaningful: at least one node of the job has a report.
     fn is_known(&self) -> bool {
         self.placement.pods.iter().any(|pod| self.sites.nodes[pod.node.0 as usize].described().is_some())
     }
@@ -170,7 +171,7 @@ impl Chosen<'_> {
         text
     }
 
-    /// In which domains the gang is; `None`: no node has a label of a domain.
+    /// Domains that contain the gang, `None` if no node has a domain label.
     fn domains(&self) -> Option<String> {
         let tree = &self.sites.tree;
         let level = self.placement.level.unwrap_or_default();
@@ -183,7 +184,8 @@ impl Chosen<'_> {
         (used > 1).then(|| format!(" in {used} domains of {}", tree.keys[parts]))
     }
 
-    /// That NVLink joins the nodes and would carry more than their NICs, but not for these pods.
+    /// Says that NVLink joins the nodes and would carry more than their NICs, but these pods cannot
+    /// use it.
     fn unused_links(&self) -> Option<String> {
         let level = self.placement.level.filter(|level| self.sites.tree.unused.contains(level))?;
         let (pod, level) = (self.weakest(), self.sites.tree.levels[level]);
@@ -197,7 +199,7 @@ impl Chosen<'_> {
         })
     }
 
-    /// Nodes that are left out and could give more.
+    /// Excluded nodes that could provide more bandwidth.
     fn better(&self) -> Option<String> {
         let level = self.placement.level.map(|level| self.sites.tree.levels[level]);
         let gpus = self.weakest().set.count_ones() as u8;
@@ -217,7 +219,8 @@ impl Chosen<'_> {
         })
     }
 
-    /// Nodes on which something happened to this job or to others, be they better or not.
+    /// Nodes that are avoided because of earlier failures of this job or other jobs, whether they
+    /// are better or not.
     fn not_asked(&self) -> Option<String> {
         let nodes = self.left_out(|_, why| matches!(why, Excluded::LeftOut(_)));
         (!nodes.is_empty()).then(|| {
@@ -226,7 +229,7 @@ impl Chosen<'_> {
         })
     }
 
-    /// Nodes that are left out for such reasons.
+    /// Excluded nodes whose reason matches.
     fn left_out(&self, matches: impl Fn(usize, &Excluded) -> bool) -> Vec<(usize, &Excluded)> {
         let nodes = self.sites.excluded.iter().enumerate().filter_map(|(node, why)| Some((node, why.as_ref()?)));
         nodes.filter(|(node, why)| matches(*node, why)).collect()

@@ -1,4 +1,4 @@
-//! Places of gangs, on clusters made of the published matrices.
+//! Gang placement, on clusters built from published topology matrices.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -39,7 +39,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// A node of this kind in a rack, of which all GPUs are free.
+    /// Adds an idle node of this kind to a rack.
     fn node(&mut self, name: &str, rack: &str, text: &str, model: &str) -> &mut NodeView {
         let report = report(name, text, model);
         let machine = self.shapes.machine(&report);
@@ -126,7 +126,7 @@ fn one_node_is_bound_by_its_ring() {
 fn ranks_have_cores_near_their_gpus() {
     let placed = Cluster::h200(&["r1"]).place(&job(1, 8, json!({}))).unwrap();
     let node = &placed.status.nodes[0];
-    // 24 cores of NUMA node 0 for GPUs 0 to 3, 24 of NUMA node 2 for the others.
+    // 24 cores of NUMA node 0 for GPUs 0 to 3, 24 cores of NUMA node 2 for the others.
     assert_eq!(node.shape.cpus, ["0-5", "6-11", "12-17", "18-23", "48-53", "54-59", "60-65", "66-71"]);
     let placed = Cluster::h200(&["r1"]).place(&job(1, 2, json!({}))).unwrap();
     assert_eq!(placed.status.nodes[0].shape.cpus.len(), 2);
@@ -196,7 +196,8 @@ fn a_gpu_without_its_nvlink_is_not_taken_for_one_with() {
     assert!(placed.status.reason.contains("minLink NVLink is given up"), "{}", placed.status.reason);
 }
 
-/// Trays were promised NVLink's rate, and without a channel NCCL goes over the NICs, or ends with an error of CUDA.
+/// Regression test: trays were predicted NVLink bandwidth, but without a channel NCCL uses the
+/// NICs, or fails with a CUDA error.
 #[test]
 fn nvlink_between_nodes_counts_for_pods_that_claim_a_channel() {
     let mut cluster = Cluster::default();
@@ -229,7 +230,7 @@ fn better_nodes_that_are_left_out_are_named() {
     cluster.node("h200", "r1", H200, "H200").facts.unschedulable = true;
     let placed = cluster.place(&job(1, 4, json!({}))).unwrap();
     assert_eq!(names(&placed), ["a30"]);
-    // What may not be used does not make a better place possible, but what is busy does.
+    // An unusable node does not raise the best possible bandwidth, but a busy one does.
     assert_eq!(placed.status.best_possible, placed.status.predicted_bus_bandwidth);
     let busy = cluster.nodes.get_mut("h200").unwrap();
     (busy.facts.unschedulable, busy.taken) = (false, 0xff);
@@ -241,7 +242,8 @@ fn better_nodes_that_are_left_out_are_named() {
     );
 }
 
-/// A job that went elsewhere because of what happened on a node did not say so: `explain` showed the other place and no reason.
+/// Regression test: a job that was moved because of a node failure did not say so. `explain` showed
+/// the other placement without a reason.
 #[test]
 fn nodes_that_are_not_asked_are_named_with_the_place_that_was_taken_instead() {
     let cluster = Cluster::h200(&["r1"; 3]);
@@ -293,7 +295,7 @@ fn claims_need_an_offer() {
     cluster.nodes.get_mut("n01").unwrap().offered = Some(0b1100_0000);
     let placed = cluster.place(&asked).unwrap();
     assert!(placed.status.reason.starts_with("2 ranks on n01, GPUs 6-7;"), "{}", placed.status.reason);
-    // Two that share a NIC: others would have two, but nobody offers them.
+    // Two GPUs that share a NIC. Others have two NICs, but no driver offers them.
     assert_eq!(placed.status.best_possible, placed.status.predicted_bus_bandwidth);
 }
 
@@ -305,7 +307,7 @@ fn a_gang_that_lost_a_node_moves_one_pod() {
     assert_eq!(names(&first), ["n00", "n01", "n02"]);
     asked.status.as_mut().unwrap().placement = Some(first.status.clone());
     cluster.nodes.get_mut("n01").unwrap().facts.ready = false;
-    // Another one took GPUs on the first nodes, so that they would not be the first choice any more.
+    // Another job took GPUs on the first nodes, so they would no longer be the first choice.
     cluster.nodes.get_mut("n04").unwrap().taken = 0xf0;
     cluster.nodes.get_mut("n05").unwrap().taken = 0xf0;
     let again = cluster.place(&asked).unwrap();
@@ -343,7 +345,8 @@ fn other_gpus_are_worse_by_what_the_gang_uses() {
     let mut cluster = Cluster::default();
     let machine = cluster.node("n", "r1", A30, "A30").described().unwrap().clone();
     let gpus = |indices: [usize; 2]| indices.map(|index| machine.gpus[index].uuid.clone());
-    // Two with a bridge are much better than two without, but both have the same NIC of 100 Gbit/s.
+    // Two GPUs with a bridge are much better than two without, but both pairs have the same 100
+    // Gbit/s NIC.
     let told = compare(&machine, 1, &gpus([0, 1]), &gpus([0, 2])).unwrap();
     assert!(told.starts_with("GPUs 0,2 in place of 0-1: ") && told.ends_with(" GB/s in place of 80"), "{told}");
     assert_eq!(compare(&machine, 2, &gpus([0, 1]), &gpus([0, 2])), None);
@@ -379,7 +382,8 @@ fn ten_thousand_nodes_are_no_trouble() {
 }
 
 proptest::proptest! {
-    /// Whatever nodes, reports, kubelets and drivers say: no panic, no GPU that somebody has, one pod per node.
+    /// For any nodes, reports, kubelets and drivers: no panic, no GPU that is already taken, one
+    /// pod per node.
     #[test]
     fn whatever_the_nodes_say(
         nodes in proptest::collection::vec(
@@ -438,7 +442,8 @@ proptest::proptest! {
     }
 }
 
-/// Seen on real nodes: "no single change of the manifest would make it fit", where a toleration was one.
+/// Seen on real nodes: "no single change of the manifest would make it fit", although a toleration
+/// would have.
 #[test]
 fn what_keeps_pods_off_tainted_and_other_nodes_is_a_change_of_the_manifest() {
     let taint = |node: &mut NodeView, value: &str| {
@@ -454,7 +459,8 @@ fn what_keeps_pods_off_tainted_and_other_nodes_is_a_change_of_the_manifest() {
     let (fields, sentence) = changes(&cluster, &job(2, 8, json!({})));
     assert_eq!(fields, ["template.spec.tolerations: {key: dedicated, value: ml, effect: NoSchedule}"]);
     assert!(sentence.contains("2 nodes cannot be used: taint dedicated=ml:NoSchedule is not tolerated"), "{sentence}");
-    // The other node is kept out by another rule: no change of one of them is enough for two nodes, each is for one.
+    // Another rule excludes the other node. No single change is enough for two nodes, but each is
+    // enough for one.
     let mut selective = job(2, 8, json!({}));
     let selector = json!({"spec": {"containers": [], "nodeSelector": {"example.com/rack": "r1"}}});
     selective.spec.template = serde_json::from_value(selector).unwrap();
@@ -467,7 +473,7 @@ fn what_keeps_pods_off_tainted_and_other_nodes_is_a_change_of_the_manifest() {
         "template.spec.nodeSelector: without example.com/rack",
     ];
     assert_eq!(changes(&cluster, &selective).0, each);
-    // A node in trouble is not waited for by tolerating that.
+    // Do not suggest to tolerate the taint of an unhealthy node.
     let mut cluster = Cluster::h200(&["r1"]);
     let trouble = json!([{"key": "node.kubernetes.io/disk-pressure", "effect": "NoSchedule"}]);
     cluster.nodes.get_mut("n00").unwrap().facts.taints = serde_json::from_value(trouble).unwrap();

@@ -1,4 +1,4 @@
-//! Gangs in a queue of Kueue, which holds pods by a gate, counts on whole groups, and takes the room back.
+//! Gangs in a Kueue queue, which gates pods, relies on complete groups, and preempts them.
 
 use super::World;
 use crate::cluster::view::{Phase, PodView};
@@ -9,20 +9,20 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use switchyard_crds::{DeviceAllocation, conditions};
 
-/// A job in a queue. What Kueue's webhook does to its pods is done by [`gate`].
+/// A job in a queue. [`gate`] emulates Kueue's webhook.
 fn queued(nodes: u32) -> World {
     let template = json!({"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team-a"}}});
     World::new(nodes, json!({"template": template, "failurePolicy": {"maxRestarts": 3, "maxPreemptionRestarts": 3}}))
 }
 
-/// Sets or lifts the gate of Kueue on all pods.
+/// Sets or lifts Kueue's gate on all pods.
 fn gate(world: &mut World, gate: Option<&str>) {
     world.pods.iter_mut().for_each(|pod| pod.other_gate = gate.map(str::to_owned));
 }
 
 const ADMISSION: Option<&str> = Some("kueue.x-k8s.io/admission");
 
-/// Up to the point where the pods exist and Kueue holds them.
+/// Advances a job until its pods exist and Kueue holds them.
 fn held(nodes: u32) -> World {
     let mut world = queued(nodes);
     world.step();
@@ -39,7 +39,7 @@ fn a_gang_waits_for_kueue_and_says_what_kueue_says() {
     assert_eq!(group, "a-01234567-1");
     assert!(world.pods.iter().all(|pod| pod.group.as_ref() == Some(&group) && pod.gated), "{:?}", world.pods);
     assert_eq!(world.message(), "waiting for Kueue to admit Workload a-01234567-1");
-    // It says in no event that it admits no pods that name claims.
+    // Kueue reports in no event that it does not admit pods that name claims.
     world.job.status.as_mut().unwrap().device_allocation = Some(DeviceAllocation::Claims);
     world.run();
     assert!(world.message().contains("Kueue 0.18 and later admits no pods that name claims"), "{}", world.message());
@@ -54,7 +54,7 @@ fn a_gang_waits_for_kueue_and_says_what_kueue_says() {
     gate(&mut world, None);
     world.run();
     assert_eq!((world.stage(), world.attempt()), ("Running", 1));
-    // Gates of others are named, too.
+    // Gates of other controllers are named, too.
     let mut world = World::new(1, json!({}));
     world.step();
     world.step();
@@ -63,7 +63,8 @@ fn a_gang_waits_for_kueue_and_says_what_kueue_says() {
     assert_eq!(world.message(), "another scheduling gate holds pod a-1-0: example.com/quota");
 }
 
-/// The pod as Kueue leaves it: it says why, deletes it, and keeps it until the group has ended.
+/// A pod that Kueue preempts: Kueue sets the reason, deletes the pod, and keeps it until the group
+/// has ended.
 fn stop(pod: &mut PodView, words: &str) {
     (pod.stopped_by_queue, pod.deleting) = (Some(words.into()), true);
 }
@@ -76,7 +77,7 @@ fn what_kueue_takes_back_is_preemption_and_the_nodes_are_left() {
     assert_eq!(world.stage(), "Running");
     world.now = 60;
     world.pods.iter_mut().for_each(|pod| stop(pod, "Preempted to accommodate a workload"));
-    // They save their state and end: the exit code of a stop is no failure of the program.
+    // The pods save their state and exit: the exit code of a stop is not an application failure.
     world.exit("a-1-1", 143, "");
     world.step();
     let status = world.job.status.clone().unwrap();
@@ -86,10 +87,10 @@ fn what_kueue_takes_back_is_preemption_and_the_nodes_are_left() {
     let placed = world.job.status.as_ref().unwrap().condition(conditions::PLACED).unwrap();
     assert_eq!((placed.reason.as_str(), world.stage()), (conditions::PREEMPTED, "Restarting"));
     assert!(world.message().contains("stopped by Kueue: Preempted to accommodate a workload"), "{}", world.message());
-    // The budget is that of preemptions.
+    // It counts against the preemption budget.
     for _ in 0..3 {
         world.now += 700;
-        // Kueue lets go of the pods once the group has ended.
+        // Kueue releases the pods once the group has ended.
         let attempt = world.attempt().unsigned_abs();
         world.pods.retain(|pod| pod.attempt == attempt);
         world.run();
@@ -108,7 +109,7 @@ fn a_pod_that_is_deleted_in_the_queue_is_followed_by_another_group() {
     world.step();
     assert_eq!(world.attempt(), 2, "its name is taken until all pods of its group have ended");
     assert_eq!(world.job.status.as_ref().unwrap().restarts.as_ref().unwrap().infrastructure, 1);
-    // Elsewhere it is gone at once, and made again.
+    // Without a queue the pod disappears at once and is recreated.
     let mut world = World::new(2, json!({}));
     world.step();
     world.step();
@@ -118,7 +119,8 @@ fn a_pod_that_is_deleted_in_the_queue_is_followed_by_another_group() {
     assert_eq!(world.attempt(), 1);
 }
 
-/// A gang that starts again asks Kueue again. Until it is admitted, the nodes are for those that are.
+/// A restarting gang must be admitted by Kueue again. Until then its nodes are available to
+/// admitted gangs.
 #[test]
 fn a_gang_that_starts_again_holds_no_node_while_it_waits() {
     let mut world = held(2);
@@ -141,7 +143,8 @@ fn recorded<T: serde::de::DeserializeOwned>(text: &str) -> T {
     serde_json::from_str(text).unwrap()
 }
 
-/// The objects are from a run with a real Kueue (`tests/benches/kueue.rs`; its version: docs/results/kueue.json).
+/// The objects are recorded from a real Kueue (`tests/benches/kueue.rs`; its version:
+/// docs/results/kueue.json).
 #[test]
 fn what_a_real_kueue_wrote_is_read() {
     let held = PodView::of(&recorded(include_str!("recorded/held-pod.json")));
@@ -160,8 +163,8 @@ fn what_a_real_kueue_wrote_is_read() {
     assert!(stopped.deleting && why.starts_with("Preempted to accommodate a workload"), "{why}");
 }
 
-/// Nodes with a label of their host, of which `full` has too few CPUs, and what Kueue's topology-aware scheduling does when it has admitted the
-/// gang: it pins each pod to a host.
+/// Nodes with host labels, where node `full` has too few CPUs, and an admitted gang whose pods
+/// Kueue's topology-aware scheduling has pinned to hosts.
 fn pinned(hosts: &[&str], full: &str) -> World {
     let mut world = held(hosts.len() as u32);
     world.node("n9", "4");
@@ -179,7 +182,7 @@ fn pinned(hosts: &[&str], full: &str) -> World {
     world
 }
 
-/// Finding 4: each rule counted for all pods, so that no gang of two nodes ever started.
+/// Finding 4: each rule applied to all pods, so no gang of two nodes ever started.
 #[test]
 fn a_gang_that_kueue_pins_to_hosts_runs_there_in_the_order_of_its_pods() {
     let world = pinned(&["n9", "n0"], "n1");
@@ -196,13 +199,14 @@ fn a_pin_that_cannot_be_met_is_named_and_no_field_of_the_manifest_is_blamed() {
     assert!(message.starts_with("1 of 2 needed nodes have room for cpu 2"), "{message}");
     assert!(message.contains("; pod 1 is pinned to host-n0: cpu: 1 free, 2 asked for"), "{message}");
     assert!(!message.contains("template"), "{message}");
-    // It may give two pods of a gang to one host; a gang has each pod on a node of its own.
+    // Kueue may assign two pods of a gang to one host, but each pod of a gang needs its own node.
     let world = pinned(&["n9", "n9"], "n1");
     let words = "1 of 2 needed nodes have room for cpu 2; all pods are pinned to host-n9, and each pod of a gang needs a node of its own";
     assert!(world.message().starts_with(words), "{}", world.message());
 }
 
-/// Letter I: one pod's selector, which somebody had patched into it, counted for the whole gang, and the refusal blamed the template.
+/// Letter I: the selector of one patched pod applied to the whole gang, and the refusal blamed the
+/// template.
 #[test]
 fn a_selector_of_one_pod_counts_for_that_pod_alone() {
     let mut world = held(2);

@@ -1,4 +1,4 @@
-//! Jobs with more nodes than fit into a status.
+//! Jobs with too many nodes to fit into a status.
 
 use super::*;
 use crate::slices;
@@ -37,7 +37,8 @@ fn a_slice_that_somebody_deleted_is_written_again_as_it_was() {
     assert_eq!((slices_of(&world).len(), world.attempt()), (2, 1));
 }
 
-/// The status that names them may be on its way: by this controller, or by the one that led before.
+/// The status that references them may not have been observed yet, whether this controller or its
+/// predecessor wrote it.
 #[test]
 fn slices_go_when_no_status_can_name_them_any_more() {
     let (mut world, named) = placed();

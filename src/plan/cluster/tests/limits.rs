@@ -1,4 +1,4 @@
-//! Limits that are changed while a job runs.
+//! Limits that change while a job runs.
 
 use super::*;
 use crate::cluster::clock::{breaks_promise, promised_end};
@@ -18,7 +18,7 @@ fn the_limit_that_a_job_was_placed_with_counts_until_it_stands_in_the_queue_agai
     world.now = 700;
     world.run();
     assert_eq!((world.stage(), limit(&world)), ("Running", Some(600)), "the deadline is the raised one");
-    // A failure keeps the nodes, and what was promised with them.
+    // A restart after a failure keeps the nodes, and the limit they were granted with.
     world.exit("a-1-0", 5, "");
     world.run();
     assert_eq!((world.stage(), world.attempt(), limit(&world)), ("Running", 2, Some(600)));
@@ -26,7 +26,7 @@ fn the_limit_that_a_job_was_placed_with_counts_until_it_stands_in_the_queue_agai
     assert_eq!(promise(&world, 0).0, Some(at(60)), "a lower limit counts at once");
     world.job.spec.active_deadline_seconds = None;
     assert_eq!(promise(&world, 600), (Some(at(600)), true));
-    // A job that gave its nodes up has stood in the queue with the limit of now.
+    // A job that gave up its nodes has been queued again with the current limit.
     world.job.spec.suspend = true;
     world.run();
     world.job.spec.suspend = false;

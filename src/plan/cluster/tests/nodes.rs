@@ -1,10 +1,10 @@
-//! Nodes that go silent, are deleted, refuse pods, or are avoided.
+//! Nodes that go silent, are deleted, reject pods, or are avoided.
 
 use super::world::at;
 use super::*;
 use crate::cluster::view::Phase;
 
-/// Nodes that the job remembers, and for what.
+/// Nodes that the job remembers, with the reasons.
 fn failures(world: &World) -> Vec<String> {
     let known = world.job.status.iter().flat_map(|status| &status.node_failures);
     let mut known: Vec<String> = known.map(|failure| format!("{} {}", failure.node_name, failure.reason)).collect();
@@ -12,7 +12,8 @@ fn failures(world: &World) -> Vec<String> {
     known
 }
 
-/// Seen on real nodes: a kubelet that was stopped for half a minute had its job start from step 0, and a network rollout every job.
+/// Seen on real nodes: a kubelet that was down for half a minute restarted its job from step 0, and
+/// a network rollout restarted every job.
 #[test]
 fn a_node_that_is_not_ready_is_not_lost_and_one_that_is_silent_not_at_once() {
     let ready = |status: &str| {
@@ -55,7 +56,8 @@ fn a_node_that_is_not_ready_is_not_lost_and_one_that_is_silent_not_at_once() {
     assert!(world.message().contains("took it out of service"), "{}", world.message());
 }
 
-/// An eviction after 300 s ended the attempt, past the brake and the progress of the ranks.
+/// Regression test: an eviction after 300 s ended the attempt despite the mass outage and the
+/// ranks' progress.
 #[test]
 fn a_pod_that_is_evicted_from_a_silent_node_is_judged_by_the_silence() {
     let mut world = World::new(2, json!({}));
@@ -97,7 +99,8 @@ fn a_node_that_is_silent_for_its_grace_is_lost() {
     assert!(!used.contains(&Some("n1")), "{used:?}");
 }
 
-/// `kubectl delete node` and a restart of the kubelet renew the labels of a node: its jobs were started again in the same second.
+/// Regression test: `kubectl delete node` and a kubelet restart renew a node's labels, but its jobs
+/// were restarted within the same second.
 #[test]
 fn a_node_that_is_registered_again_within_40_s_ends_nothing_and_the_server_is_asked_before_one_is_given_up() {
     let mut world = World::new(2, json!({}));
@@ -127,7 +130,8 @@ fn a_node_that_is_registered_again_within_40_s_ends_nothing_and_the_server_is_as
     assert_eq!((silent.attempt(), lost.premise), (2, Some(Premise::NodeSilent("n0".into()))), "a watch may be late");
 }
 
-/// Only the first was named, and the next attempts would have met the others one by one.
+/// Regression test: only the first lost node was named, and the next attempts would have run into
+/// the others one by one.
 #[test]
 fn all_nodes_that_are_lost_together_are_named_and_remembered() {
     let mut world = World::new(6, json!({}));
@@ -149,7 +153,8 @@ fn all_nodes_that_are_lost_together_are_named_and_remembered() {
     assert!(world.message().ends_with(&says), "{}", world.message());
 }
 
-/// Ten attempts within minutes went to the node that refused the pod, while others were free.
+/// Regression test: ten attempts within minutes went to the node that rejected the pod, while
+/// others were free.
 #[test]
 fn a_node_that_refuses_a_pod_is_left_and_is_the_last_resort_afterwards() {
     let refuse = |world: &mut World, node: &str| {
@@ -179,7 +184,7 @@ fn a_node_that_refuses_a_pod_is_left_and_is_the_last_resort_afterwards() {
     let why =
         "1 node is not asked: n0 (a pod of this job could not start there: UnexpectedAdmissionError: Allocate failed";
     assert!(reason.contains(why), "{reason}");
-    // The other nodes are not enough: it waits, says why, and asks again later.
+    // The other nodes are not enough: the job waits, says why, and retries later.
     world.now = 30;
     refuse(&mut world, "n2");
     (0..9).for_each(|_| drop(world.step()));
@@ -191,7 +196,7 @@ fn a_node_that_refuses_a_pod_is_left_and_is_the_last_resort_afterwards() {
     world.now = 60;
     world.run();
     assert_eq!((world.stage(), used(&world)), ("Running", vec!["n0".to_string(), "n1".to_string()]));
-    // Once it may be used again, it is the last choice.
+    // Once the node may be used again, it is the last choice.
     let mut world = World::new(1, json!({"failurePolicy": {"maxRestarts": 1}}));
     world.node("n1", "9");
     world.run();
@@ -204,7 +209,8 @@ fn a_node_that_refuses_a_pod_is_left_and_is_the_last_resort_afterwards() {
     assert_eq!((world.stage(), used(&world)), ("Running", vec!["n0".to_string()]));
 }
 
-/// A rollout of the network takes each node away for a while, one after the other: not ready first, then silent for less than its grace.
+/// A network rollout interrupts each node, one after the other: first NotReady, then silent for
+/// less than the grace period.
 #[test]
 fn a_rollout_over_a_hundred_nodes_ends_no_job() {
     let mut world = World::new(100, json!({}));

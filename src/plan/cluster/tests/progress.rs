@@ -1,4 +1,4 @@
-//! The condition `Progressing`: what it says, and that it costs no write.
+//! The condition `Progressing`: its content, and that it causes no extra writes.
 
 use super::world::{World, at};
 use crate::cluster::Reconciliation;
@@ -15,7 +15,7 @@ fn figures(step: u64, stuck: Value) -> Summary {
     serde_json::from_value(figures).unwrap()
 }
 
-/// A job that runs, with its first figures.
+/// A running job with its first figures.
 fn training(spec: Value) -> World {
     let mut world = World::new(2, spec);
     world.run();
@@ -25,7 +25,7 @@ fn training(spec: Value) -> World {
     world
 }
 
-/// State, reason and message, and when the state changed.
+/// State, reason, message and transition time.
 fn progressing(world: &World) -> Option<(String, String, String, i64)> {
     let condition = world.job.status.as_ref()?.condition(conditions::PROGRESSING)?.clone();
     let since = condition.last_transition_time.0.duration_since(at(0)).as_secs();
@@ -36,7 +36,7 @@ fn told(state: &str, reason: &str, message: &str, since: i64) -> Option<(String,
     Some((state.into(), reason.into(), message.into(), since))
 }
 
-/// Plans at this second; writes what is to be written, and remembers when.
+/// Plans at this second, applies the status write if there is one, and records its time.
 fn reconcile(world: &mut World, second: i64) -> Reconciliation {
     world.now = second;
     let done = world.step();
@@ -139,7 +139,7 @@ fn other_failures_and_a_suspended_job_make_no_steps_either() {
     assert_eq!(progressing(&world).map(|told| (told.0, told.1)), Some(("False".into(), "Complete".into())));
 }
 
-/// It said "60 %, ETA 10 s" although it began again at step 0.
+/// Regression test: the status said "60 %, ETA 10 s" although training restarted at step 0.
 #[test]
 fn a_suspended_job_shows_only_figures_that_a_checkpoint_keeps() {
     let shown = |checkpoint: Value| {
@@ -161,7 +161,7 @@ fn a_suspended_job_shows_only_figures_that_a_checkpoint_keeps() {
     assert_eq!(shown(json!({"path": "/c", "periodSeconds": 60})), Some((5, None)));
 }
 
-/// The event named the pod that reported it: a healthy one.
+/// Regression test: the event named the healthy pod that reported the failure.
 #[test]
 fn a_rank_that_another_pod_reports_is_named_first() {
     let message = |origin: u32| {

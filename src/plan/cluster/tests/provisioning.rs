@@ -1,4 +1,5 @@
-//! Gangs that ask the cluster's autoscaler for nodes, whose part the test plays: it writes conditions and makes nodes.
+//! Gangs that request nodes from the cluster autoscaler. The test emulates the autoscaler: it sets
+//! conditions and adds nodes.
 
 use super::World;
 use crate::cluster::{Action, Reconciliation};
@@ -10,7 +11,7 @@ use switchyard_crds::{DeviceAllocation, conditions};
 const CLASS: &str = "best-effort-atomic-scale-up.autoscaling.x-k8s.io";
 const REQUEST: (Kind, &str) = (Kind::ProvisioningRequest, "a-1");
 
-/// A job of two pods that wait for a second node.
+/// A job of two pods that waits for a second node.
 fn short(spec: Value) -> World {
     let mut world = World::new(2, spec);
     world.nodes.remove("n1");
@@ -31,7 +32,7 @@ fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Value {
     json!({"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": super::at(0)})
 }
 
-/// State and reason of the condition.
+/// State and reason of the condition `NodesRequested`.
 fn told(world: &World) -> Option<(String, String)> {
     let found = world.job.status.as_ref().unwrap().condition(conditions::NODES_REQUESTED)?;
     Some((found.status.clone(), found.reason.clone()))
@@ -53,7 +54,7 @@ fn a_gang_that_lacks_nodes_asks_for_them_once_and_says_what_the_autoscaler_says(
         "{message}"
     );
     assert_eq!(told(&world), Some(("Unknown".into(), "Requested".into())));
-    // What it says is news, however short ago the status was written.
+    // A message of the autoscaler is written at once, however recent the last status write is.
     world.written = Some(super::at(0));
     says(
         &mut world,
@@ -140,7 +141,7 @@ fn nobody_asks_for_nodes_that_would_not_help_or_that_others_ask_for() {
     quiet(off, "nobody switched it on");
     let queue = json!({"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team-a"}}});
     quiet(short(json!({"template": queue})), "Kueue asks itself");
-    // Both nodes have room, but in two racks.
+    // Both nodes have room, but they are in different racks.
     let racks = json!({"topologyPolicy": {"domains": [{"key": "example.com/rack", "mode": "Required"}]}});
     let mut split = World::new(2, racks);
     split.provisioning_class = Some(CLASS);

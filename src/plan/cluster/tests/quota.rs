@@ -5,7 +5,7 @@ use super::*;
 
 const QUOTA: &str = "cannot create Pod a-1-2: pods \"a-1-2\" is forbidden: exceeded quota: q, requested: pods=1, used: pods=4, limited: pods=4";
 
-/// A gang of three of which the quota lets two pods be made.
+/// A gang of three pods of which the quota admits two.
 fn short() -> World {
     let mut world = World::new(3, json!({}));
     (0..2).for_each(|_| drop(world.step()));
@@ -22,7 +22,7 @@ fn plan_only(world: &mut World) -> Reconciliation {
     done
 }
 
-/// Each of two gangs had a part of the quota and waited for the rest forever.
+/// Regression test: two gangs each held part of the quota and waited for the rest forever.
 #[test]
 fn a_gang_that_lacks_quota_gives_its_pods_back_to_the_first_of_its_namespace() {
     let mut world = short();
@@ -45,7 +45,8 @@ fn a_gang_that_lacks_quota_gives_its_pods_back_to_the_first_of_its_namespace() {
     assert_eq!((world.stage(), world.attempt()), ("Running", 2));
 }
 
-/// A gang of 64 that waited for days had the whole quota of its team, and a job of one node could not begin on free nodes.
+/// Regression test: a gang of 64 that waited for days held its team's whole quota, and a one-node
+/// job could not start on free nodes.
 #[test]
 fn a_gang_that_waits_for_room_gives_its_pods_back_to_one_that_has_room() {
     let mut world = World::new(2, json!({}));

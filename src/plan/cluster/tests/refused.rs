@@ -1,4 +1,4 @@
-//! An API server that refuses what the pods of a placed gang need to start.
+//! An API server that refuses objects that the pods of a placed gang need to start.
 
 use super::world::at;
 use super::*;
@@ -7,7 +7,7 @@ use crate::cluster::turn::{Lateness, Turn};
 const QUOTA: &str = "cannot create ResourceClaim a-1-0: resourceclaims is forbidden: exceeded quota: none, requested: devices=1, used: devices=0, \
                      limited: devices=0";
 
-/// A gang of GPUs by claims that has just been placed. None of its claims is made.
+/// A gang with GPUs by claims that has just been placed. None of its claims exists.
 fn placed(spec: serde_json::Value) -> World {
     let mut world = World::new(1, spec);
     (0..3).for_each(|_| drop(world.step()));
@@ -20,7 +20,7 @@ fn refusal(since: i64) -> Option<Trouble> {
     Some(Trouble::after(None, QUOTA.into(), true, at(since)))
 }
 
-/// The gang plans; the server refuses all that it would create.
+/// Plans, while the server refuses every create.
 fn refused(world: &mut World) -> Reconciliation {
     let done = world.plan();
     if let Some(status) = &done.status {
@@ -34,7 +34,7 @@ fn condition(world: &World, kind: &str) -> (String, String, String) {
     (found.status, found.reason, found.message)
 }
 
-/// A tenant without any quota of devices held 512 GPUs for a day.
+/// Regression test: a tenant without any device quota held 512 GPUs for a day.
 #[test]
 fn a_gang_whose_claims_are_refused_gives_its_nodes_back_after_10_s_and_pauses_longer_each_time() {
     let mut world = placed(json!({"gangPolicy": {"scheduleTimeoutSeconds": 86_400}}));
@@ -55,7 +55,7 @@ fn a_gang_whose_claims_are_refused_gives_its_nodes_back_after_10_s_and_pauses_lo
     assert_eq!(world.message(), format!("attempt 2 follows: {says}"));
     assert_eq!(back.events.iter().map(|event| event.reason).collect::<Vec<_>>(), ["GangRolledBack"]);
     assert_eq!(world.job.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "nobody pays");
-    // One of its claims was accepted. It counts for the quota, which another job may need.
+    // One of its claims was accepted. It counts against the quota, which another job may need.
     let object = ObjectView { uid: "made".into(), owned: true, deleting: false, content: json!({}) };
     world.objects.insert((Kind::ResourceClaim, "a-1-0".into()), object);
     world.trouble = None;
@@ -74,7 +74,7 @@ fn a_gang_whose_claims_are_refused_gives_its_nodes_back_after_10_s_and_pauses_lo
         refused(&mut world);
         assert_eq!(world.attempt(), attempt + 1);
     }
-    // Somebody raises the quota.
+    // The administrator raises the quota.
     world.trouble = None;
     world.now += 300;
     world.run();

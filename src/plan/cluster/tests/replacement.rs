@@ -1,4 +1,4 @@
-//! Pods of an older attempt that end slowly, or whose end nobody reports.
+//! Pods of an older attempt that end slowly, or whose end is never reported.
 
 use super::world::at;
 use super::*;
@@ -6,7 +6,7 @@ use crate::cluster::view::Deletion;
 
 const GRACE: i64 = 45;
 
-/// Two pods run. The first fails, and the second takes its time to end.
+/// Two running pods. The first fails, and the second ends slowly.
 fn failed(gang_policy: serde_json::Value) -> World {
     let mut world = World::new(2, json!({"failurePolicy": {"maxRestarts": 9}, "gangPolicy": gang_policy}));
     world.run();
@@ -25,7 +25,7 @@ fn starts(world: &World) -> bool {
     world.pods.iter().any(|pod| pod.attempt == 2 && !pod.gated)
 }
 
-/// Two processes of rank 0 wrote one checkpoint directory.
+/// Regression test: two rank 0 processes wrote to the same checkpoint directory.
 #[test]
 fn no_gate_is_lifted_while_a_pod_of_an_older_attempt_may_run() {
     let mut world = failed(json!({}));
@@ -74,7 +74,7 @@ fn on_a_node_that_does_not_report_the_wait_is_the_grace_of_the_node() {
     world.step();
     let says = format!("or at {}, 60 s after it was deleted: node n1 has not reported since {}", at(160), at(90));
     assert!(world.message().ends_with(&says), "{}", world.message());
-    // Other nodes are silent too, so the network is the likely cause, and the pod trains on.
+    // Other nodes are silent too, so the network is the likely cause, and the pod keeps training.
     (world.now, world.brake) = (1000, Some("5 of 20 nodes stopped reporting within a minute".into()));
     assert_eq!(world.step().wake, Some(at(1060)));
     assert!(

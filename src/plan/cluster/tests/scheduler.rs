@@ -1,11 +1,12 @@
-//! A scheduler that refuses, fails on the way, says nothing, or says it too late.
+//! A scheduler that refuses, fails on the way, says nothing, or responds too late.
 
 use super::world::at;
 use super::*;
 use crate::cluster::avoidance::{NodeFault, UNSCHEDULABLE, remember};
 use crate::cluster::view::{Phase, Unschedulable};
 
-/// Seen on real nodes: the same node was asked again every 310 s for ever, and its GPUs were held 97 % of the time.
+/// Seen on real nodes: the same node was retried every 310 s forever, and its GPUs were held 97 %
+/// of the time.
 #[test]
 fn what_the_scheduler_refuses_is_given_back_at_once_and_another_node_is_asked() {
     let mut world = World::new(2, json!({}));
@@ -36,7 +37,7 @@ fn what_the_scheduler_refuses_is_given_back_at_once_and_another_node_is_asked() 
     let used = |world: &World| world.pods.iter().filter_map(|pod| pod.node.clone()).collect::<Vec<_>>();
     assert_eq!((world.stage(), used(&world)), ("Running", vec!["n1".to_string(), "n2".to_string()]));
     assert_eq!(world.job.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "nobody pays");
-    // A job that no other node can take waits, says what the scheduler said, and asks again later.
+    // A job that no other node can take waits, quotes the scheduler, and retries later.
     let mut world = World::new(1, json!({}));
     refuse(&mut world, &["n0"]);
     world.now = 10;
@@ -53,7 +54,8 @@ fn what_the_scheduler_refuses_is_given_back_at_once_and_another_node_is_asked() 
     assert_eq!(world.stage(), "Running");
 }
 
-/// A claim that cannot be reserved is an error and not a lack of room: the gang held its nodes for 300 s, "the scheduler gives no reason".
+/// Regression test: a claim that cannot be reserved is an error and not a lack of room. The gang
+/// held its nodes for 300 s with "the scheduler gives no reason".
 #[test]
 fn a_scheduler_that_fails_on_the_way_has_refused() {
     let on = |node: Option<&str>, reason: &str| {
@@ -64,11 +66,13 @@ fn a_scheduler_that_fails_on_the_way_has_refused() {
     };
     assert_eq!(on(None, "SchedulerError").as_deref(), Some("running PreBind plugin: no"));
     assert_eq!(on(None, "SchedulingGated"), None);
-    // Seen with an API server that was killed: kube-scheduler binds once more, "already assigned to node", and patches the pod's status for it.
+    // Seen with a killed API server: kube-scheduler retries the binding, gets "already assigned to
+    // node", and patches the pod's status with that.
     assert_eq!(on(Some("n0"), "SchedulerError"), None);
 }
 
-/// Whoever named a scheduler that does not exist held nodes for 300 of every 310 s, and nobody said why the pods did not run.
+/// Regression test: a job with a nonexistent scheduler held nodes for 300 of every 310 s, and
+/// nothing reported why its pods did not run.
 #[test]
 fn a_gang_of_which_no_scheduler_says_anything_is_told_and_taken_back() {
     let mut world = World::new(2, json!({"template": {"spec": {"schedulerName": "nobody"}}}));
@@ -93,7 +97,7 @@ fn a_gang_of_which_no_scheduler_says_anything_is_told_and_taken_back() {
         world.now += pause;
         let_go(&mut world);
     }
-    // One of a gang is heard of: the others may still be.
+    // The scheduler has reported on one pod of the gang, so it may still report on the others.
     let bound = world.pods.iter_mut().find(|pod| pod.attempt == 7).unwrap();
     bound.node = Some("n0".into());
     world.now += 60;
@@ -101,7 +105,8 @@ fn a_gang_of_which_no_scheduler_says_anything_is_told_and_taken_back() {
     assert_eq!(world.attempt(), 7);
 }
 
-/// After the API server came back, kube-scheduler's watches took the better part of a minute to do so, and gangs were taken back that it then bound.
+/// Regression test: after an API server outage, kube-scheduler's watches took most of a minute to
+/// recover, and gangs were rolled back that it then bound.
 #[test]
 fn a_scheduler_that_has_been_heard_of_has_all_the_time_that_the_job_gives_it() {
     let mut world = World::new(2, json!({"template": {"spec": {"schedulerName": "bins"}}}));
@@ -118,7 +123,8 @@ fn a_scheduler_that_has_been_heard_of_has_all_the_time_that_the_job_gives_it() {
     assert_eq!((world.attempt(), decision.premise), (2, Some(Premise::Unbound("a-1-0".into()))));
 }
 
-/// Beside nodes that cannot be used for several other reasons, the scheduler's words were not said at all.
+/// Regression test: if nodes were also unusable for several other reasons, the scheduler's message
+/// was omitted.
 #[test]
 fn what_the_scheduler_said_comes_before_what_keeps_every_job_away() {
     let mut world = World::new(1, json!({}));

@@ -1,4 +1,4 @@
-//! Pods that cannot start, or of which nobody says why they do not.
+//! Pods that cannot start, or that do not start without a reported reason.
 
 use super::world::at;
 use super::*;
@@ -7,7 +7,7 @@ use crate::cluster::hindrance::{progress, warning};
 use crate::cluster::view::Progress;
 use k8s_openapi::api::events::v1::Event;
 
-/// A gang of one pod that is on its node and has not started, with spare nodes.
+/// A gang of one pod that is bound and has not started, with spare nodes.
 fn bound(change: impl Fn(&mut PodView)) -> World {
     let mut world = World::new(1, json!({}));
     world.node("n1", "4");
@@ -30,10 +30,12 @@ fn loads(state: InitState) -> InitContainer {
     InitContainer { name: "load".into(), position: (1, 2), state }
 }
 
-/// A name for the message, a change of the pod, and when another attempt begins; `None`: never.
+/// Label for assertion messages, change of the pod, and when another attempt starts (`None` if
+/// never).
 type Case = (&'static str, fn(&mut PodView), Option<i64>);
 
-/// 63 nodes held idle GPUs for days because the driver on the 64th could not prepare a claim.
+/// Regression test: 63 nodes held idle GPUs for days because the driver on the 64th could not
+/// prepare a claim.
 #[test]
 fn a_pod_that_does_not_start_is_waited_for_without_end_only_for_reasons_that_are_known_to_pass() {
     let cases: [Case; 11] = [
@@ -88,7 +90,8 @@ fn a_pod_that_does_not_start_is_waited_for_without_end_only_for_reasons_that_are
     assert!(world.message().contains(says), "{}", world.message());
 }
 
-/// With a controller's clock that is an hour ahead, each new pod counted as stuck at once.
+/// Regression test: with the controller's clock an hour ahead, each new pod counted as stuck at
+/// once.
 #[test]
 fn a_clock_that_is_an_hour_off_makes_no_pod_stuck() {
     for kubelet in [-3600, 3600] {
@@ -118,7 +121,7 @@ fn the_progress_of_a_pod_is_read_from_its_events() {
     assert!(warning(&[pulling, warned]).is_some());
 }
 
-/// A pod as its kubelet reports it, with these states of its containers: each with its name.
+/// A pod as its kubelet reports it, with container states by name.
 fn reported(phase: &str, init: serde_json::Value, others: serde_json::Value) -> PodView {
     let statuses = |states: &serde_json::Value| -> Vec<serde_json::Value> {
         let states = states.as_object().unwrap();
@@ -139,7 +142,8 @@ fn reported(phase: &str, init: serde_json::Value, others: serde_json::Value) -> 
     PodView::of(&serde_json::from_value(pod).unwrap())
 }
 
-/// The status said "0 of 2 pods run" for as long as it ran, and `logs` "PodInitializing".
+/// Regression test: the status said "0 of 2 pods run" for as long as it ran, and `logs` said
+/// "PodInitializing".
 #[test]
 fn a_running_init_container_is_named_with_its_start() {
     let waits = json!({"state": {"waiting": {"reason": "PodInitializing"}}});
@@ -161,11 +165,12 @@ fn a_running_init_container_is_named_with_its_start() {
     let since = format!("0 of 1 pods run; pod a-1-0 on node n0: init container load has been running since {}", at(4));
     assert_eq!(world(loads.init), since);
     assert_eq!(world(None), "0 of 1 pods run");
-    // A sidecar of this kind runs as long as the trainer.
+    // A native sidecar runs as long as the trainer.
     assert_eq!(reported("Pending", json!({"mesh": runs}), json!({"trainer": waits})).init, None);
 }
 
-/// Five attempts were made, as if the node were at fault, and nothing named the container.
+/// Regression test: five attempts were made, as if the node were at fault, and nothing named the
+/// container.
 #[test]
 fn a_failed_init_container_is_named_and_counts_as_the_applications_failure() {
     let failed = |code: i32, reason: &str| {
@@ -199,7 +204,7 @@ fn a_failed_init_container_is_named_and_counts_as_the_applications_failure() {
     assert_eq!(stage, "Running", "a rule about its exit code counts: {message}");
 }
 
-/// The pods were shown as not ready, and nothing named the container.
+/// Regression test: the pods were shown as not ready, and nothing named the container.
 #[test]
 fn a_sidecar_that_ended_is_named_and_the_trainer_counts_as_ready() {
     let runs = json!({"state": {"running": {"startedAt": at(4)}}});
@@ -224,7 +229,8 @@ fn a_sidecar_that_ended_is_named_and_the_trainer_counts_as_ready() {
     assert_eq!(reported("Running", json!({"mesh": runs}), json!({"trainer": runs})).sidecars, []);
 }
 
-/// Its scheduler says nothing of such a pod: the gang held its nodes for up to a day, and again after 10 s.
+/// Regression test: the scheduler does not report on this pod. The gang held its nodes for up to a
+/// day, and again after 10 s.
 #[test]
 fn a_gang_whose_pods_name_a_claim_that_does_not_exist_waits_without_nodes() {
     let claims = json!([{"name": "x", "resourceClaimName": "nope"}]);

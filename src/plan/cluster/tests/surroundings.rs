@@ -1,4 +1,4 @@
-//! What others do to a job: names that are taken, images that cannot start, sidecars.
+//! Interference from outside: names that are taken, images that cannot start, sidecars.
 
 use super::world::at;
 use super::*;
@@ -6,7 +6,8 @@ use crate::cluster::hindrance::Trouble;
 use crate::cluster::view::{Phase, Waiting};
 use crate::eligible::Reach;
 
-/// A claim of the right name that is somebody else's was taken for ours, and the pods waited for it for ever.
+/// Regression test: another owner's claim with the right name was taken for ours, and the pods
+/// waited for it forever.
 #[test]
 fn a_claim_of_somebody_else_is_told_and_no_gate_is_lifted() {
     let mut world = World::new(1, json!({}));
@@ -27,7 +28,7 @@ fn a_claim_of_somebody_else_is_told_and_no_gate_is_lifted() {
     assert_eq!(world.stage(), "Running");
 }
 
-/// Seen on real nodes: 301 s for each of 11 attempts.
+/// Seen on real nodes: each of 11 attempts took 301 s.
 #[test]
 fn an_image_that_must_not_run_is_not_tried_again() {
     for (message, is_permanent) in [
@@ -48,7 +49,8 @@ fn an_image_that_must_not_run_is_not_tried_again() {
     }
 }
 
-/// While an init container cannot start, the trainer says no more than that the pod is initialized.
+/// While an init container cannot start, the trainer's state only says that the pod is
+/// initializing.
 #[test]
 fn the_container_that_keeps_the_trainer_from_starting_is_told() {
     let waiting = |reason: &str| json!({"waiting": {"reason": reason, "message": "m"}});
@@ -69,14 +71,15 @@ fn the_container_that_keeps_the_trainer_from_starting_is_told() {
     assert_eq!(of(json!({"running": {}}), waiting("CrashLoopBackOff")), None, "the trainer runs");
 }
 
-/// Seen on real nodes: beside a proxy that never ends, a job stood at 100 % and `Running` for ever.
+/// Seen on real nodes: next to a proxy that never ends, a job stayed at 100 % and `Running`
+/// forever.
 #[test]
 fn a_job_ends_with_its_trainers_whatever_runs_beside_them() {
     let mut world = World::new(2, json!({"failurePolicy": {"maxRestarts": 1}}));
     world.run();
     let end = |world: &mut World, name: &str, code: i32| {
         world.exit(name, code, "");
-        // Another container of the pod goes on.
+        // Another container of the pod keeps running.
         world.pods.iter_mut().find(|pod| pod.name == name).unwrap().phase = Phase::Running;
     };
     world.now = 20;
@@ -90,7 +93,7 @@ fn a_job_ends_with_its_trainers_whatever_runs_beside_them() {
     world.now = 40;
     world.run();
     assert!(world.pods.iter().all(|pod| pod.attempt == 2));
-    // A container that fails beside a trainer that has ended well does not make it fail.
+    // A container that fails next to a trainer that has succeeded does not fail the pod.
     end(&mut world, "a-2-0", 0);
     end(&mut world, "a-2-1", 0);
     world.pods.iter_mut().for_each(|pod| pod.phase = if pod.name == "a-2-1" { Phase::Failed } else { pod.phase });
@@ -101,7 +104,8 @@ fn a_job_ends_with_its_trainers_whatever_runs_beside_them() {
     assert_eq!(world.pods.iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>(), ["a-2-1"], "its log stays");
 }
 
-/// Seen on real nodes: the kubelet said ten times that a ConfigMap was missing, and the status said ContainerCreating for ever.
+/// Seen on real nodes: the kubelet reported ten times that a ConfigMap was missing, but the status
+/// said ContainerCreating forever.
 #[test]
 fn what_a_kubelet_says_of_a_pod_is_told_with_the_field_to_change_and_has_a_limit() {
     let mount = "MountVolume.SetUp failed for volume \"text\" : configmap \"texxt\" not found";
@@ -146,7 +150,7 @@ fn what_a_kubelet_says_of_a_pod_is_told_with_the_field_to_change_and_has_a_limit
     }
 }
 
-/// A pod that the API server does not accept was created again and again for ever.
+/// Regression test: a pod that the API server does not accept was recreated forever.
 #[test]
 fn a_pod_that_the_server_will_never_accept_ends_the_job_and_one_that_lacks_something_has_a_limit() {
     let invalid = "Pod \"a-1-0\" is invalid: spec.containers[0].volumeMounts[0].name: Not found: \"nope\"";
@@ -172,7 +176,7 @@ fn a_pod_that_the_server_will_never_accept_ends_the_job_and_one_that_lacks_somet
     }
 }
 
-/// Seen on real nodes: with each change of the leader the five minutes began again.
+/// Seen on real nodes: each leader change restarted the five minutes.
 #[test]
 fn the_time_for_what_a_pod_lacks_goes_on_under_another_leader() {
     let refused = |pod: &str| {
@@ -197,7 +201,7 @@ fn the_time_for_what_a_pod_lacks_goes_on_under_another_leader() {
     quota.trouble = Some(Trouble::after(None, "cannot create Pod a-1-0: exceeded quota: q".into(), true, at(7)));
     quota.job.status = quota.plan().status;
     assert_eq!((quota.stage(), told(&quota)), ("Placing", None), "no time runs");
-    // The pods can be made again.
+    // The pods can be created again.
     let mut made = World::new(1, json!({}));
     made.step();
     made.trouble = Some(Trouble::after(None, refused("a-1-0"), true, at(0)));
@@ -208,7 +212,8 @@ fn the_time_for_what_a_pod_lacks_goes_on_under_another_leader() {
     assert_eq!((made.stage(), told(&made)), ("Running", None));
 }
 
-/// Seen on real nodes: the status of an attempt that began at step 0 showed step, percent and time left of the one before.
+/// Seen on real nodes: the status of an attempt that started at step 0 showed the previous
+/// attempt's step, percentage and remaining time.
 #[test]
 fn an_attempt_without_a_checkpoint_does_not_show_the_figures_of_the_one_before() {
     for (checkpoint, kept) in [(json!(null), false), (json!({"path": "/c", "everySteps": 5}), true)] {
@@ -224,7 +229,8 @@ fn an_attempt_without_a_checkpoint_does_not_show_the_figures_of_the_one_before()
     }
 }
 
-/// Seen on real nodes: a drain was refused for as long as the job ran, and nothing said so on the job.
+/// Seen on real nodes: a drain was refused for as long as the job ran, and nothing on the job said
+/// so.
 #[test]
 fn a_cordoned_node_is_left_with_a_checkpoint_or_kept_and_the_job_says_so() {
     let cordon = |world: &mut World| world.nodes.get_mut("n0").unwrap().facts.unschedulable = true;
@@ -265,7 +271,8 @@ fn a_cordoned_node_is_left_with_a_checkpoint_or_kept_and_the_job_says_so() {
     assert_eq!(world.attempt(), 1, "it would come back to the same node for ever");
 }
 
-/// Each node without the volume was asked for 10 s, and after six of them the first one again.
+/// Regression test: the gang held each node without the volume for 10 s, and after six nodes tried
+/// the first one again.
 #[test]
 fn a_gang_waits_until_its_volumes_are_read_and_goes_where_they_are() {
     let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);

@@ -1,9 +1,9 @@
-//! Pods whose labels or gates others change.
+//! Pods whose labels or gates are changed by other clients.
 
 use super::*;
 use switchyard_crds::labels;
 
-/// Somebody removes the labels of a pod.
+/// Removes the labels of a pod.
 fn strip(world: &mut World, name: &str) {
     let position = world.pods.iter().position(|pod| pod.name == name).unwrap();
     world.unlabelled.push(world.pods.remove(position));
@@ -17,7 +17,8 @@ fn labelled(actions: &[Action]) -> Vec<(String, BTreeMap<String, String>)> {
     pods.map(|metadata| (metadata.name.unwrap(), metadata.labels.unwrap())).collect()
 }
 
-/// The job said "Running, 1 of 2 nodes train" forever, and under the next leader a finished training started again.
+/// Regression test: the job said "Running, 1 of 2 nodes train" forever, and under the next leader a
+/// finished training started again.
 #[test]
 fn a_pod_that_has_lost_its_labels_gets_them_back_and_ends_nothing() {
     let mut world = World::new(2, json!({}));
@@ -57,12 +58,12 @@ fn a_pod_without_labels_is_neither_made_twice_nor_passed_over_by_the_next_attemp
     strip(&mut world, "a-1-1");
     world.run();
     assert!(world.message().starts_with("attempt 2 starts once pod a-1-1 of attempt 1"), "{}", world.message());
-    // A name that this job has not given yet is forged.
+    // A name that this job has not used yet is forged.
     world.unlabelled.push(PodView { name: "a-3-0".into(), ..PodView::default() });
     assert!(labelled(&world.step().actions).is_empty());
 }
 
-/// It trained alone, and the job was said to be complete.
+/// Regression test: the pod trained alone, and the job was reported as complete.
 #[test]
 fn a_pod_whose_gate_others_remove_does_not_run_without_its_gang() {
     let mut world = World::new(2, json!({}));
@@ -83,7 +84,7 @@ fn a_pod_whose_gate_others_remove_does_not_run_without_its_gang() {
     world.now = 20;
     world.run();
     assert_eq!((world.stage(), world.attempt()), ("Running", 2));
-    // A status that somebody has emptied says nothing of gates: the gang runs.
+    // An emptied status says nothing about gates: the gang is running.
     world.job.status.as_mut().unwrap().conditions.clear();
     world.run();
     assert_eq!((world.stage(), world.attempt()), ("Running", 2));

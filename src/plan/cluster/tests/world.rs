@@ -1,4 +1,5 @@
-//! A cluster of one job, whose plans are carried out as the API server, the scheduler and the kubelets would.
+//! A cluster with one job. It carries out plans as the API server, the scheduler and the kubelets
+//! would.
 
 use crate::cluster::avoidance;
 use crate::cluster::hindrance::Trouble;
@@ -26,7 +27,7 @@ fn amounts(cpu: &str) -> Resources {
     resources::of_quantities(&quantities.into())
 }
 
-/// A cluster of one job.
+/// A cluster with one job.
 #[derive(Clone)]
 pub struct World {
     pub job: TrainJob,
@@ -45,14 +46,14 @@ pub struct World {
     pub is_awaited: bool,
     pub trouble: Option<Trouble>,
     pub summary: Option<Summary>,
-    /// When the status was written last.
+    /// When the status was last written.
     pub written: Option<Timestamp>,
-    /// How many jobs wait.
+    /// Number of queued jobs.
     pub waiting: usize,
     pub scheduler_is_known: bool,
     pub longest_schedule_timeout: SignedDuration,
     pub quota_goes_to: Option<&'static str>,
-    /// Seconds of the grace period of pods that are deleted; `None`: they end at once.
+    /// Grace period of deleted pods in seconds, `None` if they end at once.
     pub ends_after: Option<i64>,
 }
 
@@ -150,7 +151,7 @@ impl World {
         plan(&snapshot)
     }
 
-    /// Plans and does what the plan says, as the API server, the scheduler and the kubelets would.
+    /// Plans and carries out the plan as the API server, the scheduler and the kubelets would.
     pub fn step(&mut self) -> Reconciliation {
         let done = self.plan();
         for action in &done.actions {

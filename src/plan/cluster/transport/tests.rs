@@ -1,4 +1,4 @@
-//! Comparison and what follows from it in the life of a job.
+//! Observed transports over a job's life cycle.
 
 use super::super::fabric::tests::{condition, world};
 use super::super::tests::World;
@@ -12,7 +12,7 @@ const IB: &str = "n:1:1 [0] NCCL INFO Using network IB\nn:1:1 [0] NCCL INFO Chan
 const SOCKET: &str = "n:1:1 [0] NCCL INFO Using network Socket\n\
                       n:1:1 [0] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/Socket/0\n";
 
-/// A gang over InfiniBand whose pods run and have printed these logs.
+/// A gang over InfiniBand whose running pods have printed these logs.
 fn running(fabric: Value, logs: [&str; 2]) -> World {
     let mut world = world(json!({"fabric": fabric}), "Active");
     world.run();

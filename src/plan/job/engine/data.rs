@@ -1,4 +1,4 @@
-//! Sources of samples, what is done to images, and the reader.
+//! Data sources, image transforms, and the reader.
 
 use super::Check;
 use switchyard_crds as api;
@@ -6,21 +6,22 @@ use switchyard_worker_contract::config::{
     Csv, Data, Files, ImageShape, Images, Reader, SampleType, Source, Synthetic, TokenType, Tokens,
 };
 
-/// White in an image of bytes.
+/// Value of white in 8-bit images.
 const WHITE: f64 = 255.0;
-/// Classes of made-up data.
+/// Number of classes of synthetic data.
 const CLASSES: u32 = 10;
-/// Samples of an epoch of made-up data.
+/// Samples per epoch of synthetic data.
 const SAMPLES: u64 = 10_000;
 
-/// Mean and deviation of the three channels of CIFAR-10's training images, x / 255.
+/// Mean and standard deviation of the three channels of CIFAR-10's training images, x / 255.
 const CIFAR10: [[f64; 3]; 2] = [[0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]];
-/// The same of ImageNet, as torchvision's models use them (pytorch/vision `references/classification/presets.py`).
+/// ImageNet's mean and standard deviation, as used by torchvision's models (pytorch/vision
+/// `references/classification/presets.py`).
 const IMAGENET: [[f64; 3]; 2] = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]];
-/// The same of MNIST (pytorch/examples `mnist/main.py`).
+/// MNIST's mean and standard deviation (pytorch/examples `mnist/main.py`).
 const MNIST: [[f64; 1]; 2] = [[0.1307], [0.3081]];
 
-/// Translates the block. `None` with a fault where a path is missing.
+/// Translates the block. `None`, and a fault, if a path is missing.
 pub(super) fn data(data: &api::Data, check: &mut Check<'_>) -> Option<Data> {
     let images = images(data, check);
     let validation_fraction = check.decimal("data.validationFraction", &data.validation_fraction);
@@ -64,7 +65,8 @@ fn source(data: &api::Data, check: &mut Check<'_>) -> Option<Source> {
     })
 }
 
-/// Height or width of the images that the model sees, whichever is less, where the manifest or the format says it.
+/// The smaller of height and width of the images that the model receives, if the manifest or the
+/// format defines it.
 pub(super) fn known_size(data: &api::Data) -> Option<u32> {
     let of_source = || match data.format {
         api::DataFormat::CIFAR10 => Some(32),
@@ -74,7 +76,7 @@ pub(super) fn known_size(data: &api::Data) -> Option<u32> {
     data.image_size.map(i32::unsigned_abs).or_else(of_source)
 }
 
-/// Channels of an image, where the manifest or the format says it.
+/// Channels of an image, if the manifest or the format defines them.
 fn known_channels(data: &api::Data) -> Option<u32> {
     match data.format {
         api::DataFormat::CIFAR10 | api::DataFormat::ImageFolder => Some(3),
@@ -117,7 +119,7 @@ fn images(data: &api::Data, check: &mut Check<'_>) -> Images {
     }
 }
 
-/// Translates the block. `pinnedMemory` is not part of it: it follows from the device.
+/// Translates the block. `pinnedMemory` is not included because it follows from the device.
 pub(super) fn reader(reader: &api::Reader) -> Reader {
     Reader {
         workers: reader.workers.unsigned_abs(),

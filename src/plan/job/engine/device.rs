@@ -1,10 +1,11 @@
-//! What the ranks compute with.
+//! Compute device of the ranks.
 
 use super::Check;
 use switchyard_crds as api;
 use switchyard_worker_contract::config::{Device, Gpu, Matmul};
 
-/// Processes and GPUs are those of a node. A run on one machine may find GPUs that no trainer asked for.
+/// Translates the device. `processes` and `gpus` are per node. A run on one machine may find GPUs
+/// that no trainer requested.
 pub(super) fn device(engine: &api::Engine, (processes, gpus): (u32, u32), check: &mut Check<'_>) -> Device {
     let device = match engine.device {
         api::Device::Cuda => Device::Cuda,
@@ -45,7 +46,7 @@ pub(super) fn device(engine: &api::Engine, (processes, gpus): (u32, u32), check:
     device
 }
 
-/// How GPUs compute.
+/// Compute settings for GPUs.
 pub(super) fn gpu(engine: &api::Engine) -> Gpu {
     let matmul = match engine.precision.matmul {
         api::Matmul::IEEE => Matmul::Ieee,

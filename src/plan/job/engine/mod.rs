@@ -1,5 +1,5 @@
-//! The `engine` block to the engine's configuration: defaults that depend on other fields, decimals to numbers, and what CEL
-//! cannot check.
+//! Translates the `engine` block to the engine's configuration: defaults that depend on other
+//! fields, decimals, and checks that CEL cannot express.
 
 mod data;
 mod device;
@@ -15,7 +15,7 @@ use switchyard_worker_contract::config::{
     Checkpoint, EngineConfig, Evaluation, Length, Memory, OnHang, Overlap, Profile, Watchdog, WireType,
 };
 
-/// What is wrong with the block, as it is found.
+/// Collects faults in the block.
 struct Check<'a> {
     faults: &'a mut Vec<Invalid>,
 }
@@ -26,7 +26,8 @@ impl Check<'_> {
         self.faults.push(Invalid { field, got: got.into(), expected: expected.into() });
     }
 
-    /// A decimal string as a number that the engine's 32-bit floats can hold; 0 and a fault where it is none.
+    /// Parses a decimal string that the engine's f32 can represent. 0, and a fault, if it is not
+    /// one.
     fn decimal(&mut self, field: &str, text: &str) -> f64 {
         let range = f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX);
         let value = text.parse::<f64>().ok().filter(|value| *value == 0.0 || range.contains(value));
@@ -36,14 +37,14 @@ impl Check<'_> {
         value.unwrap_or_default()
     }
 
-    /// The same for a field with a default.
+    /// Same as [`Self::decimal`], for a field with a default.
     fn decimal_or(&mut self, field: &str, text: Option<&String>, default: f64) -> f64 {
         text.map_or(default, |text| self.decimal(field, text))
     }
 }
 
-/// Translates the blocks; faults are added to `faults`, and then there may be no configuration. The number of threads is left open.
-/// Processes and GPUs are those of a node.
+/// Translates the blocks. Faults are added to `faults`, and then there may be no configuration. The
+/// number of threads is left open. Processes and GPUs are per node.
 pub(super) fn config(
     engine: &api::Engine,
     checkpoint: Option<&api::Checkpoint>,

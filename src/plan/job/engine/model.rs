@@ -1,13 +1,14 @@
-//! Type and size of the network.
+//! Type and size of the model.
 
 use super::{Check, data};
 use switchyard_crds as api;
 use switchyard_worker_contract::config::{Activation, Bert, Custom, Gpt, Mlp, Model, ResNet, ResNetDepth, Stem};
 
-/// Pixels from which the first layers made for ImageNet are taken: they make an image a quarter as high and wide.
+/// Image size in pixels from which ImageNet's first layers are used. They reduce height and width
+/// by a factor of four.
 const LARGE_IMAGE: u32 = 96;
 
-/// The block that `type` names. `None` with a fault where it is not there.
+/// The block that `type` names. `None`, and a fault, if it is missing.
 pub(super) fn model(engine: &api::Engine, check: &mut Check<'_>) -> Option<Model> {
     let model = &engine.model;
     let (field, found) = match model.kind {
@@ -51,7 +52,7 @@ fn bert(shape: &api::Bert, check: &mut Check<'_>) -> Bert {
 fn vocabulary_size(vocabulary: api::Vocabulary) -> u32 {
     match vocabulary {
         api::Vocabulary::Bytes => 256,
-        // 256 bytes, 50,000 merges and the end of a text (Radford and others 2019).
+        // 256 bytes, 50,000 merges and the end-of-text token (Radford and others 2019).
         api::Vocabulary::GPT2 => 50_257,
     }
 }

@@ -7,19 +7,20 @@ use switchyard_worker_contract::config::{
     Adam, DecayExclusions, Lars, Momentum, Optimizer, Rule, Schedule, ScheduleKind,
 };
 
-/// What a number is when the manifest does not say.
+/// Default hyperparameters.
 struct Defaults {
-    /// `None`: it depends on the batch, and has to be given.
+    /// `None` if it depends on the batch and must be given.
     learning_rate: Option<f64>,
     beta2: f64,
     epsilon: f64,
     weight_decay: f64,
-    /// 0: no clipping.
+    /// 0 disables clipping.
     clip: f64,
 }
 
-/// The defaults of `docs/engine.md`. Those of `AdamW` are GPT's (Brown and others 2020, appendix B), those of `Adam` its
-/// authors', those of `LAMB` BERT's (You and others 2020), those of `SGD` and `LARS` ResNet's (He and others 2016).
+/// Defaults documented in `docs/engine.md`. Those for `AdamW` are GPT's (Brown and others 2020,
+/// appendix B), those for `Adam` its authors', those for `LAMB` BERT's (You and others 2020), those
+/// for `SGD` and `LARS` ResNet's (He and others 2016).
 fn defaults(kind: Kind) -> Defaults {
     let adam = Defaults { learning_rate: Some(0.001), beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0, clip: 1.0 };
     match kind {
@@ -74,10 +75,10 @@ pub(super) fn optimizer(optimizer: &api::Optimizer, check: &mut Check<'_>) -> Op
     }
 }
 
-/// The schedule, or without the block a cosine after a warm-up.
+/// The schedule, by default a cosine after a warm-up.
 pub(super) fn schedule(schedule: Option<&api::Schedule>, peak: f64, check: &mut Check<'_>) -> Schedule {
     let Some(schedule) = schedule else {
-        // Of a run that is given in epochs, only the worker knows the number of steps.
+        // If the length of a run is given in epochs, only the worker knows the number of steps.
         return Schedule { kind: ScheduleKind::Cosine, warmup_steps: None, final_learning_rate: peak / 10.0 };
     };
     let last = check.decimal_or("schedule.finalLearningRate", schedule.final_learning_rate.as_ref(), 0.0);

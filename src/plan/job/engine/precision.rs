@@ -4,7 +4,7 @@ use super::Check;
 use switchyard_crds as api;
 use switchyard_worker_contract::config::{Amp, HalfType, LossScaling, Precision};
 
-/// Translates the block. Dynamic scaling begins and changes as PyTorch's does
+/// Translates the block. Dynamic loss scaling has the initial value and update rule of PyTorch
 /// (<https://pytorch.org/docs/stable/amp.html#torch.amp.GradScaler>).
 pub(super) fn precision(precision: &api::Precision, check: &mut Check<'_>) -> Precision {
     if precision.mode == api::PrecisionMode::FP32 {
@@ -30,7 +30,7 @@ pub(super) fn precision(precision: &api::Precision, check: &mut Check<'_>) -> Pr
             LossScaling::Static { scale: check.decimal_or("precision.lossScaling.scale", block.scale.as_ref(), 1.0) }
         }
         Some(block) => dynamic(Some(block), check),
-        // It has the range of 32-bit floats: nothing underflows that would not underflow there.
+        // bf16 has the range of f32: nothing underflows that would not underflow in f32.
         None if compute_type == HalfType::Bf16 => LossScaling::Static { scale: 1.0 },
         None => dynamic(None, check),
     };

@@ -1,4 +1,5 @@
-//! Defaults that depend on other fields, what CEL cannot check, and that every valid block translates.
+//! Defaults that depend on other fields, checks that CEL cannot express, and translation of every
+//! valid block.
 
 use crate::{Invalid, validate};
 use proptest::prelude::*;
@@ -10,7 +11,7 @@ use switchyard_worker_contract::config::{
     ResNetDepth, Rule, Source, Stem, Synthetic, Watchdog,
 };
 
-/// A small job with these blocks of the engine.
+/// A small job with these engine blocks.
 fn document(blocks: Value) -> Value {
     let mut engine = json!({
         "model": {"type": "MLP", "mlp": {"hiddenSizes": [8]}},
@@ -135,7 +136,7 @@ fn the_first_layers_of_a_resnet_follow_the_size_of_the_images() {
     assert_eq!(stem(json!({"stem": "Small"}), folder(224)), expected(Stem::Small));
 }
 
-/// On this trainer, with this block for the device, and others.
+/// The device for this trainer and these blocks.
 fn on(trainer: Value, blocks: Value) -> Result<Device, String> {
     let mut document = document(blocks);
     document["spec"]["trainer"] = trainer;
@@ -251,7 +252,7 @@ fn share() -> impl Strategy<Value = Value> {
     select(vec!["0.001", "0.25", "5e-1", "0.9", "1e-8"]).prop_map(Value::from)
 }
 
-/// Some of these fields.
+/// A subset of these fields.
 fn some(fields: Vec<(&'static str, BoxedStrategy<Value>)>) -> BoxedStrategy<Value> {
     let fields: Vec<_> = fields.into_iter().map(|(name, value)| (Just(name), prop::option::of(value))).collect();
     let object = |fields: Vec<(&str, Option<Value>)>| {
@@ -260,7 +261,7 @@ fn some(fields: Vec<(&'static str, BoxedStrategy<Value>)>) -> BoxedStrategy<Valu
     fields.prop_map(object).boxed()
 }
 
-/// An object with these fields in any case.
+/// An object that always has the fields of `base`, plus `more`.
 fn and(base: Value, more: BoxedStrategy<Value>) -> BoxedStrategy<Value> {
     more.prop_map(move |more| {
         let mut all = base.clone();
@@ -278,7 +279,7 @@ fn count(most: i64) -> BoxedStrategy<Value> {
     (1..=most).prop_map(Value::from).boxed()
 }
 
-/// A model with data that it takes.
+/// A model with compatible data.
 fn pair() -> impl Strategy<Value = (Value, Value)> {
     let shape = json!({"layers": 2, "hiddenSize": 12, "heads": 3, "contextLength": 16});
     let gpt = and(shape.clone(), some(vec![("head", words(&["Tied", "Untied"]))]))
@@ -375,7 +376,8 @@ fn valid_job() -> impl Strategy<Value = Value> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Rules and translation agree on what is valid; what the worker reads is what was written.
+    /// Rules and translation agree on validity, and the worker reads the same configuration that
+    /// was written.
     #[test]
     fn every_valid_block_translates_and_survives_json(document in valid_job()) {
         let job = api::validate::train_job(&document).unwrap_or_else(|faults| panic!("{faults:?}: {document}"));
