@@ -241,8 +241,9 @@ impl Context {
     }
 }
 
-/// The recorder merges events of one reason and action, and keeps the note of the first: "Restarting (x3): attempt 2 starts". So other words
-/// are another action.
+/// Derives the action of an event from its note. The recorder merges events with the same reason
+/// and action, and keeps only the first note ("Restarting (x3): attempt 2 starts"), so events with
+/// different notes need different actions.
 fn action(note: &str) -> String {
     let mut hasher = DefaultHasher::new();
     note.hash(&mut hasher);

@@ -264,7 +264,8 @@ impl Index {
     }
 
     /// The reservation that a queued job should hold now, and its start time. `None` keeps the
-    /// current reservation, which is usable and not stale; `Some(None)` if no set of nodes would do.
+    /// current reservation, which is usable and not stale; `Some(None)` if no set of nodes would
+    /// do.
     fn chosen_again(&mut self, id: &JobId, question: &Question<'_>) -> Option<Option<Place>> {
         let held = self.reservation.as_ref().filter(|held| held.job == *id && is_usable(held, &self.usage));
         if held.is_some_and(|held| !held.is_stale) {
@@ -355,7 +356,7 @@ impl Index {
         freed
     }
 
-    /// Assigns to each taker in turn what a pod of the job would use on one of these nodes.
+    /// Gives each taker the share of one pod of the job, on one of these nodes each.
     pub fn hold(&mut self, question: &Question<'_>, takers: impl Iterator<Item = String>, nodes: &[PlacedNode]) {
         let amount = &question.admitted.requests;
         for (taker, placed) in takers.zip(nodes) {

@@ -1,16 +1,16 @@
 //! The controller's knowledge of the cluster as pure state: objects in, effects out, no I/O.
 //!
 //! ```text
-//! watch ─> index (jobs with their pods, nodes) ─┬─> usage, devices (free resources, owners of
-//! GPUs)
-//! ├─> contention (queue order, reservation, preemption)
-//! ├─> waiting (changes worth a new plan), forecast (start times of queued jobs)
-//! ├─> predictor (run times of jobs without a limit)
-//! ├─> fairness (decayed usage per namespace)
-//! ├─> quota (the job of a namespace that keeps its pods)
-//! ├─> refusals (namespaces whose jobs held nodes and could not start)
-//! ├─> schedulers (those known to exist)
-//! └─> own_writes (writes that the cache does not show yet)
+//! watch ─> index (jobs with their pods, nodes) ─┬─> usage, devices (free resources, GPU owners)
+//!                                               ├─> contention (queue order, reservation, preemption)
+//!                                               ├─> waiting (changes worth a new plan)
+//!                                               ├─> forecast (start times of queued jobs)
+//!                                               ├─> predictor (run times of jobs without a limit)
+//!                                               ├─> fairness (decayed usage per namespace)
+//!                                               ├─> quota (the job that keeps its pods)
+//!                                               ├─> refusals (jobs that held nodes in vain)
+//!                                               ├─> schedulers (those known to exist)
+//!                                               └─> own_writes (not in the cache yet)
 //! a file of objects ─> offline ─> the same index ─> placement of a job
 //! ```
 #![forbid(unsafe_code)]

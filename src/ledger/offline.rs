@@ -112,7 +112,7 @@ impl Cluster {
         Cluster { namespace, ..self }
     }
 
-    /// The namespace of jobs whose manifest names none.
+    /// Namespace of jobs whose manifest sets none.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
