@@ -6,7 +6,7 @@ use std::path::Path;
 /// Upper bound on the size of a file: bytes, and the same as text.
 pub type Limit = (u64, &'static str);
 
-/// The largest object that a cluster stores: etcd refuses objects above 1.5 MiB.
+/// Upper bound on a single Kubernetes object; etcd refuses objects above 1.5 MiB.
 pub const ONE_OBJECT: Limit = (1 << 20, "1 MiB");
 
 /// The name of a file in messages; `-` is standard input.

@@ -29,7 +29,7 @@ use switchyard_service::ServerClock;
 use tokio::sync::watch::Receiver;
 use tracing::{info, warn};
 
-/// Longer lease durations are not trusted, because nobody could take over from a crashed holder.
+/// Longer lease durations are not trusted, because no candidate could take over.
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// An error that lasts this long is not expected to pass soon.

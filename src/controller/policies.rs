@@ -69,7 +69,7 @@ impl Context {
             let locks = findings.iter().any(|finding| finding.locks && finding.policy == *name);
             self.metrics.policy(name, missing.contains(name), locks);
         }
-        // Skip findings about absent policies, because their absence is already reported.
+        // Skip findings about policies that are already reported: an absent one refuses nothing.
         for Finding { policy, fault, .. } in findings {
             let begin = format!("{policy}: ");
             if !faults.iter().any(|told| told.starts_with(&begin)) {

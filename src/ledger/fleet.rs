@@ -70,8 +70,8 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    /// Whether the breaker trips in a fleet of 20 nodes of which some are silent since these
-    /// seconds.
+    /// Whether the breaker trips in a fleet of 20 nodes. `silent` has the second since which each
+    /// silent node does not report.
     fn brakes(silent: &[i64], percent: u8) -> bool {
         let mut fleet = Fleet::default();
         for (node, since) in silent.iter().enumerate() {

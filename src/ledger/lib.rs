@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! watch ─> index (jobs with their pods, nodes) ─┬─> usage, devices (free resources, GPU owners)
-//!                                               ├─> contention (queue order, reservation, preemption)
+//!                                               ├─> contention (order, reservation, preemption)
 //!                                               ├─> waiting (changes worth a new plan)
 //!                                               ├─> forecast (start times of queued jobs)
 //!                                               ├─> predictor (run times of jobs without a limit)

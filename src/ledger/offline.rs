@@ -179,7 +179,7 @@ impl Cluster {
         self.index.usage.nodes()
     }
 
-    /// All jobs, in the order of namespace and name.
+    /// All jobs, ordered by namespace and name.
     pub fn jobs(&self) -> Vec<&TrainJob> {
         let mut jobs: Vec<(&Key, &TrainJob)> = self.index.jobs.iter().map(|(key, job)| (key, &**job)).collect();
         jobs.sort_by_key(|(key, _)| *key);

@@ -75,7 +75,7 @@ impl Index {
     }
 
     /// Ends the backoff of the first job that lacks quota, because deleted pods of the namespace
-    /// may have freed some. Returns that job.
+    /// may have freed some quota. Returns that job.
     pub(crate) fn quota_freed(&mut self, namespace: &str) -> Option<Key> {
         let (_, job) = self.short_of_quota_in(namespace).into_iter().next()?;
         let family = self.families.get_mut(&JobId::of(&job.metadata))?;

@@ -28,7 +28,7 @@ impl Executor {
         let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
         let api = Api::<TrainJob>::namespaced(self.client.clone(), &namespace);
         let mut next = job.clone();
-        // The server ignores these entries, so do not send them.
+        // Omit the managed fields, because the write does not need them.
         next.metadata.managed_fields = None;
         next.status = Some(status);
         let params = PostParams { field_manager: Some(STATUS_MANAGER.into()), ..PostParams::default() };
