@@ -49,7 +49,7 @@ use switchyard_plan::cluster::view::{NodeView, ObjectView, PodView};
 use switchyard_plan::objects::Kind;
 use switchyard_worker_contract::event::Summary;
 
-/// A TrainJob that cannot be parsed, and the reason.
+/// A TrainJob that is invalid or too large, and the reason.
 #[derive(Debug, Clone)]
 pub struct Unreadable {
     pub version: String,
@@ -257,7 +257,7 @@ impl Index {
         effect
     }
 
-    /// A TrainJob that cannot be parsed appeared or changed.
+    /// A TrainJob that is invalid or too large appeared or changed.
     pub fn apply_unreadable(&mut self, metadata: &ObjectMeta, why: String) -> Effect {
         self.saw("TrainJob", metadata);
         let key = key_of(metadata);

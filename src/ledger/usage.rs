@@ -37,7 +37,7 @@ pub struct Share {
     pub amount: Resources,
     /// UUIDs of GPUs.
     pub gpus: Vec<String>,
-    /// Whether it is released only when its pod is deleted.
+    /// Whether it is released only by deleting the pod, which does not end by itself.
     pub is_lasting: bool,
     /// UIDs of the pods for which a claim is reserved. Its GPUs are released with the last of them.
     pub reserved_for: Vec<String>,
@@ -58,14 +58,14 @@ pub struct Without<'a, T: AsMut<Usage>> {
 }
 
 impl<'a, T: AsMut<Usage>> Without<'a, T> {
-    /// Removes the shares of these takers.
+    /// Takes out the shares of these takers until this is dropped.
     pub fn new<S: AsRef<str>>(whole: &'a mut T, takers: &[S]) -> Without<'a, T> {
         let mut without = Without { whole, aside: Vec::new() };
         without.and(takers);
         without
     }
 
-    /// Removes more shares.
+    /// Takes out more shares.
     pub fn and<S: AsRef<str>>(&mut self, takers: &[S]) {
         let usage = self.whole.as_mut();
         for taker in takers.iter().map(AsRef::as_ref) {
