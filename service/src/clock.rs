@@ -1,14 +1,15 @@
-//! The API server's clock. Deadlines and graces start at times that the API server or a kubelet
-//! recorded, and the clock of this machine may be minutes off.
+//! The API server's clock. Deadlines and graces start at times recorded by the API server or a
+//! kubelet, and the clock of this machine may be minutes off.
 
 use http::{HeaderMap, header::DATE};
 use jiff::{SignedDuration, Timestamp, fmt::rfc2822};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// `Date` counts whole seconds.
+/// `Date` has a resolution of whole seconds.
 const RESOLUTION: SignedDuration = SignedDuration::from_secs(1);
-/// Smaller skews are ignored: to follow each of several API servers would make time run unevenly.
+/// Smaller skews are ignored, because following each of several API servers would make time run
+/// unevenly.
 const TOLERATED: SignedDuration = SignedDuration::from_secs(2);
 /// Responses that took longer bound the time too loosely.
 const SLOW: Duration = Duration::from_secs(5);
@@ -18,7 +19,7 @@ const SLOW: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct ServerClock(Mutex<Reading>);
 
-/// The server's time at a moment.
+/// The server's time at an instant.
 #[derive(Debug, Clone, Copy)]
 struct Reading {
     at: Instant,
@@ -32,7 +33,7 @@ impl Default for ServerClock {
 }
 
 impl ServerClock {
-    /// The time by the API server.
+    /// The API server's current time.
     pub fn now(&self) -> Timestamp {
         self.read().time_at(Instant::now())
     }
@@ -42,7 +43,7 @@ impl ServerClock {
         Timestamp::now().duration_since(self.now())
     }
 
-    /// Takes the headers of a response into account.
+    /// Updates the clock from the headers of a response.
     pub(crate) fn observe(&self, sent: Instant, headers: &HeaderMap) {
         let date = headers.get(DATE).and_then(|date| date.to_str().ok());
         let Some(date) = date.and_then(|date| rfc2822::parse(date).ok()) else { return };
@@ -61,14 +62,14 @@ impl Reading {
         self.time.saturating_add(passed).unwrap_or(Timestamp::MAX)
     }
 
-    /// The reading once a response to a request of that moment has this `Date`. It stays if it is
-    /// within what the response allows.
+    /// The reading after a response with this `Date`. It stays the same if it is within the bounds
+    /// given by the response.
     fn after(self, sent: Instant, received: Instant, date: Timestamp) -> Reading {
         let took = received.saturating_duration_since(sent);
         if took > SLOW {
             return self;
         }
-        // The server wrote the date at some moment in between.
+        // The server wrote the date at some time between request and response.
         let latest = RESOLUTION + SignedDuration::try_from(took).unwrap_or(SignedDuration::ZERO);
         let ahead = self.time_at(received).duration_since(date);
         if ahead >= -TOLERATED && ahead <= latest + TOLERATED {
@@ -87,8 +88,8 @@ mod tests {
         let (start, zero) = (Instant::now(), Timestamp::from_second(1_000_000).unwrap());
         let reading = Reading { at: start, time: zero };
         let after = |millis: u64| start + Duration::from_millis(millis);
-        // Seconds by which the server is ahead, milliseconds that the request took, milliseconds by
-        // which the time is set forward.
+        // Seconds by which the server is ahead, duration of the request in milliseconds,
+        // milliseconds by which the time is advanced.
         for (ahead, took, set) in [
             (0, 10, 0),
             (1, 10, 0),

@@ -1,5 +1,5 @@
-//! The connection to the API server, without client-side throttling (the server has priority and
-//! fairness), and with every request counted.
+//! The connection to the API server. It does not throttle requests, because the server has priority
+//! and fairness, and it counts them.
 
 use crate::ServerClock;
 use http::header::{HeaderValue, USER_AGENT};
@@ -15,9 +15,9 @@ use tower::{Layer, Service};
 /// How to reach the API server.
 #[derive(Debug, Clone, Default)]
 pub struct Connection {
-    /// A kubeconfig; `None`: that of the pod, or of the environment.
+    /// Path of a kubeconfig; `None` for the pod's service account or the environment's kubeconfig.
     pub kubeconfig: Option<PathBuf>,
-    /// Its context; `None`: the current one.
+    /// Context of the kubeconfig; `None` for the current one.
     pub context: Option<String>,
 }
 
@@ -41,15 +41,15 @@ pub async fn connect(connection: &Connection) -> Result<Config, String> {
     })
 }
 
-/// Called for every request that has ended: verb, resource with subresource, and status, which is
-/// `None` without a response.
+/// Called after every request with its verb, its resource with subresource, and its status, which
+/// is `None` without a response.
 pub type Answered = Arc<dyn Fn(&'static str, String, Option<u16>) + Send + Sync>;
 
 /// Builds the client of a program, which identifies itself as `program` with the version of this
 /// workspace. `clock` follows the responses.
 ///
 /// # Errors
-/// The configuration has a certificate or key that cannot be used.
+/// The configuration has an invalid certificate or key.
 pub fn client(
     mut config: Config,
     program: &str,
@@ -62,7 +62,7 @@ pub fn client(
     Ok(builder.with_layer(&Counted(answered, clock)).build())
 }
 
-/// The request in terms of RBAC: verb, and resource with subresource.
+/// A request in terms of RBAC: verb, and resource with subresource.
 fn verb_and_resource(method: &Method, path: &str, query: &str) -> (&'static str, String) {
     // /api/v1 or /apis/GROUP/VERSION, optionally namespaces/NAME, then
     // RESOURCE[/NAME[/SUBRESOURCE]].
@@ -172,7 +172,7 @@ mod tests {
         }
     }
 
-    /// The layer counts responses of the API server, and requests without one.
+    /// The layer counts responses of the API server, and requests without a response.
     #[tokio::test]
     async fn answers_and_failures_are_counted() {
         let seen = Arc::new(Mutex::new(Vec::new()));

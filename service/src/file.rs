@@ -1,12 +1,12 @@
-//! Text files that a command line names.
+//! Text files named on the command line.
 
 use std::io::Read;
 use std::path::Path;
 
-/// How much of a file is read: bytes, and the same in words.
+/// Upper bound on the size of a file: bytes, and the same as text.
 pub type Limit = (u64, &'static str);
 
-/// The largest object that a cluster stores: etcd refuses objects above 1.5 MiB.
+/// Upper bound on a single Kubernetes object; etcd refuses objects above 1.5 MiB.
 pub const ONE_OBJECT: Limit = (1 << 20, "1 MiB");
 
 /// The name of a file in messages; `-` is standard input.
@@ -14,8 +14,8 @@ pub fn name(path: &Path) -> String {
     if path == Path::new("-") { "standard input".to_string() } else { path.display().to_string() }
 }
 
-/// The text of a file, or of standard input for `-`; `kind` describes the expected content. Never
-/// waits for a pipe or a device.
+/// Reads a file, or standard input for `-`. `kind` describes the expected content. Never waits for
+/// a named pipe or a device.
 ///
 /// # Errors
 /// The file cannot be read, is not a regular file, is too large, or is not UTF-8.

@@ -1,7 +1,7 @@
-//! What the programs in a cluster share: the connection to the API server with its requests
-//! counted, creation on trial, the log, and files that a command line names.
+//! Shared by the programs in a cluster: the connection to the API server, request counting, dry
+//! runs, logging, and files named on the command line.
 //!
-//! Not here: what they count, log and do.
+//! What they count, log and do is up to the programs.
 #![forbid(unsafe_code)]
 
 mod clock;

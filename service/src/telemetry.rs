@@ -4,7 +4,7 @@ use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-/// Format of the log.
+/// Log format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// For people.
@@ -13,9 +13,9 @@ pub enum Format {
     Json,
 }
 
-/// The client logs every unsuccessful response, including expected ones, such as a name that is
-/// taken. The caller reports what follows from it, once; to see them all, name `kube_client` in
-/// `--log-level`.
+/// Silences the client, which logs every unsuccessful response, including expected ones such as a
+/// name that is taken. Callers report the consequences once. To see all responses, name
+/// `kube_client` in `--log-level`.
 const QUIET: &str = "kube_client::client::builder=off";
 
 fn filter(level: &str) -> Result<EnvFilter, String> {
@@ -24,8 +24,8 @@ fn filter(level: &str) -> Result<EnvFilter, String> {
             "--log-level: got `{level}`; expected a level such as info, or a filter such as info,switchyard=debug: {error}"
         )
     };
-    // The library takes a word that is not a level for the name of a module and then logs nothing
-    // else, and it takes an empty level for `error`.
+    // The library parses an unknown level as a module name and then logs nothing else, and it
+    // parses an empty level as `error`.
     let plain = level.split(',').filter(|part| !part.contains('['));
     for word in plain.map(|part| part.rsplit('=').next().unwrap_or_default().trim()) {
         if word.is_empty() || word.parse::<LevelFilter>().is_err() {

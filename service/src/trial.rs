@@ -1,5 +1,5 @@
-//! Questions to the API server that look like writes and store nothing: objects created on trial,
-//! and whether an account may do something.
+//! API server queries in the form of writes that store nothing: dry-run creates, and access
+//! reviews.
 
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::api::PostParams;
@@ -11,7 +11,7 @@ use std::fmt::Debug;
 /// Lets the API server judge the creation of an object without storing it (a server dry run).
 ///
 /// # Errors
-/// The server would not create it; its words.
+/// The server would reject the object; the error is its message.
 pub async fn trial<K>(api: &Api<K>, object: &K) -> Result<(), String>
 where
     K: Clone + Debug + DeserializeOwned + Serialize,
@@ -24,11 +24,11 @@ where
     }
 }
 
-/// Whether a service account (`system:serviceaccount:NAMESPACE:NAME`) may do something, by all its
-/// groups.
+/// Whether a service account (`system:serviceaccount:NAMESPACE:NAME`) has a permission, directly or
+/// through its groups.
 ///
 /// # Errors
-/// The API server does not say.
+/// The API server does not answer the review.
 pub async fn may(client: &Client, account: &str, what: &ResourceAttributes) -> kube::Result<bool> {
     let namespace = account.split(':').nth(2).unwrap_or_default();
     let groups = ["system:serviceaccounts", &format!("system:serviceaccounts:{namespace}"), "system:authenticated"];

@@ -1,5 +1,5 @@
-//! What Kueue says of gangs that it has not admitted: the events of their Workloads. So the controller needs no right to Workloads, and nothing
-//! of it depends on whether there is a Kueue, and which.
+//! Reasons why Kueue has not admitted gangs, from the events of their Workloads. The controller
+//! therefore needs no permission for Workloads, and works without Kueue or with any version of it.
 
 use super::Context;
 use super::reader::{Reader, Reads, Source};
@@ -12,14 +12,14 @@ use switchyard_plan::kueue;
 
 /// Pause between two reads of one gang.
 const PERIOD: Duration = Duration::from_secs(10);
-/// Events read at most: Kueue counts repetitions of the same one.
+/// Upper bound on the events read. It is enough, because Kueue counts repetitions in one event.
 const MOST: u32 = 100;
 
-/// Reads the events of Workloads that wait.
+/// Reads the events of pending Workloads.
 pub(super) struct Admissions;
 
 impl Reader for Admissions {
-    /// The Workload.
+    /// Name of the Workload.
     type Of = String;
     type Text = Vec<Event>;
 

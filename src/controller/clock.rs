@@ -1,5 +1,6 @@
-//! Skew between the clock of this machine and the API server's. Plans use the server's time, so a wrong clock ends no grace and no deadline.
-//! Logs and certificates on this machine are wrong nonetheless.
+//! Skew between the clock of this machine and the API server's. Plans use the server's time, so
+//! that a wrong clock does not end graces and deadlines early. Logs and certificates on this
+//! machine are wrong nonetheless.
 
 use super::Context;
 use jiff::SignedDuration;
@@ -7,9 +8,9 @@ use std::time::Duration;
 use tokio::sync::watch::Receiver;
 use tracing::{info, warn};
 
-/// Smaller skews are not reported: certificates and tokens work.
+/// Smaller skews are not reported, because certificates and tokens tolerate them.
 const NOTABLE: SignedDuration = SignedDuration::from_secs(5);
-/// Pause between two looks.
+/// Pause between two checks.
 const PERIOD: Duration = Duration::from_secs(5);
 
 /// The skew, if it is worth reporting.
@@ -17,7 +18,7 @@ pub(super) fn notable(skew: SignedDuration) -> Option<SignedDuration> {
     Some(skew).filter(|skew| skew.abs() > NOTABLE)
 }
 
-/// Logs when the clock goes wrong and when it is right again, until `stop` becomes true.
+/// Logs when the clock becomes wrong and when it is right again, until `stop` becomes true.
 pub(super) async fn run(context: Context, mut stop: Receiver<bool>) {
     let mut was_off = false;
     while !*stop.borrow() {

@@ -1,9 +1,11 @@
-//! Leader election by a Lease, so that one controller works and the others wait. It saves work; correctness does not hang on it.
+//! Leader election with a Lease: one controller works while the others stand by. It avoids
+//! duplicate work; correctness does not depend on it.
 //!
-//! Only the time since *this* process saw the Lease change counts, never the times written in it: clocks of other machines are
-//! not ours (client-go#448). A leader that could not renew within its deadline stops before another one may begin, and
-//! [`Leading`] reads the clock whenever it is asked, so that a process that was stopped for a while does not go on as leader
-//! in the moment before its election task runs again.
+//! Only the time since *this* process saw the Lease change counts, never the times written in it,
+//! because clocks of other machines may differ (client-go#448). A leader that could not renew
+//! within its deadline stops before another one can start. [`Leading`] reads the clock on every
+//! call, so that a process that was suspended does not act as leader before its election task runs
+//! again.
 
 mod decide;
 mod leading;
@@ -27,29 +29,29 @@ use switchyard_service::ServerClock;
 use tokio::sync::watch::Receiver;
 use tracing::{info, warn};
 
-/// A Lease that claims to last longer is not believed: nobody could take over.
+/// Longer lease durations are not trusted, because no candidate could take over.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// Trouble of this time is not expected to pass soon.
+/// An error that lasts this long is not expected to pass soon.
 const MINUTE: Duration = Duration::from_secs(60);
-/// Between two tries after that.
+/// Pause between two tries after that.
 const LONG_PAUSE: Duration = Duration::from_secs(7);
 
-/// A candidate.
+/// A candidate for leadership.
 pub(super) struct Candidate {
     pub client: Client,
     pub namespace: String,
     pub identity: String,
     pub timing: Timing,
     pub clock: Clock,
-    /// Sets the times in the Lease, which candidates do not use.
+    /// Provides the times that are written in the Lease. Candidates do not use them.
     pub server: Arc<ServerClock>,
     pub memory: LeaseMemory,
-    /// What the leader says of the admission policies, for `switchyard doctor cluster`.
+    /// The leader's report on the admission policies, for `switchyard doctor cluster`.
     pub policies: Receiver<Option<String>>,
 }
 
-/// What a leader leaves in its Lease for the next one.
+/// State that a leader passes to the next one in its Lease.
 pub(super) struct LeaseMemory {
     /// Returns the leader's state.
     pub save: Box<dyn Fn() -> Option<String> + Send + Sync>,
@@ -60,16 +62,16 @@ pub(super) struct LeaseMemory {
 /// The Lease as this process last saw it.
 #[derive(Debug, Default)]
 struct View {
-    /// `None`: there is none, as far as we know.
+    /// `None` if it does not exist, as far as this process knows.
     lease: Option<Lease>,
-    /// When what it says (not its labels) was first seen so, since the machine started. The holder of a Lease that was deleted
-    /// is remembered, since it may not know yet.
+    /// When its spec was first seen in this state, as time since boot. After the Lease is deleted,
+    /// the last spec is kept, because its holder may not have noticed yet.
     since: Duration,
     spec: LeaseSpec,
 }
 
 impl View {
-    /// Takes in what the API server showed.
+    /// Records a response of the API server.
     fn see(&mut self, lease: Option<Lease>, now: Duration) {
         if let Some(spec) = lease.as_ref().map(|lease| lease.spec.clone().unwrap_or_default())
             && (spec != self.spec || self.since.is_zero())
@@ -96,7 +98,8 @@ fn lease_memory(lease: Option<&Lease>) -> Option<&str> {
 }
 
 impl Candidate {
-    /// Takes part until `stop`, and gives the Lease back. Tells `leader` whenever something changes.
+    /// Takes part in the election until `stop`, then releases the Lease. Notifies `leader` of
+    /// changes.
     pub async fn run(self, leader: Leader, mut stop: Receiver<bool>) {
         let mut view = View::default();
         let mut role = Role::Standby;
@@ -112,7 +115,7 @@ impl Candidate {
                     pause
                 }
                 Err(text) => {
-                    // The same trouble once, not at every try.
+                    // Log an error once, not at every try.
                     if trouble.as_ref() != Some(&text) {
                         warn!(error = text, "the Lease cannot be read or written; it is tried again");
                         trouble = Some(text);
@@ -129,11 +132,12 @@ impl Candidate {
         }
     }
 
-    /// Reads the Lease once and acts on it. Returns how long to wait before the next time.
+    /// Reads the Lease once and acts on it. Returns the time to wait before the next round.
     async fn round(&self, view: &mut View, role: &mut Role, leader: &Leader) -> Result<Duration, String> {
-        // First of all: was this process stopped for too long?
+        // Check first, because this process may have been suspended for too long.
         self.step_down_if_late(role, leader);
-        // A leader knows its own Lease; the version of a write shows whether it still does.
+        // A leader need not read its own Lease, because the version of its write shows whether the
+        // Lease changed.
         if *role == Role::Standby || view.lease.is_none() {
             let lease = self.bounded(*role, self.api().get_opt(LEASE)).await?.map_err(|error| error.to_string())?;
             view.see(lease, (self.clock)());
@@ -149,7 +153,8 @@ impl Candidate {
         }
     }
 
-    /// Writes our name into the Lease. The lead counts from before the call: that is what the others can have seen at the latest.
+    /// Writes our identity into the Lease. The lead counts from before the call, because other
+    /// candidates may have seen the write that early.
     async fn write(
         &self,
         before: Duration,
@@ -168,7 +173,7 @@ impl Candidate {
             Ok(lease) => {
                 view.see(Some(lease), (self.clock)());
                 if *role == Role::Standby {
-                    // Before anything is planned.
+                    // Recall the memory before anything is planned.
                     if let Some(memory) = lease_memory(view.lease.as_ref()) {
                         (self.memory.recall)(memory);
                     }
@@ -179,7 +184,8 @@ impl Candidate {
                 self.step_down_if_late(role, leader);
                 Ok(self.timing.retry)
             }
-            // Another writer changed, created or deleted it: it is read again soon. A create that finds nothing lacks the namespace.
+            // Another writer changed, created or deleted it, so read it again soon. A 404 on create
+            // means that the namespace is missing.
             Err(kube::Error::Api(status)) if status.code == 409 || status.code == 404 && view.lease.is_some() => {
                 view.lease = None;
                 Ok(self.timing.retry / 10)
@@ -202,14 +208,14 @@ impl Candidate {
         warn!(identity = self.identity, why, "not leading any more");
     }
 
-    /// A call that ends before the deadline of a leader does.
+    /// Limits a call so that it ends before a leader's deadline.
     async fn bounded<T>(&self, role: Role, call: impl Future<Output = T>) -> Result<T, String> {
         let most = self.timing.renew_deadline / 2;
         let late = || format!("the API server did not answer within {} s", most.as_secs_f32());
         tokio::time::timeout(self.until_deadline(role, most), call).await.map_err(|_| late())
     }
 
-    /// This long, or up to the deadline of a leader.
+    /// `most`, or the time up to a leader's deadline if that is shorter.
     fn until_deadline(&self, role: Role, most: Duration) -> Duration {
         match role {
             Role::Standby => most,
@@ -219,10 +225,10 @@ impl Candidate {
         }
     }
 
-    /// Shortened by up to a fifth, so that candidates do not write at the same moment.
+    /// Shortens a pause by up to a fifth, so that candidates do not write at the same time.
     fn shortened(&self, pause: Duration) -> Duration {
         let mut random = [0; 1];
-        // Without random bytes there is no spread; nothing depends on it.
+        // Without random bytes there is no jitter, which is harmless.
         let _ = getrandom::fill(&mut random);
         pause - pause.mul_f64(f64::from(random[0]) / 256.0 / 5.0)
     }
@@ -231,7 +237,8 @@ impl Candidate {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// The Lease with our name in it; the resource version of the one before makes the write fail if it has changed.
+    /// The Lease with our identity. It keeps the resource version it was read with, so that the
+    /// write fails if the Lease has changed.
     fn record(&self, before: Option<Lease>, role: Role) -> Lease {
         let now = MicroTime(self.server.now());
         let mut lease = before.unwrap_or_else(|| Lease {
@@ -246,10 +253,10 @@ impl Candidate {
         annotations.insert(LEADER_VERSION.into(), env!("CARGO_PKG_VERSION").into());
         match &*self.policies.borrow() {
             Some(report) => annotations.insert(LEADER_POLICIES.into(), report.clone()),
-            // That of an earlier leader.
+            // Remove the report of an earlier leader.
             None => annotations.remove(LEADER_POLICIES),
         };
-        // A candidate leaves what the last leader knew: it reads that once it leads.
+        // A candidate keeps the last leader's memory, because it reads it once it leads.
         if role != Role::Standby {
             match (self.memory.save)() {
                 Some(memory) => annotations.insert(LEADER_MEMORY.into(), memory),
@@ -267,12 +274,13 @@ impl Candidate {
             spec.lease_transitions = Some(spec.lease_transitions.unwrap_or(0).saturating_add(1));
         }
         spec.renew_time = Some(now);
-        // Whole seconds, rounded up: others must not take it before we have stopped.
+        // Whole seconds, rounded up, so that others do not take it before this process has stopped.
         spec.lease_duration_seconds = Some(self.timing.duration.as_secs_f64().ceil() as i32);
         lease
     }
 
-    /// Empties the Lease, so that the next leader need not wait. It fails if another candidate has changed it since.
+    /// Clears the holder, so that the next leader need not wait. Fails if another candidate has
+    /// changed the Lease since.
     async fn release(&self, view: View) {
         let Some(mut lease) = view.lease else { return };
         lease.spec.get_or_insert_default().holder_identity = Some(String::new());

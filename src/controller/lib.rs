@@ -1,4 +1,5 @@
-//! The controller: watches TrainJobs and carries them through their life. Wiring only; what to do is decided in `plan`.
+//! The controller: watches TrainJobs and carries them through their life. This crate is wiring
+//! only; all decisions are made in `plan`.
 //!
 //! ```text
 //! watch ─> Index ─> Queue ─> reconcile: Snapshot ─> plan (pure) ─> apply ─> status ─> events
@@ -6,7 +7,8 @@
 //!            └─────────────────────── the API server <─────────────────────────┘
 //! ```
 //!
-//! One controller leads (`election`); the others keep their caches warm. Correctness does not depend on that: see `apply`.
+//! One controller leads (`election`); the others keep their caches warm. Correctness does not
+//! depend on the election (see `apply`).
 #![forbid(unsafe_code)]
 
 mod admissions;
@@ -50,50 +52,52 @@ use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::objects::Defaults;
 use switchyard_service::ServerClock;
 
-/// What an operator sets.
+/// The operator's settings.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Namespace of the Lease.
     pub namespace: String,
-    /// Name of this controller among its replicas.
+    /// Identity of this controller among its replicas.
     pub identity: String,
-    /// Address of health and metrics.
+    /// Address of the health and metrics endpoints.
     pub listen: SocketAddr,
-    /// Address of the metrics for those who may read them; `None`: everybody may, at `listen`.
+    /// Address of the metrics endpoint for authorized readers; `None` if metrics are public, at
+    /// `listen`.
     pub secure_metrics: Option<SocketAddr>,
-    /// Leader election; `None`: this controller leads, and no other runs.
+    /// Leader election; `None` if this is the only controller.
     pub election: Option<Timing>,
-    /// Only TrainJobs of these namespaces; empty: of all.
+    /// Namespaces of the TrainJobs to reconcile; all if empty.
     pub watch_namespaces: Vec<String>,
-    /// Jobs reconciled at a time.
+    /// Number of jobs reconciled concurrently.
     pub concurrent_reconciles: usize,
-    /// Settings that show in objects.
+    /// Settings that affect the objects of jobs.
     pub defaults: Defaults,
-    /// Levels of domains of nodes.
+    /// Levels of the node topology.
     pub levels: Levels,
-    /// How long a node that does not report is waited for.
+    /// How long to wait for a node that does not report.
     pub node_grace: SignedDuration,
     /// Upper bound of `gangPolicy.scheduleTimeoutSeconds`.
     pub longest_schedule_timeout: SignedDuration,
-    /// How long the head of the queue may hold nodes without beginning.
+    /// How long the head of the queue may hold a reservation without starting.
     pub longest_reservation: SignedDuration,
-    /// Share of the nodes that must stop reporting together for the brake.
+    /// Percentage of the nodes that must stop reporting together to trip the circuit breaker.
     pub fleet_brake_percent: u8,
-    /// Run times stand in for limits that are missing.
+    /// Whether estimated run times replace missing limits.
     pub predicts: bool,
-    /// By namespace; empty: what namespaces had does not count in the order of the queue.
+    /// Fair-share weights by namespace; past usage does not affect the queue if empty.
     pub weights: BTreeMap<String, u32>,
-    /// Priority classes whose `preemptionPolicy: Never` is for the scheduler alone: `topologyPolicy.preemption` decides about their jobs.
+    /// Priority classes whose `preemptionPolicy: Never` applies to the scheduler only. For their
+    /// jobs, `topologyPolicy.preemption` decides.
     pub gang_classes: BTreeSet<String>,
-    /// Messages in the status of a job name jobs of other namespaces.
+    /// Whether messages in a job's status name jobs of other namespaces.
     pub names_others: bool,
-    /// Class of the ProvisioningRequests by which gangs ask for nodes; `None`: they do not.
+    /// Class of the ProvisioningRequests with which gangs request nodes; `None` if they do not.
     pub provisioning_class: Option<String>,
-    /// Admission policies that must be in force, each with a binding of its name.
+    /// Admission policies that must be in force, each with a binding of the same name.
     pub admission_policies: Vec<String>,
 }
 
-/// What everything in the controller shares.
+/// State shared by all tasks of the controller.
 #[derive(Clone)]
 struct Context {
     settings: Arc<Settings>,
@@ -106,7 +110,7 @@ struct Context {
     recorder: Recorder,
     leading: Leading,
     clock: Arc<ServerClock>,
-    /// The last event could not be sent.
+    /// Whether the last event could not be sent.
     silent: Arc<AtomicBool>,
 }
 
@@ -119,32 +123,30 @@ impl Context {
         self.leading.now()
     }
 
-    /// The time by the API server.
+    /// The API server's time.
     fn now(&self) -> Timestamp {
         self.clock.now()
     }
 }
 
-/// What ends the controller before it is asked to stop.
+/// Why the controller exits before it is stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The kubeconfig cannot be used.
+    /// The kubeconfig is invalid.
     #[error("{0}")]
     Config(String),
-    /// The address of health and metrics cannot be had.
+    /// The address of the health and metrics endpoints cannot be bound.
     #[error("--listen {address}: {error}")]
     Listen {
-        /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// Cause of the failure.
         error: std::io::Error,
     },
-    /// The address of the metrics cannot be had.
+    /// The address of the secure metrics endpoint cannot be bound.
     #[error("--secure-metrics {address}: {error}")]
     SecureMetrics {
-        /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// Cause of the failure.
         error: std::io::Error,
     },
 }

@@ -1,4 +1,4 @@
-//! The logs of pods, as the kubelet keeps them.
+//! Pod logs, as stored by the kubelet.
 
 use super::Context;
 use super::reader::Source;
@@ -7,10 +7,10 @@ use kube::Api;
 use kube::api::LogParams;
 use switchyard_crds::names::TRAINER;
 
-/// A part of the log of a pod's trainer.
+/// Reads a part of the log of a pod's trainer.
 ///
 /// # Errors
-/// It cannot be read now.
+/// The log is unavailable now.
 pub(super) async fn read<T>(context: &Context, source: &Source<T>, params: LogParams) -> Result<String, kube::Error> {
     let api = Api::<Pod>::namespaced(context.client.clone(), &source.key.namespace);
     api.logs(&source.pod, &LogParams { container: Some(TRAINER.into()), ..params }).await

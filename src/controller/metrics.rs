@@ -1,4 +1,5 @@
-//! Metrics for Prometheus. No names of jobs or namespaces: their number has no bound.
+//! Prometheus metrics. They have no job or namespace names as labels, because the number of these
+//! is unbounded.
 
 use crate::apply::Cause;
 use jiff::{SignedDuration, Timestamp};
@@ -20,13 +21,14 @@ use switchyard_plan::resources::bytes_per_second;
 
 type Labels<const N: usize = 1> = [(&'static str, Cow<'static, str>); N];
 
-/// Classes of failures, each with a budget of restarts.
+/// Failure classes, each with a restart budget.
 const CLASSES: [&str; 3] = ["application", "infrastructure", "preemption"];
 
-/// Everything that is counted.
+/// All metrics.
 pub(super) struct Metrics {
     registry: Registry,
-    /// From creation to: placed, running, first step; and from a failure to running again.
+    /// Times from creation to placement, to running and to the first step; and from a failure to
+    /// running again.
     placed: Histogram,
     running: Histogram,
     first_step: Histogram,
@@ -44,7 +46,7 @@ pub(super) struct Metrics {
     queue_depth: Gauge,
     queue_age: Gauge<f64, AtomicU64>,
     leader: Gauge,
-    /// Predicted bandwidth of a placement as a share of the best possible one.
+    /// Predicted bandwidth of a placement relative to the best possible one.
     quality: Histogram,
     degraded: Gauge,
     nodes: Family<Labels, Gauge>,
@@ -53,14 +55,14 @@ pub(super) struct Metrics {
     clock_skew: Gauge<f64, AtomicU64>,
 }
 
-/// What is counted when the metrics are read.
+/// Values that are counted when the metrics are scraped.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     /// Jobs by stage.
     pub stages: BTreeMap<String, usize>,
-    /// Jobs of which a pod has other GPUs than planned.
+    /// Jobs with a pod that has other GPUs than planned.
     pub degraded: usize,
-    /// Nodes by what is known of their devices.
+    /// Nodes by state of their GPUTopology reports.
     pub nodes: BTreeMap<&'static str, usize>,
 }
 
@@ -100,7 +102,8 @@ impl Metrics {
         metrics
     }
 
-    /// Counters by which alerts go begin at zero: of one that appears with its first event, Prometheus sees no increase.
+    /// Initializes the counters used in alerts to zero, because Prometheus sees no increase in a
+    /// counter that appears with its first event.
     fn begin(&self) {
         for cause in Cause::ALL {
             self.refused.get_or_create(&[("cause", cause.word().into())]).inc_by(0);
@@ -160,51 +163,51 @@ impl Metrics {
         registry.register("leader", "1 while this controller leads", self.leader.clone());
     }
 
-    /// One reconcile has ended.
+    /// Counts a finished reconcile.
     pub fn reconciled(&self, outcome: &'static str, took: Duration) {
         self.reconciles.get_or_create(&[("outcome", outcome.into())]).inc();
         self.reconcile.observe(took.as_secs_f64());
     }
 
-    /// A write was refused.
+    /// Counts a refused write.
     pub fn refused(&self, cause: Cause) {
         self.refused.get_or_create(&[("cause", cause.word().into())]).inc();
     }
 
-    /// A request was answered; no status: it was not.
+    /// Counts a request; `status` is `None` if it got no response.
     pub fn request(&self, verb: &'static str, resource: String, status: Option<u16>) {
         let code = status.map_or(Cow::Borrowed("none"), |status| status.to_string().into());
         self.requests.get_or_create(&[("verb", verb.into()), ("resource", resource.into()), ("code", code)]).inc();
     }
 
-    /// An event was sent.
+    /// Counts an event that was sent.
     pub fn event(&self, reason: &'static str) {
         self.events.get_or_create(&[("reason", reason.into())]).inc();
     }
 
-    /// A plan was made.
+    /// Records the duration of a plan.
     pub fn planned(&self, took: Duration) {
         self.plan.observe(took.as_secs_f64());
     }
 
-    /// A watch ended with an error.
+    /// Counts a watch that ended with an error.
     pub fn watch_failed(&self, kind: &'static str) {
         self.watch_failures.get_or_create(&[("kind", kind.into())]).inc();
     }
 
-    /// The cache was given up on.
+    /// Counts a write that the cache did not show in time.
     pub fn rescued(&self) {
         self.rescues.inc();
     }
 
-    /// An admission policy was checked.
+    /// Records the state of an admission policy.
     pub fn policy(&self, name: &str, is_missing: bool, refuses_foreign: bool) {
         let of = |gauge: &Family<Labels<1>, Gauge>| gauge.get_or_create(&[("policy", name.to_string().into())]).clone();
         of(&self.policies_missing).set(is_missing.into());
         of(&self.policies_locking).set(refuses_foreign.into());
     }
 
-    /// The gauges, before they are read.
+    /// Sets the gauges before the metrics are scraped.
     pub fn gauges(&self, counts: &Counts, depth: (usize, Duration), leads: bool) {
         self.jobs.clear();
         self.degraded.set(counts.degraded as i64);
@@ -219,12 +222,12 @@ impl Metrics {
         self.leader.set(leads.into());
     }
 
-    /// The clock of this machine was compared with the API server's.
+    /// Records by how much the clock of this machine is ahead of the API server's.
     pub fn clock_skew(&self, ahead: SignedDuration) {
         self.clock_skew.set(ahead.as_secs_f64());
     }
 
-    /// A status was written.
+    /// Records the changes between two statuses of a job.
     pub fn status_changed(
         &self,
         job: &TrainJob,
@@ -277,17 +280,17 @@ impl Metrics {
         }
     }
 
-    /// All metrics in Prometheus' text format.
+    /// All metrics in the OpenMetrics text format.
     pub fn text(&self) -> String {
         let mut text = String::new();
-        // Writing into a string does not fail.
+        // Writing to a string cannot fail.
         let _ = encode(&mut text, &self.registry);
         text
     }
 }
 
 impl Counts {
-    /// What the gauges show of an index.
+    /// Counts the jobs and nodes of an index.
     pub fn of(index: &Index) -> Counts {
         let mut counts = Counts::default();
         for job in index.jobs.values() {
@@ -306,7 +309,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    /// Lines of a metric, without those of buckets.
+    /// The lines of a metric, without its buckets.
     fn lines(metrics: &Metrics, name: &str) -> Vec<String> {
         let text = metrics.text();
         let wanted = |line: &&str| line.starts_with(&format!("switchyard_{name}")) && !line.contains("_bucket{");
@@ -398,7 +401,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is missing:\n{text}");
         }
-        // A stage without jobs is not exported any more.
+        // A stage without jobs is no longer exported.
         metrics.gauges(&Counts::default(), (0, Duration::ZERO), false);
         assert!(!metrics.text().contains("switchyard_jobs{"));
     }

@@ -1,7 +1,7 @@
-//! The beginnings of the logs of a gang's pods: what the ranks report about the links between them.
+//! Log heads of a gang's pods, in which the ranks report the links between them.
 //!
-//! Each pod is read a few times, less and less often, until its ranks have reported or are not expected to any more. What was read is kept
-//! in the index until the verdict is in the status.
+//! Each pod is read a few times, at growing intervals, until its ranks have reported or are no
+//! longer expected to. Observations are kept in the index until the verdict is in the status.
 
 use super::Context;
 use super::logs;
@@ -13,19 +13,21 @@ use switchyard_plan::cluster::transport::{self, LogObservation};
 use switchyard_plan::cluster::view::Phase;
 use switchyard_plan::job::processes_per_node;
 
-/// Pause after the first read of a pod; each further one is twice the one before.
+/// Pause after the first read of a pod; it doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
-/// Longest pause, for a pod whose log cannot be read.
+/// Upper bound on the pause, reached by pods whose logs are unavailable.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
-/// Reads of a pod whose ranks report nothing: the last one is four minutes after the first.
+/// Number of reads of a pod whose ranks report nothing. The last one is four minutes after the
+/// first.
 const MOST_READS: u32 = 8;
-/// Bytes read at most: 8 ranks with `NCCL_DEBUG=INFO` write less than half of that before their first collective.
+/// Upper bound on the bytes read. 8 ranks with `NCCL_DEBUG=INFO` write less than half of this
+/// before their first collective.
 const BYTES: i64 = 512 << 10;
 
-/// Reads what the ranks of new gangs report about their links.
+/// Reads the link reports of the ranks of new gangs.
 pub(super) struct Openings;
 
-/// Which ranks a pod has.
+/// The ranks of a pod.
 pub(super) struct Ranks {
     attempt: u32,
     node_rank: u32,
@@ -42,7 +44,7 @@ impl Reader for Openings {
         logs::read(context, source, LogParams { limit_bytes: Some(BYTES), ..LogParams::default() }).await
     }
 
-    /// Pods of the current attempts whose ranks may report what nobody has compared yet.
+    /// Pods of current attempts whose ranks may still report links.
     fn sources(&self, context: &Context) -> Vec<Source<Ranks>> {
         let index = context.index();
         let mut found = Vec::new();
@@ -68,7 +70,7 @@ impl Reader for Openings {
     }
 
     fn take(&self, context: &Context, source: &Source<Ranks>, log: Option<String>, before: Option<Reads>) -> Duration {
-        // A log that cannot be read does not mean that the ranks are silent.
+        // An unavailable log does not mean that the ranks report nothing.
         if let Some(log) = log {
             let is_last = before.is_some_and(|before| before.count + 1 >= MOST_READS) || log.len() as i64 >= BYTES;
             let mut seen = LogObservation::of(&log, source.of.processes);
@@ -79,7 +81,7 @@ impl Reader for Openings {
     }
 }
 
-/// Keeps what a pod reported, and reconciles its job if that is new.
+/// Stores the observation of a pod, and reconciles its job if it is new.
 fn keep(context: &Context, source: &Source<Ranks>, seen: LogObservation) {
     let mut index = context.index();
     let Some(family) = index.families.get_mut(&source.job) else { return };

@@ -1,4 +1,5 @@
-//! `/healthz`, `/readyz` and `/metrics`; the last one for everybody, or over TLS for those who may read it.
+//! `/healthz`, `/readyz` and `/metrics`. The last one is public, or served over TLS to authorized
+//! readers.
 
 mod access;
 mod tls;
@@ -20,10 +21,10 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::watch::Receiver;
 
-/// A main loop that did nothing for this long hangs: it wakes every second.
+/// A main loop without progress for this long is hung, because it normally wakes every second.
 const ALIVE: Duration = Duration::from_secs(30);
 
-/// What the pages tell.
+/// Health of the main loop and the watches.
 pub(super) struct Health {
     watches: Vec<String>,
     facts: Mutex<Facts>,
@@ -31,12 +32,12 @@ pub(super) struct Health {
 
 struct Facts {
     tick: Instant,
-    /// By name: listed, or the last error.
+    /// State of each watch by name: listed, or the last error.
     watches: BTreeMap<String, Result<(), String>>,
 }
 
 impl Health {
-    /// The main loop begins, and these watches have shown nothing yet.
+    /// Starts with a live main loop and watches that have not listed anything yet.
     pub fn new(watches: impl IntoIterator<Item = String>) -> Health {
         let watches = watches.into_iter().collect();
         Health { watches, facts: Mutex::new(Facts { tick: Instant::now(), watches: BTreeMap::new() }) }
@@ -46,17 +47,17 @@ impl Health {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The main loop is alive.
+    /// Records that the main loop is alive.
     pub fn tick(&self) {
         self.facts().tick = Instant::now();
     }
 
-    /// A watch has shown all there is.
+    /// Records that a watch has completed its list.
     pub fn listed(&self, watch: &str) {
         self.facts().watches.insert(watch.to_string(), Ok(()));
     }
 
-    /// A watch that has not shown all yet failed.
+    /// Records an error of a watch that has not completed its first list.
     pub fn watch_failed(&self, watch: &str, error: &str) {
         let mut facts = self.facts();
         if facts.watches.get(watch).is_none_or(Result::is_err) {
@@ -64,7 +65,7 @@ impl Health {
         }
     }
 
-    /// What is missing before work can begin, one line each.
+    /// Watches that must be listed before work can start, one line each.
     pub fn missing(&self) -> Vec<String> {
         let facts = self.facts();
         self.watches
@@ -78,21 +79,21 @@ impl Health {
     }
 }
 
-/// Where the pages get what they tell.
+/// Sources of the pages.
 #[derive(Clone)]
 pub(super) struct Pages {
     pub health: Arc<Health>,
     pub metrics: Arc<Metrics>,
     pub leading: Leading,
-    /// Sets the gauges, before they are read.
+    /// Sets the gauges before the metrics are scraped.
     pub gauges: Arc<dyn Fn() + Send + Sync>,
 }
 
-/// Who gets the metrics.
+/// Access to the metrics.
 pub(super) enum Readers {
-    /// Everybody, with the other pages.
+    /// Public, on the listener of the other pages.
     All,
-    /// Whoever may read them, by another listener.
+    /// Authorized readers only, on a listener of their own.
     Known(TcpListener, Client),
 }
 
@@ -134,7 +135,7 @@ async fn healthz(State(pages): State<Pages>) -> (StatusCode, String) {
     alive(pages.health.facts().tick.elapsed())
 }
 
-/// The page of a main loop that moved this long ago.
+/// The liveness response for a main loop that last made progress this long ago.
 fn alive(age: Duration) -> (StatusCode, String) {
     if age < ALIVE {
         (StatusCode::OK, "ok\n".into())
@@ -211,7 +212,7 @@ mod tests {
         assert!(ready.ends_with("Pod cannot be watched: forbidden\nNode are not listed yet\n"), "{ready}");
         health.listed("Pod");
         health.listed("Node");
-        // What has been seen once stays known: a watch that fails later does not end readiness.
+        // A listed watch stays listed, so a later failure does not end readiness.
         health.watch_failed("Pod", "gone");
         assert!(page(address, "/readyz").await.ends_with("ok, standing by\n"));
         leader.forever();

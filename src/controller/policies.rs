@@ -1,9 +1,12 @@
-//! Whether the admission policies are in force. Without them a TrainJob may ask for what its author may not have, and nothing else shows it;
-//! a policy that fails, on the other hand, may refuse pods of everybody.
+//! Checks that the admission policies are in force. Without them a TrainJob may request resources
+//! that its author has no right to, and nothing else would reveal it. A faulty policy, on the other
+//! hand, may refuse everybody's pods.
 //!
-//! The chart names them (`--admission-policy`), and they are read from time to time: for that the right to get these names is enough,
-//! and a watch would need that to list everybody's. The leader also tries them: it creates pods on trial, which the API server must refuse or
-//! take, and stores nothing of them. What it found is in the log, in the metrics, and in an annotation of its Lease.
+//! The chart names the policies (`--admission-policy`), and the controller polls them. This
+//! requires only the right to get these names, whereas a watch would require the right to list all
+//! policies. The leader also tests them with server dry runs that create pods which the API server
+//! must refuse or accept. It reports the findings in the log, in the metrics, and in an annotation
+//! of its Lease.
 
 use super::Context;
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
@@ -16,14 +19,15 @@ use switchyard_service::trial;
 use tokio::sync::watch::{Receiver, Sender};
 use tracing::{debug, info, warn};
 
-/// Pause between two looks while one is missing, at first and at most: Helm makes policies after the Deployment.
+/// First and longest pause between two checks while a policy is missing. Helm creates policies
+/// after the Deployment.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Pause while all are in force.
+/// Pause while all policies are in force.
 const PAUSE: Duration = Duration::from_secs(120);
 
-/// Looks until `stop` becomes true, and whenever this controller begins to lead. Reports each change in the log, and the state in the metrics
-/// and to `report`.
+/// Checks the policies until `stop` becomes true, and whenever this controller becomes the leader.
+/// Reports changes in the log, and the state in the metrics and to `report`.
 pub(super) async fn run(context: Context, report: Sender<Option<String>>, mut stop: Receiver<bool>) {
     if context.settings.admission_policies.is_empty() {
         return;
@@ -56,7 +60,7 @@ pub(super) async fn run(context: Context, report: Sender<Option<String>>, mut st
 }
 
 impl Context {
-    /// What is wrong with the policies, each with its name; and the metrics that say so.
+    /// Faults of the policies, each prefixed with the policy name. Also updates the metrics.
     async fn policy_faults(&self, leads: bool) -> Vec<String> {
         let (mut missing, mut faults) = self.policies_missing().await;
         let findings = if leads { self.try_policies().await } else { Vec::new() };
@@ -65,7 +69,7 @@ impl Context {
             let locks = findings.iter().any(|finding| finding.locks && finding.policy == *name);
             self.metrics.policy(name, missing.contains(name), locks);
         }
-        // One that is absent refuses nothing, which need not be said twice.
+        // Skip findings about policies that are already reported: an absent one refuses nothing.
         for Finding { policy, fault, .. } in findings {
             let begin = format!("{policy}: ");
             if !faults.iter().any(|told| told.starts_with(&begin)) {
@@ -75,7 +79,7 @@ impl Context {
         faults
     }
 
-    /// The policies that are not in force, and all of them with the reason.
+    /// Names of the policies that are not in force, and the faults of all policies.
     async fn policies_missing(&self) -> (BTreeSet<String>, Vec<String>) {
         let policies = Api::<ValidatingAdmissionPolicy>::all(self.client.clone());
         let bindings = Api::<ValidatingAdmissionPolicyBinding>::all(self.client.clone());
@@ -89,7 +93,7 @@ impl Context {
                         faults.push(format!("{name}: {fault}"));
                     }
                 }
-                // What keeps one from being read keeps the others, too.
+                // An error for one policy applies to the others, too.
                 Err(error) => {
                     faults.push(format!("{name}: cannot be read: {error}"));
                     break;
@@ -99,7 +103,7 @@ impl Context {
         (missing, faults)
     }
 
-    /// Creates the probes on trial.
+    /// Creates the probe pods in dry runs.
     async fn try_policies(&self) -> Vec<Finding> {
         let namespace = self.settings.watch_namespaces.first().unwrap_or(&self.settings.namespace);
         let pods = Api::<Pod>::namespaced(self.client.clone(), namespace);

@@ -1,8 +1,11 @@
-//! Figures of running jobs, from the log of the pod of node 0; while its kubelet does not answer, their progress from the log of another pod.
+//! Training figures of running jobs, from the log of node 0's pod. While its kubelet does not
+//! answer, progress comes from the log of another pod.
 //!
-//! The worker prints one line that says where the training stands; the kubelet keeps the log, and the API server returns the end of
-//! it. So the pod needs no permission, no port and no hole in its NetworkPolicy, and it works wherever `kubectl logs` does.
-//! The price is `get` on `pods/log` for the controller. At the end no log is needed: the termination message has the figures.
+//! The worker prints one line with its figures; the kubelet stores the log, and the API server
+//! returns its tail. The pod therefore needs no permission, no port and no exception in its
+//! NetworkPolicy, and this works wherever `kubectl logs` does. In exchange, the controller needs
+//! `get` on `pods/log`. At the end no log is needed, because the termination message has the
+//! figures.
 
 use super::Context;
 use super::logs;
@@ -15,24 +18,25 @@ use switchyard_worker_contract::event::{Summary, step_in};
 
 /// Pause between two reads of one job.
 const PERIOD: Duration = Duration::from_secs(10);
-/// Longest pause for a pod whose log cannot be read, or says nothing.
+/// Upper bound on the pause for a pod whose log is unavailable or has no figures.
 const LONGEST: Duration = Duration::from_secs(300);
-/// Bytes read at most.
+/// Upper bound on the bytes read.
 const BYTES: i64 = 16 << 10;
 
-/// Whether logs of a job's pods say where its training stands: those of our framework.
+/// Whether the logs of a job's pods have training figures. Only our framework prints them.
 pub(super) fn is_read(job: &TrainJob) -> bool {
     job.spec.trainer.framework == Framework::Switchyard
 }
 
-/// Reads the last figures of every running job of our framework.
+/// Reads the latest figures of every running job of our framework.
 pub(super) struct Progress;
 
 /// A log to read.
 pub(super) struct Log {
     /// The attempt that writes it.
     attempt: u32,
-    /// A node of the gang does not report: whether the ranks go on decides about the attempt.
+    /// Whether a node of the gang does not report. The attempt then depends on whether the ranks
+    /// make progress.
     is_urgent: bool,
 }
 
@@ -84,7 +88,7 @@ impl Reader for Progress {
                 Some(_) => family.progress.read(source.of.attempt, &source.uid, step, status, context.now()),
                 None => family.progress.cannot_read(&source.uid),
             }
-            // Only the pod of rank 0 prints one.
+            // Only the pod of rank 0 prints a summary.
             let summary = log.as_deref().and_then(Summary::last_in).map(|summary| (source.of.attempt, summary));
             if summary.is_some() && family.summary != summary {
                 family.summary = summary;

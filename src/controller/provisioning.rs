@@ -1,5 +1,6 @@
-//! Whether gangs can ask for nodes: the kind belongs to the cluster's autoscaler, which may come later, or never. Until the cluster knows it nothing is
-//! watched and nothing asked.
+//! Waits until gangs can request nodes. The ProvisioningRequest kind belongs to the cluster's
+//! autoscaler, which may be installed later or never. Until the cluster serves it, nothing is
+//! watched or requested.
 
 use super::Context;
 use super::queue::Look;
@@ -14,19 +15,20 @@ use switchyard_plan::objects::{Kind, observed_content};
 use tokio::sync::watch::Receiver;
 use tracing::{info, warn};
 
-/// The API that has the kind.
+/// API group and version of the kind.
 const API: &str = "autoscaling.x-k8s.io/v1";
-/// Its name there.
+/// Plural name of the kind.
 const RESOURCE: &str = "provisioningrequests";
-/// Pause between two looks.
+/// Pause between two checks.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// Looks until the cluster knows the kind, or until `stop` becomes true; then gangs ask for nodes.
+/// Polls until the cluster serves the kind, or until `stop` becomes true; then lets gangs request
+/// nodes.
 pub(super) async fn run(context: Context, mut stop: Receiver<bool>) {
     let Some(class) = context.settings.provisioning_class.clone() else { return };
     let mut told: Option<String> = None;
     while let Err(why) = context.knows_requests().await {
-        // Once, not at every look.
+        // Log a reason once, not at every check.
         if told.as_ref() != Some(&why) {
             warn!(error = why, "no gang asks for nodes until this cluster has {RESOURCE} of {API}");
             told = Some(why);
@@ -52,7 +54,7 @@ impl Context {
     }
 }
 
-/// Watches the requests and their templates.
+/// Watches ProvisioningRequests and their PodTemplates.
 fn watch(context: &Context) {
     let ours = || watcher::Config::default().labels(labels::JOB_UID);
     for namespace in scopes(&context.settings) {
@@ -60,12 +62,12 @@ fn watch(context: &Context) {
             kind: Kind::ProvisioningRequest.name(),
             look: Look::InAnyCase,
             apply: Box::new(|index, request| match request.0 {
-                // What it asks for never changes; what became of it does.
+                // Only the status is kept, because the spec never changes.
                 Ok(request) => {
                     let content = serde_json::json!({"status": request.status});
                     index.apply_object(Kind::ProvisioningRequest, &request.metadata, content)
                 }
-                // One that cannot be read is one that says nothing.
+                // An invalid request is treated as one without a status.
                 Err(_) => Effect::default(),
             }),
             delete: |index: &mut Index, metadata| index.delete_object(Kind::ProvisioningRequest, metadata),

@@ -1,8 +1,9 @@
-//! A queue of keys to look at: each key once, at its earliest time, and never twice at a time. A key may be scheduled for one time in any case,
-//! and for another if it is worth it then.
+//! Work queue of keys: each key once, at its earliest time, and never processed concurrently. A key
+//! may have two entries: one that is always processed, and one that is processed only if it is
+//! worthwhile by then.
 //!
-//! [`Schedule`] is the rule, with time as a parameter; [`Queue`] lets tasks wait for it. Whoever takes a key holds a [`Turn`], so
-//! that the key is free again however the work ends.
+//! [`Schedule`] implements the rules, with time as a parameter; [`Queue`] lets tasks wait for due
+//! keys. A task that takes a key holds a [`Turn`], which releases the key however the work ends.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
@@ -11,20 +12,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// First pause after a failure; each further one is twice as long.
+/// First backoff after a failure; it doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// Longest pause in the first minute of failures, and shortest after it.
+/// Upper bound on the backoff in the first minute of failures, and lower bound after it.
 const MINUTE_PAUSE: Duration = Duration::from_secs(5);
-/// Longest pause.
+/// Upper bound on the backoff.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Failures are expected to pass in this time.
+/// Failures are expected to pass within this time.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Whether a key has to be looked at when it is due.
+/// Whether a due key must be processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Look {
     InAnyCase,
-    /// If it is worth it by then, which whoever takes the key finds out.
+    /// Only if it is worthwhile by then, which the task that takes the key decides.
     IfWorthIt,
 }
 
@@ -37,13 +38,13 @@ impl Look {
     }
 }
 
-/// When which key is due.
+/// Due times of the keys.
 #[derive(Debug)]
 pub(super) struct Schedule<K> {
     due: BTreeSet<(Instant, u64, K, Look)>,
     at: HashMap<(K, Look), (Instant, u64)>,
     running: HashSet<K>,
-    /// Looks at those that run, for when they are done.
+    /// Entries for keys that are being processed, scheduled again when these are done.
     again: HashMap<(K, Look), Instant>,
     failing: HashMap<K, Failing>,
     sequence: u64,
@@ -69,7 +70,7 @@ impl<K> Default for Schedule<K> {
 }
 
 impl<K: Clone + Eq + Hash + Ord> Schedule<K> {
-    /// Schedules a look at a key for this time, unless the same is already scheduled earlier.
+    /// Schedules a key for this time, unless the same entry is already scheduled earlier.
     pub fn add(&mut self, key: K, at: Instant, look: Look) {
         let entry = (key, look);
         if self.running.contains(&entry.0) {
@@ -86,14 +87,15 @@ impl<K: Clone + Eq + Hash + Ord> Schedule<K> {
         self.due.insert((at, self.sequence, entry.0, look));
     }
 
-    /// Takes a look out of the schedule. Returns its time.
+    /// Removes an entry from the schedule. Returns its time.
     fn take(&mut self, entry: &(K, Look)) -> Option<Instant> {
         let (at, sequence) = self.at.remove(entry)?;
         self.due.remove(&(at, sequence, entry.0.clone(), entry.1));
         Some(at)
     }
 
-    /// A key that is due, and how; it runs until [`Schedule::done`]. One look serves all that are due.
+    /// Takes a due key, which is then processed until [`Schedule::done`]. One pass serves both
+    /// entries of the key if both are due.
     pub fn pop(&mut self, now: Instant) -> Option<(K, Look)> {
         if self.due.first().is_none_or(|(at, ..)| *at > now) {
             return None;
@@ -112,13 +114,13 @@ impl<K: Clone + Eq + Hash + Ord> Schedule<K> {
         Some((key, look))
     }
 
-    /// Forgets what is scheduled.
+    /// Removes all scheduled entries.
     pub fn clear(&mut self) {
         self.due.clear();
         self.at.clear();
     }
 
-    /// The key does not run any more.
+    /// Marks a key as no longer processed.
     pub fn done(&mut self, key: &K) {
         self.running.remove(key);
         for look in [Look::InAnyCase, Look::IfWorthIt] {
@@ -128,18 +130,19 @@ impl<K: Clone + Eq + Hash + Ord> Schedule<K> {
         }
     }
 
-    /// When the next key is due.
+    /// The time at which the next key is due.
     pub fn next_due(&self) -> Option<Instant> {
         self.due.first().map(|(at, ..)| *at)
     }
 
-    /// Keys that wait, and the age of the oldest that is due.
+    /// Number of due keys, and the age of the oldest.
     pub fn depth(&self, now: Instant) -> (usize, Duration) {
         let due = self.due.iter().take_while(|(at, ..)| *at <= now).count();
         (due, self.next_due().map(|at| now.saturating_duration_since(at)).unwrap_or_default())
     }
 
-    /// The time of the next try of a key that failed. A change that is observed before makes it earlier.
+    /// Records a failure of a key. Returns the time of its next try, which an observed change can
+    /// bring forward.
     pub fn failed(&mut self, key: &K, now: Instant) -> Instant {
         let failing = self.failing.entry(key.clone()).or_insert(Failing { since: now, pause: FIRST_PAUSE / 2 });
         let is_new = now.duration_since(failing.since) < MINUTE;
@@ -148,13 +151,13 @@ impl<K: Clone + Eq + Hash + Ord> Schedule<K> {
         now + failing.pause
     }
 
-    /// The key went well: failures start from none.
+    /// Resets the backoff of a key.
     pub fn succeeded(&mut self, key: &K) {
         self.failing.remove(key);
     }
 }
 
-/// A [`Schedule`] that tasks share.
+/// A [`Schedule`] shared by tasks.
 #[derive(Debug, Clone)]
 pub(super) struct Queue<K> {
     schedule: Arc<Mutex<Schedule<K>>>,
@@ -172,7 +175,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         change(&mut self.schedule.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Schedules a key: it is looked at then in any case.
+    /// Schedules a key that must be processed then.
     pub fn add(&self, key: K, at: Instant) {
         self.look(key, at, Look::InAnyCase);
     }
@@ -183,7 +186,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         self.changed.notify_one();
     }
 
-    /// Waits for the next key that is due. Nothing is lost when the caller does not wait to the end.
+    /// Waits for the next due key. Cancel-safe.
     pub async fn next(&self) -> Turn<K> {
         loop {
             let (key, due) = self.with(|schedule| (schedule.pop(Instant::now()), schedule.next_due()));
@@ -197,7 +200,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         }
     }
 
-    /// Schedules a key again after its backoff. Returns when.
+    /// Schedules a key again after its backoff. Returns the time.
     pub fn failed(&self, key: &K) -> Instant {
         let now = Instant::now();
         self.with(|schedule| {
@@ -218,7 +221,8 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
     }
 }
 
-/// A key that is being worked on; it is done when this is dropped. A panic counts as a failure: the key is tried again later.
+/// A key that is being processed until this is dropped. A panic counts as a failure, so the key is
+/// tried again after its backoff.
 #[derive(Debug)]
 pub(super) struct Turn<K: Clone + Eq + Hash + Ord> {
     key: K,

@@ -1,4 +1,4 @@
-//! Reads what is said of pods (their logs, their events) at a bounded rate, whatever the number of jobs: with many, each is read less often.
+//! Reads the logs and events of pods at a bounded rate. With many jobs, each is read less often.
 
 use super::Context;
 use std::collections::HashMap;
@@ -9,10 +9,10 @@ use tracing::{debug, warn};
 
 /// Reads per second over all jobs, for each kind of reader.
 const READS_PER_SECOND: usize = 10;
-/// Time for one read.
+/// Timeout of one read.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// A pod to read, and what the reader wants to know about it.
+/// A pod to read, and the data that its reader needs.
 pub(super) struct Source<T> {
     pub job: JobId,
     pub key: Key,
@@ -22,24 +22,25 @@ pub(super) struct Source<T> {
     pub of: T,
 }
 
-/// The reads of one pod so far.
+/// Number of reads of a pod, and the time of the next one.
 #[derive(Clone, Copy)]
 pub(super) struct Reads {
     pub count: u32,
-    /// Pause after the last one.
+    /// Pause after the last read.
     pub pause: Duration,
     next: Instant,
 }
 
-/// One kind of reads.
+/// A kind of reads.
 pub(super) trait Reader {
     type Of;
     type Text;
 
-    /// What is read, and what does not work while the controller may not read it.
+    /// The log message when the controller lacks the permission: what is unreadable, and what does
+    /// not work without it.
     const LOST: &str;
 
-    /// Whether it is read before others that are due.
+    /// Whether it is read before other due pods.
     fn is_urgent(_of: &Self::Of) -> bool {
         false
     }
@@ -49,8 +50,8 @@ pub(super) trait Reader {
 
     async fn read(&self, context: &Context, source: &Source<Self::Of>) -> Result<Self::Text, kube::Error>;
 
-    /// Takes what was read; `None`: it cannot be read now. `before`: the reads of this pod before this one. Returns the pause until the
-    /// next read.
+    /// Takes the result of a read; `None` if it failed. `before` has the earlier reads of this pod.
+    /// Returns the pause until the next read.
     fn take(
         &self,
         context: &Context,
@@ -60,7 +61,7 @@ pub(super) trait Reader {
     ) -> Duration;
 }
 
-/// Reads until `stop`.
+/// Reads pods until `stop` becomes true.
 pub(super) async fn run<R: Reader>(context: Context, reader: R, mut stop: Receiver<bool>) {
     let mut reads: HashMap<String, Reads> = HashMap::new();
     let mut is_forbidden = false;
@@ -87,7 +88,7 @@ pub(super) async fn run<R: Reader>(context: Context, reader: R, mut stop: Receiv
                     Some(text)
                 }
                 Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
-                    // The same for every pod: logged once.
+                    // Log it once, because all pods have the same error.
                     if !std::mem::replace(&mut is_forbidden, true) {
                         warn!(pod = source.pod, error = status.message, "{}", R::LOST);
                     }

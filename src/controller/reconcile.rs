@@ -32,16 +32,18 @@ use switchyard_plan::cluster::{self, Action, JobSnapshot, PlacementRules, Premis
 use switchyard_plan::objects::Kind;
 use tracing::{debug, info, warn};
 
-/// A job with a conflict is reconciled again after this time at the latest.
+/// Upper bound on the time until a job with a conflict is reconciled again.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Between two plans that were put off: several times as long as such a plan takes with 10,000 nodes, so that others come in between.
+/// Spacing of deferred plans. It is several times the duration of such a plan with 10,000 nodes, so
+/// that other plans run in between.
 const PUT_OFF: Duration = Duration::from_millis(50);
 
-/// How often a job that waits for room looks whether another one of its namespace could use its quota.
+/// How often a job that waits for room checks whether another job of its namespace could use its
+/// quota.
 const QUOTA_PERIOD: Duration = Duration::from_secs(10);
 
-/// How a reconcile ended.
+/// Result of a reconcile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Outcome {
     /// Nothing to do.
@@ -50,23 +52,22 @@ pub(super) enum Outcome {
     Wrote,
     /// The cache does not show the last write yet.
     Behind,
-    /// A write was refused.
+    /// The API server refused a write.
     Refused,
 }
 
-/// What is planned for a job, and what it was planned from.
+/// The plan for a job, and its inputs.
 struct Planned {
     job: Arc<TrainJob>,
     id: JobId,
     plan: Reconciliation,
-    /// Some creates wait for a pause to end.
+    /// End of the backoff for creates that were dropped from the plan.
     held: Option<Instant>,
-    /// Another writer undoes what is written.
+    /// Whether another writer is undoing our writes.
     fights: bool,
 }
 
 impl Context {
-    /// Reconciles a job.
     pub(super) async fn reconcile(&self, key: &Key, look: Look) -> Outcome {
         if look == Look::IfWorthIt && !self.index().is_worth_a_plan(key) {
             return Outcome::Quiet;
@@ -89,7 +90,8 @@ impl Context {
             Ok(None) => return Outcome::Quiet,
             Err(until) => {
                 self.index().owes_a_plan(key);
-                // A change of the cache comes first; this is for a watch that lost something.
+                // A change in the cache triggers a plan earlier; this covers a watch that lost an
+                // event.
                 self.queue.add(key.clone(), until);
                 return Outcome::Behind;
             }
@@ -97,7 +99,8 @@ impl Context {
         self.carry_out(key, planned).await
     }
 
-    /// Whether a plan that finds no place is put off: first come those that may find one, also those of jobs that come meanwhile.
+    /// Whether to defer a plan that cannot find a placement, so that plans that may find one go
+    /// first, including those of jobs that arrive meanwhile.
     fn is_put_off(&self, key: &Key, now: Instant) -> bool {
         let rules = self.rules(self.now());
         let mut index = self.index();
@@ -114,7 +117,7 @@ impl Context {
         PlacementRules { defaults: &self.settings.defaults, levels: &self.settings.levels, now }
     }
 
-    /// Plans under the lock, so that the next plan knows what this one decided.
+    /// Plans while holding the index lock, so that the next plan sees this decision.
     fn plan(&self, key: &Key, now: Timestamp, instant: Instant) -> Result<Option<Planned>, Instant> {
         let mut guard = self.index();
         let index: &mut Index = &mut guard;
@@ -162,7 +165,7 @@ impl Context {
             is_refusal: false,
         });
         let gives_way = family.gives_way_to.clone().filter(|_| family.gives_way_in == Some(attempt_of(&job)));
-        // Without the shares that do not stand in the way of this job.
+        // Ignore the shares that do not block this job.
         let usage = Without::new(&mut index.usage, &aside);
         let actual = actual(&job, family, &index.devices, &usage);
         let snapshot = JobSnapshot {
@@ -180,7 +183,7 @@ impl Context {
             waiting: index.waiting.len(),
             gives_way_to: gives_way.as_deref(),
             trouble: family.trouble.as_ref().or(fight.as_ref()),
-            // Figures of an earlier attempt are not those of this one.
+            // Ignore figures of an earlier attempt.
             summary: family.summary.as_ref().filter(|(of, _)| *of == attempt_of(&job)).map(|(_, summary)| summary),
             seen: family.seen.get(&attempt_of(&job)).unwrap_or(const { &BTreeMap::new() }),
             status_written: family.status_written,
@@ -206,7 +209,8 @@ impl Context {
         drop(usage);
         plan.actions.retain(|action| !matches!(action, Action::Delete { uid, .. } if family.own.deleted(uid, instant)));
         let held = hold(&mut plan, &mut family.own, &job, instant);
-        // Noted under the lock of the plan and not after the call: the end of the job may be seen between.
+        // Record releases while still holding the plan lock: the job may end before the API call
+        // returns.
         for action in &plan.actions {
             if let Action::Release { uid, .. } = action {
                 family.own.releases(uid.clone());
@@ -216,14 +220,15 @@ impl Context {
             family.trouble = None;
         }
         let fights = family.own.fights(instant).is_some();
-        // Before the cache shows the decision, the place is taken for whoever plans next.
+        // Reserve the placement now; the watch cache does not show the decision yet.
         if let Some(next) = plan.status.as_ref().filter(|_| plan.actions.is_empty())
             && is_another_place(&job, next)
         {
             let attempt = next.attempt.unwrap_or(0).unsigned_abs();
             index.assume(&id, attempt, place_in(next).cloned());
         }
-        // What it waits for does not change when a job that lacks quota finds room.
+        // Poll, because a job that lacks quota may find room without any change that wakes this
+        // one.
         if plan.waits.is_some() && !index.short_of_quota_in(&key.namespace).is_empty() {
             self.queue.add(key.clone(), instant + QUOTA_PERIOD);
         }
@@ -247,14 +252,14 @@ impl Context {
             self.queue.add(key.clone(), Instant::now() + Duration::try_from(wait).unwrap_or_default());
         }
         if fights {
-            // If the conflict has ended by then, the status says so.
+            // Clears the conflict from the status if it has ended by then.
             self.queue.add(key.clone(), Instant::now() + own_writes::PEACE);
         }
         if let Some(until) = held {
             self.queue.add(key.clone(), until.max(Instant::now() + SECOND / 10));
         }
         if !self.leads() {
-            // Not dropped: this process may lead again before anybody has noticed that it did not.
+            // Keep the key, because this process may lead again before it notices that it did not.
             self.queue.add(key.clone(), Instant::now());
             return Outcome::Behind;
         }
@@ -263,7 +268,8 @@ impl Context {
                 Ok(true) => {}
                 Ok(false) => {
                     debug!(job = %key, ?premise, "it is not so; the cache does not show that yet");
-                    // A watch of nodes that has lost its connection notices after minutes, and all jobs of such a node ask meanwhile.
+                    // Retry slowly: a node watch that lost its connection notices only after
+                    // minutes, and meanwhile every job of such a node checks its premise.
                     let is_of_node = matches!(premise, Premise::NodeGone(_) | Premise::NodeSilent(_));
                     self.queue.add(key.clone(), Instant::now() + if is_of_node { SECOND * 10 } else { SECOND });
                     return Outcome::Behind;
@@ -283,7 +289,7 @@ impl Context {
         if refusal.is_some()
             && let Some(now) = self.plan_now(key)
         {
-            // The status says what is wrong before anything is tried again.
+            // Report the error in the status before anything is tried again.
             (next, events) = (now.status, now.events);
         }
         if let Some(next) = next {
@@ -294,7 +300,7 @@ impl Context {
                 Err(error) => {
                     self.index().assume(&id, 0, None);
                     if error.cause == Cause::Invalid {
-                        // The status cannot say so itself.
+                        // The status is what was refused, so report it in an event.
                         let event = EventDraft::warning(events::REFUSED, error.to_string());
                         self.tell(&job.object_ref(&()), vec![event]).await;
                     }
@@ -304,7 +310,7 @@ impl Context {
         } else if plan.waits.is_some() {
             self.tell(&job.object_ref(&()), events).await;
         }
-        // A write that still waits for its backoff has not succeeded yet.
+        // A write that is still in backoff has not succeeded yet.
         if refusal.is_none() && held.is_some() {
             return outcome;
         }
@@ -314,7 +320,8 @@ impl Context {
         }
     }
 
-    /// Remembers what was written, so that nothing is planned before the cache shows it.
+    /// Records what was written, so that nothing is planned before the cache shows it. Returns a
+    /// refusal, preferably one that needs backoff.
     fn note(&self, job: &JobId, applied: Applied) -> Option<Refusal> {
         let now = Instant::now();
         let mut guard = self.index();
@@ -326,7 +333,9 @@ impl Context {
         for uid in applied.deleted {
             family.own.deletes(uid, now);
         }
-        // Namespaces are not watched, and a cluster may enforce it by default: the server says so itself. Asked for at once, not reported.
+        // The controller does not watch namespaces, and a cluster may enforce the level by default,
+        // so the refusal is how it learns of it. It retries at once with a compliant pod and
+        // reports nothing.
         if !family.restricted && applied.refusals.iter().any(Refusal::is_by_pod_security_restricted) {
             (family.restricted, family.trouble) = (true, None);
             if let Some(key) = family.key.clone() {
@@ -334,7 +343,7 @@ impl Context {
             }
             return None;
         }
-        // What is only out of date is planned again, and not reported.
+        // Stale writes are planned again and not reported.
         let told = applied.refusals.iter().find(|refusal| refusal.cause.retry() == Retry::BackOff).cloned();
         let status = family.key.as_ref().and_then(|key| index.jobs.get(key)).and_then(|job| job.status.as_ref());
         let before = family.trouble.take().or_else(|| Trouble::told(status?));
@@ -346,17 +355,18 @@ impl Context {
             && !before.is_some_and(|before| before.is_for_quota())
         {
             index.lacks_quota(job);
-            // Some of them may hold what it lacks.
+            // Wake the waiting jobs of the namespace, because they may hold the quota that this one
+            // lacks.
             let waiting = index.waiting.keys().filter(|key| key.namespace == job.namespace);
             waiting.for_each(|key| self.queue.add(key.clone(), now));
         }
         told.or_else(|| applied.refusals.into_iter().next())
     }
 
-    /// What is planned now, with the trouble that was noted, where that changes the status.
+    /// Plans again with the error that was recorded. Returns the plan if it changes the status.
     fn plan_now(&self, key: &Key) -> Option<Reconciliation> {
         let planned = self.plan(key, self.now(), Instant::now()).ok()??;
-        // What depends on a premise is left to a reconcile that asks for it.
+        // Leave plans with a premise to a reconcile that verifies it.
         Some(planned.plan).filter(|plan| plan.status.is_some() && plan.premise.is_none())
     }
 
@@ -388,7 +398,7 @@ impl Context {
         Ok(())
     }
 
-    /// Schedules what follows from the outcome.
+    /// Schedules the next try according to the outcome.
     fn ended(&self, key: &Key, job: Option<&JobId>, refusal: Option<Refusal>) -> Outcome {
         let Some(refusal) = refusal else {
             self.queue.succeeded(key);
@@ -397,7 +407,7 @@ impl Context {
         self.metrics.refused(refusal.cause);
         if refusal.cause.retry() == Retry::OnChange {
             debug!(job = %key, error = %refusal, "out of date; planned again");
-            // The change is on its way; if it does not arrive, this asks for it.
+            // The change should arrive by watch; this covers the case that it does not.
             self.queue.add(key.clone(), Instant::now() + SECOND);
             return Outcome::Refused;
         }
@@ -412,7 +422,7 @@ impl Context {
     }
 }
 
-/// GPUs that the pods of the current attempt have: by their claims, else by what the kubelets say.
+/// GPUs of the pods of the current attempt: from their claims, or else as reported by the kubelets.
 fn actual(job: &TrainJob, family: &Family, devices: &Devices, usage: &Usage) -> BTreeMap<u32, Vec<String>> {
     let status = job.status.as_ref();
     let (Some(allocation), attempt) = (status.and_then(|status| status.device_allocation), attempt_of(job)) else {
@@ -433,10 +443,11 @@ fn actual(job: &TrainJob, family: &Family, devices: &Devices, usage: &Usage) -> 
     family.pods.values().filter(|pod| pod.attempt == attempt && !pod.is_over()).filter_map(of_pod).collect()
 }
 
-/// Takes out of a plan what must not be tried yet: creates and repairs after a refusal, and in a fight whatever is written again.
+/// Drops actions that must wait: creates and repairs during backoff, and repeated writes while
+/// another controller is reverting them. Returns the end of the wait.
 fn hold(plan: &mut Reconciliation, own: &mut OwnWrites, job: &TrainJob, now: Instant) -> Option<Instant> {
     let attempt = attempt_of(job);
-    // A status with other figures says the same again, and nobody has undone anything.
+    // A status that differs only in figures has the same text, and was not undone.
     let is_changed = job.status.as_ref().is_none_or(|status| own.is_changed(&words_of(status)));
     let is_made = |action: &Action| matches!(action, Action::Create(_) | Action::Repair(_));
     let status = plan.status.as_ref().map(words_of).filter(|words| is_changed && own.has_said(attempt, words));
@@ -445,7 +456,8 @@ fn hold(plan: &mut Reconciliation, own: &mut OwnWrites, job: &TrainJob, now: Ins
         let mut undone = status.as_ref().map(|_| "the status".to_string());
         for action in &plan.actions {
             let (verb, object) = match action {
-                // Created once per attempt without a look whether it exists: no sign of a fight.
+                // Secrets are created once per attempt without checking whether they exist, so this
+                // is no sign of a conflict.
                 Action::Create(switchyard_plan::objects::Object::Secret(_)) => continue,
                 Action::Create(object) => ("create", object),
                 Action::Repair(object) => ("repair", object),
@@ -467,12 +479,12 @@ fn hold(plan: &mut Reconciliation, own: &mut OwnWrites, job: &TrainJob, now: Ins
     until
 }
 
-/// What a status says, without times and figures.
+/// The content of a status without times and figures.
 fn words_of(status: &TrainJobStatus) -> String {
     let conditions: Vec<_> = status
         .conditions
         .iter()
-        // That steps are made is said with the last one, which is a figure.
+        // This message contains the last step, which is a figure.
         .map(|c| (&c.type_, &c.status, &c.reason, Some(&c.message).filter(|_| c.reason != STEPS_MADE)))
         .collect();
     format!("{:?}", (status.attempt, &status.restarts, &status.ready, &status.placement, conditions))

@@ -1,5 +1,5 @@
-//! DeviceTaintRules: taints that administrators and drivers put on devices of claims. The API is optional. All its versions have the fields
-//! that are read here.
+//! DeviceTaintRules: taints that administrators and drivers put on devices for claims. The API is
+//! optional. The fields used here exist in all its versions.
 
 use super::Context;
 use super::queue::Look;
@@ -13,16 +13,16 @@ use tokio::sync::watch::Receiver;
 use tracing::{info, warn};
 
 const GROUP: &str = "resource.k8s.io";
-/// The best first.
+/// Supported versions, most preferred first.
 const VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1alpha3"];
 const KIND: &str = "DeviceTaintRule";
 const RESOURCE: &str = "devicetaintrules";
-/// Pause between two looks: an API comes with a restart of the API server.
+/// Pause between two checks. It is long, because a new API comes with a restart of the API server.
 const PAUSE: Duration = Duration::from_secs(300);
-/// Pause after a look that failed.
+/// Pause after a failed check.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// Looks until the cluster has the kind, or until `stop` becomes true; then watches it.
+/// Polls until the cluster serves the kind, or until `stop` becomes true; then watches it.
 pub(super) async fn run(context: Context, mut stop: Receiver<bool>) {
     loop {
         let found = context.rules_version().await;
@@ -55,7 +55,7 @@ pub(super) async fn run(context: Context, mut stop: Receiver<bool>) {
 }
 
 impl Context {
-    /// The best version in which the cluster has the rules.
+    /// The most preferred version that the cluster serves.
     async fn rules_version(&self) -> kube::Result<Option<&'static str>> {
         for version in VERSIONS {
             match self.client.list_api_group_resources(&format!("{GROUP}/{version}")).await {

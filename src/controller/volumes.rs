@@ -1,5 +1,6 @@
-//! From where the volumes of gangs can be used that have no place yet, and whether the claims that their pods name exist. Only they are read, from
-//! time to time: watches of all volumes and claims of a cluster would cost more, and need more rights.
+//! For gangs without a placement: from which nodes their volumes can be used, and whether the
+//! claims of their pods exist. The controller polls only these objects, because watching all
+//! volumes and claims of a cluster would cost more and require more permissions.
 
 use super::Context;
 use super::reader::{Reader, Reads, Source};
@@ -19,32 +20,35 @@ use tracing::warn;
 
 /// Pause between two reads of one gang.
 const PERIOD: Duration = Duration::from_secs(10);
-/// The same while a claim has no volume that it could use anywhere: one may be given to it at any moment.
+/// Pause while a claim has no volume that is usable anywhere, because one may be bound to it at any
+/// moment.
 const SOON: Duration = Duration::from_secs(2);
 
-/// Volumes in a page of the list of all of them.
+/// Page size when listing all volumes.
 const PAGE: u32 = 500;
-/// Pages that are read. Of a cluster with more volumes, the scheduler alone knows which one a claim can get.
+/// Number of pages that are read. In a cluster with more volumes, only the scheduler knows which
+/// one a claim can get.
 const MOST_PAGES: usize = 40;
 
-/// Reads the volumes of gangs that wait.
+/// Reads the volumes of waiting gangs.
 #[derive(Default)]
 pub(super) struct Volumes {
-    /// The volumes of each class that claims choose from, as they were listed last: one list serves all gangs.
+    /// Cached lists of the volumes of each class that claims choose from. One list serves all
+    /// gangs.
     of_class: Mutex<BTreeMap<String, Listed>>,
 }
 
 /// The volumes of a class.
 struct Listed {
     at: Instant,
-    /// `None`: there are too many volumes to list.
+    /// `None` if there are too many volumes to list.
     volumes: Option<Arc<Vec<PersistentVolume>>>,
 }
 
 impl Volumes {
-    /// The volumes of a class; `None`: there are too many volumes to list.
+    /// The volumes of a class; `None` if there are too many volumes to list.
     async fn of_class(&self, client: &Client, class: &str) -> Result<Option<Arc<Vec<PersistentVolume>>>, kube::Error> {
-        // Held while the list is read, so that gangs of one moment share it.
+        // Hold the lock while listing, so that concurrent gangs share one list.
         let mut all = self.of_class.lock().await;
         all.retain(|_, listed| listed.at.elapsed() < SOON);
         if let Some(listed) = all.get(class) {
@@ -60,7 +64,7 @@ impl Volumes {
     }
 }
 
-/// Lists all volumes page by page, and keeps those of a class.
+/// Lists all volumes page by page, and returns those of a class.
 async fn list(client: &Client, class: &str) -> Result<Option<Vec<PersistentVolume>>, kube::Error> {
     let api = Api::<PersistentVolume>::all(client.clone());
     let (mut params, mut found) = (ListParams::default().limit(PAGE), Vec::new());
@@ -78,14 +82,14 @@ async fn list(client: &Client, class: &str) -> Result<Option<Vec<PersistentVolum
     Ok(None)
 }
 
-/// What the pods of a gang name.
+/// The claims and device sources that the pods of a gang reference.
 pub(super) struct Named {
     /// PersistentVolumeClaims.
     claims: Vec<String>,
     devices: Vec<DeviceSource>,
 }
 
-/// What was found of it.
+/// Reach of the claims, and messages about missing objects.
 #[derive(Default, Clone)]
 pub(super) struct Found {
     reach: Vec<Reach>,
@@ -103,7 +107,7 @@ impl Reader for Volumes {
         let of_job = index.jobs.iter().filter_map(|(key, job)| {
             let (id, attempt) = (JobId::of(&job.metadata), attempt_of(job));
             let mut pods = index.families.get(&id)?.pods.values().filter(|pod| pod.attempt == attempt);
-            // All pods of a gang are made of one template.
+            // All pods of a gang come from one template.
             let (pod, rules) = pods.find_map(|pod| Some((pod, pod.rules.as_ref()?)))?;
             let (uid, name) = (pod.uid.clone(), pod.name.clone());
             let of = Named { claims: rules.claims.clone(), devices: rules.devices.clone() };
@@ -142,7 +146,7 @@ impl Reader for Volumes {
         let pause = if found.iter().flat_map(|found| &found.reach).any(is_nowhere) { SOON } else { PERIOD };
         let mut is_news = false;
         for rules in family.pods.values_mut().filter_map(|pod| pod.rules.as_mut()) {
-            // What cannot be read is as it was, or left to the scheduler.
+            // If the read failed, keep the previous result, or leave it to the scheduler.
             let before = || Found { reach: rules.reach.clone().unwrap_or_default(), absent: rules.absent.clone() };
             let next = found.clone().unwrap_or_else(before);
             let is_same = (&rules.claims, &rules.devices) == (&source.of.claims, &source.of.devices);
@@ -198,7 +202,8 @@ mod tests {
     use serde_json::{Value, json};
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// A server that has `pages` pages of two volumes, of which one is of the class `local`. It counts its answers.
+    /// A server with `pages` pages of two volumes each, one of which has the class `local`. It
+    /// counts its responses.
     fn client(pages: usize, answers: &Arc<AtomicUsize>) -> Client {
         let answers = Arc::clone(answers);
         let service = tower::service_fn(move |request: Request<Body>| {
@@ -221,7 +226,8 @@ mod tests {
         Client::new(service, "default")
     }
 
-    /// All volumes of a cluster came in one answer, up to ten times a second.
+    /// Regression test: all volumes of a cluster were listed in one response, up to ten times a
+    /// second.
     #[tokio::test]
     async fn volumes_are_listed_page_by_page_once_for_all_gangs_and_not_without_end() {
         for (pages, found) in [(1, Some(1)), (MOST_PAGES, Some(MOST_PAGES)), (MOST_PAGES + 1, None)] {

@@ -1,7 +1,8 @@
-//! What kubelets say of pods that do not start: a volume, a sandbox or a network that they cannot make stands in no status, only in events.
+//! Kubelet warnings about pods that do not start. Failures to create a volume, a sandbox or a
+//! network appear only in events, not in a status.
 //!
-//! Only the events of a pod are read that has not started after some seconds. So there is no watch of everybody's events, and where pods
-//! start as they should there is no request at all.
+//! Only events of pods that have not started after some seconds are read. This avoids watching the
+//! events of all pods, and costs no requests while pods start normally.
 
 use super::Context;
 use super::reader::{Reader, Reads, Source};
@@ -13,11 +14,11 @@ use std::time::{Duration, Instant};
 use switchyard_ledger::job::{JobId, attempt_of};
 use switchyard_plan::cluster::hindrance;
 
-/// Time that a pod needs to start when all goes well.
+/// Time that a pod normally needs to start.
 const ORDINARY: SignedDuration = SignedDuration::from_secs(4);
-/// Pause between two reads of one pod: with it a warning is seen within 15 s.
+/// Pause between two reads of one pod. A warning is seen within 15 s.
 const PERIOD: Duration = Duration::from_secs(10);
-/// Events read at most; a pod that does not start has a handful.
+/// Upper bound on the events read. A pod that does not start has only a few.
 const MOST: u32 = 100;
 
 /// Reads the events of pods that do not start.
@@ -60,7 +61,7 @@ impl Reader for Warnings {
         if let Some(family) = index.families.get_mut(&source.job)
             && let Some(pod) = family.pods.values_mut().find(|pod| pod.uid == source.uid)
         {
-            // An API server keeps events for an hour only.
+            // API servers delete events after an hour, so keep the newer progress.
             let is_older = pod.progress.as_ref().is_some_and(|known| known.at > progress.at);
             let progress = if is_older { pod.progress.clone() } else { Some(progress) };
             if pod.warning != warning || pod.progress != progress {

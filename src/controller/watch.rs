@@ -1,4 +1,4 @@
-//! The watches: what the API server shows, into the index and the queue. One watch per kind, shared by everything.
+//! Watches that feed the index and the queue. All tasks share one watch per kind.
 
 use super::queue::Look;
 use super::{Context, Settings};
@@ -25,20 +25,21 @@ use switchyard_plan::job::too_large;
 use switchyard_plan::objects::{Kind, observed_content};
 use tracing::{debug, info, warn};
 
-/// Changes within this time are handled together: a thousand starting pods do not cause a thousand reconciles.
+/// Changes within this time are handled together, so that a thousand starting pods do not cause a
+/// thousand reconciles.
 const TOGETHER: Duration = Duration::from_millis(20);
-/// The same for room that becomes free.
+/// The same for released resources.
 const ROOM_TOGETHER: Duration = Duration::from_millis(100);
 
-/// Jobs in a page of a list. One may have 1.5 MB, and a page is in memory as a whole.
+/// Page size when listing jobs. A job can have 1.5 MB, and a whole page is in memory at once.
 const JOBS_AT_ONCE: u32 = 32;
 
-/// First pause after a watch failed; each further one is twice as long.
+/// First backoff after a watch failed; it doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(400);
-/// Longest pause.
+/// Upper bound on the backoff.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// Kinds that are watched.
+/// Watched kinds.
 pub(super) const KINDS: [&str; 11] = [
     "TrainJob",
     "PlacementSlice",
@@ -53,11 +54,11 @@ pub(super) const KINDS: [&str; 11] = [
     "NetworkPolicy",
 ];
 
-/// Kinds of which only objects in the namespaces of jobs are watched.
+/// Kinds that are watched only in the namespaces of jobs.
 const OF_JOBS: [&str; 6] =
     ["TrainJob", "PlacementSlice", "Service", "ConfigMap", "PodDisruptionBudget", "NetworkPolicy"];
 
-/// The names of all watches: those of kinds, or of kinds in namespaces.
+/// The names of all watches, one per kind, or per kind and namespace.
 pub(super) fn names(settings: &Settings) -> Vec<String> {
     let of_kind = |kind: &'static str| {
         let scopes = if OF_JOBS.contains(&kind) { scopes(settings) } else { vec![None] };
@@ -70,19 +71,19 @@ fn name(kind: &str, namespace: Option<&str>) -> String {
     namespace.map_or_else(|| kind.to_string(), |namespace| format!("{kind} in namespace {namespace}"))
 }
 
-/// The namespaces of jobs; `None`: all at once.
+/// The watched namespaces; a single `None` for all.
 pub(super) fn scopes(settings: &Settings) -> Vec<Option<&str>> {
     let named: Vec<Option<&str>> = settings.watch_namespaces.iter().map(|namespace| Some(namespace.as_str())).collect();
     if named.is_empty() { vec![None] } else { named }
 }
 
-/// Takes an object into the index.
+/// Applies an object to the index.
 pub(super) type Apply<K> = Box<dyn Fn(&mut Index, K) -> Effect + Send>;
 
-/// What a kind does to the index.
+/// How objects of a kind change the index.
 pub(super) struct Rules<K> {
     pub kind: &'static str,
-    /// How the jobs are looked at that an object of this kind belongs to.
+    /// How to schedule the jobs to which an object of this kind belongs.
     pub look: Look,
     pub apply: Apply<K>,
     pub delete: fn(&mut Index, &ObjectMeta) -> Effect,
@@ -94,7 +95,7 @@ pub(super) fn start(context: &Context) {
     let ours = watcher::Config::default().labels(labels::JOB_UID);
     let jobs = || Rules::<DeserializeGuard<TrainJob>> {
         kind: "TrainJob",
-        // Most changes of a job that waits are those of its status that were written here.
+        // Most changes of a queued job are status writes of this controller.
         look: Look::IfWorthIt,
         apply: Box::new(|index, job| match job.0 {
             Ok(job) => match too_large(&job) {
@@ -108,7 +109,7 @@ pub(super) fn start(context: &Context) {
     let placements = || Rules::<DeserializeGuard<PlacementSlice>> {
         kind: Kind::PlacementSlice.name(),
         look: Look::InAnyCase,
-        // One that cannot be read is one that is missing.
+        // An invalid slice is treated as missing.
         apply: Box::new(|index, slice| slice.0.map_or_else(|_| Effect::default(), |slice| index.show_slice(slice))),
         delete: Index::hide_slice,
     };
@@ -149,7 +150,7 @@ pub(super) fn start(context: &Context) {
         }),
         delete: Index::delete_claim,
     };
-    // Pods of other namespaces take room on the nodes, too.
+    // Pods of all namespaces, because they all take resources on the nodes.
     spawn(context, pods, everything.clone());
     spawn(context, nodes, everything.clone());
     spawn(context, reports, everything.clone());
@@ -181,7 +182,7 @@ pub(super) fn start(context: &Context) {
     object!(NetworkPolicy);
 }
 
-/// Watches a kind in a namespace; `None`: in all.
+/// Watches a kind in a namespace; in all namespaces if `None`.
 pub(super) fn spawn_in<K>(context: &Context, rules: Rules<K>, namespace: Option<&str>, config: watcher::Config)
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
@@ -194,7 +195,7 @@ where
     run(context, rules, watch, api, config);
 }
 
-/// Watches a kind everywhere.
+/// Watches a kind in the whole cluster.
 fn spawn<K>(context: &Context, rules: Rules<K>, config: watcher::Config)
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug + Send + 'static,
@@ -203,7 +204,7 @@ where
     run(context, rules, watch, Api::all(context.client.clone()), config);
 }
 
-/// Watches what an API lists.
+/// Watches the objects of an API.
 pub(super) fn run<K>(context: &Context, rules: Rules<K>, watch: String, api: Api<K>, config: watcher::Config)
 where
     K: Resource + DeserializeOwned + Clone + Debug + Send + 'static,
@@ -217,7 +218,8 @@ where
         loop {
             match events.try_next().await {
                 Ok(Some(event)) => {
-                    // The beginning of a list is no answer of the server yet: the watcher says so before it asks.
+                    // The watcher emits `Init` before it sends a request, so this is no response of
+                    // the server.
                     if !matches!(event, watcher::Event::Init) {
                         pause = FIRST_PAUSE;
                         if let Some(was) = failing.take() {
@@ -236,7 +238,7 @@ where
                     let text = error.to_string();
                     context.metrics.watch_failed(rules.kind);
                     context.health.watch_failed(&watch, &text);
-                    // The same trouble once, not at every try.
+                    // Log an error once, not at every try.
                     if failing.as_ref() != Some(&text) {
                         warn!(kind = watch, error = text, "the watch failed; it is tried again with back-off");
                         failing = Some(text);
@@ -249,16 +251,16 @@ where
     });
 }
 
-/// Objects a watch has shown, to notice after a new list which of them are gone: the UID of each. Pods of others are most of them, so nothing
-/// else is kept.
+/// Name → UID of every object seen, so that a relist can detect deletions. Kept minimal because
+/// most entries are pods that do not belong to jobs.
 #[derive(Default)]
 struct Known {
     by_name: HashMap<Name, Box<str>>,
-    /// Shown by the list that is being read.
+    /// Objects in the list that is being read.
     listed: HashMap<Name, Box<str>>,
 }
 
-/// Namespace, empty for what has none, and name.
+/// Namespace (empty for cluster-scoped objects) and name.
 type Name = (Box<str>, Box<str>);
 
 fn name_of(metadata: &ObjectMeta) -> (Name, Box<str>) {
@@ -266,14 +268,15 @@ fn name_of(metadata: &ObjectMeta) -> (Name, Box<str>) {
     ((text(&metadata.namespace), text(&metadata.name)), text(&metadata.uid))
 }
 
-/// What takes an object that is gone out of the index.
+/// The metadata needed to delete an object from the index.
 fn metadata_of((namespace, name): Name, uid: Box<str>) -> ObjectMeta {
     let some = |text: Box<str>| Some(text.into_string()).filter(|text| !text.is_empty());
     ObjectMeta { namespace: some(namespace), name: some(name), uid: some(uid), ..ObjectMeta::default() }
 }
 
 impl Known {
-    /// A list shows an object. Returns the one that it stands in place of: deleted and made again while nobody looked.
+    /// Records an object of a list. Returns the object it replaces if that was deleted and created
+    /// again unseen.
     fn list(&mut self, metadata: &ObjectMeta) -> Option<ObjectMeta> {
         let (name, uid) = name_of(metadata);
         let before = self.by_name.get(&name).filter(|before| **before != uid);
@@ -282,7 +285,7 @@ impl Known {
         before
     }
 
-    /// The list is at its end. Returns what it has not shown.
+    /// Completes a list. Returns the known objects that it did not contain.
     fn end_list(&mut self) -> Vec<ObjectMeta> {
         let before = std::mem::replace(&mut self.by_name, std::mem::take(&mut self.listed));
         let gone = before.into_iter().filter(|(name, _)| !self.by_name.contains_key(name));
@@ -318,13 +321,13 @@ impl Context {
         }
     }
 
-    /// Whether a job is in a namespace that is watched.
+    /// Whether a job is in a watched namespace.
     pub(super) fn watches(&self, key: &Key) -> bool {
         let only = &self.settings.watch_namespaces;
         only.is_empty() || only.contains(&key.namespace)
     }
 
-    /// Changes the index, and schedules looks at the jobs that this concerns.
+    /// Changes the index, and schedules the affected jobs.
     pub(super) fn take_in(&self, now: Instant, look: Look, change: impl FnOnce(&mut Index) -> Effect) {
         let (effect, woken, waiting) = {
             let mut index = self.index();
@@ -335,7 +338,8 @@ impl Context {
                 if effect.room.is_empty() { Vec::new() } else { index.waiting.keys().cloned().collect() };
             (effect, woken, waiting)
         };
-        // Pods are watched everywhere for the room they take; jobs of other namespaces are not this controller's.
+        // Pods are watched in all namespaces because of the resources they take, but their jobs may
+        // belong to another controller.
         for key in effect.jobs.into_iter().filter(|key| self.watches(key)) {
             self.queue.look(key, now + TOGETHER, look);
         }
@@ -346,7 +350,7 @@ impl Context {
         for key in woken {
             self.queue.look(key, now + ROOM_TOGETHER, Look::IfWorthIt);
         }
-        // The others still wait, but perhaps for another reason.
+        // The remaining jobs are still blocked, but their reason may have changed.
         let later = now + waiting_period(waiting.len()).unsigned_abs();
         waiting.into_iter().for_each(|key| self.queue.add(key, later));
     }
@@ -356,7 +360,8 @@ impl Context {
 mod tests {
     use super::{Known, ObjectMeta};
 
-    /// A pod of others that was made again under its name while the watch was away kept its room on the node for ever.
+    /// Regression test: a pod outside any job was deleted and created again under its name while
+    /// the watch was disconnected, and its resources stayed taken forever.
     #[test]
     fn what_a_new_list_does_not_show_is_gone_and_so_is_what_stands_under_its_name_with_another_uid() {
         let object = |name: &str, uid: &str| ObjectMeta {

@@ -1,4 +1,4 @@
-//! The main loop: takes jobs from the queue, many at a time, as long as this controller leads.
+//! The main loop: reconciles queued jobs concurrently while this controller leads.
 
 use super::election::{self, Candidate, LeaseMemory, boot_time};
 use super::metrics::{Counts, Metrics};
@@ -27,17 +27,17 @@ use tokio::sync::Semaphore;
 use tokio::sync::watch::{Receiver, channel};
 use tracing::{Instrument, debug, info, info_span, warn};
 
-/// How often every job is reconciled without a change. It should find nothing to do; `rescues` counts when it does.
+/// How often every job is reconciled without a change. This should find nothing to do.
 const RESYNC: Duration = Duration::from_secs(600);
-/// Work that has begun may end after the order to stop.
+/// How long running reconciles may take after `stop`.
 const LAST_WORK: Duration = Duration::from_secs(10);
-/// The main loop shows that it is alive.
+/// Interval at which the main loop reports that it is alive.
 const TICK: Duration = Duration::from_secs(1);
 
 /// Runs the controller until `stop` becomes true.
 ///
 /// # Errors
-/// The address of the pages cannot be had, or the kubeconfig cannot be used.
+/// Cannot bind the HTTP address, or the kubeconfig is invalid.
 pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bool>) -> Result<(), Error> {
     let metrics = Arc::new(Metrics::new());
     let answered = {
@@ -94,7 +94,8 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
         }),
     };
     let pages = tokio::spawn(pages::serve(listener, pages, readers, stop.clone()));
-    // Told after the last work is done: whoever leads next must find nobody at work.
+    // Set after the last reconcile, so that this controller no longer works when the next leader
+    // starts.
     let (retire, retired) = channel(false);
     let (report, policies) = channel(None);
     let election = match settings.election {
@@ -141,7 +142,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     Ok(())
 }
 
-/// Reconciles jobs that are due, until it is stopped.
+/// Reconciles due jobs until it is stopped.
 async fn work(context: &Context, running: &Arc<Semaphore>) {
     let mut leading = context.leading.clone();
     loop {
@@ -150,8 +151,8 @@ async fn work(context: &Context, running: &Arc<Semaphore>) {
             context.health.tick();
             let _ = tokio::time::timeout(TICK, leading.changed()).await;
         }
-        // Whatever changed while another controller led, or none. In the order of the queue, and not in that of the watches, which have scheduled
-        // everything.
+        // Reconcile everything that may have changed under another leader. Use queue order instead
+        // of the order in which the watches scheduled the jobs.
         context.queue.with(Schedule::clear);
         context.index().families.values_mut().for_each(|family| family.progress.leads_again());
         context.look_at_all();
@@ -180,7 +181,7 @@ async fn work(context: &Context, running: &Arc<Semaphore>) {
     }
 }
 
-/// Nothing is planned from a cache with holes.
+/// Waits until all watches have listed, because plans from a partial cache would be wrong.
 async fn wait_until_ready(context: &Context) {
     let mut told: Vec<String> = Vec::new();
     loop {
@@ -218,7 +219,7 @@ impl Context {
         }
     }
 
-    /// Sends events. They inform; nothing depends on them.
+    /// Sends events. They are informational; nothing depends on them.
     pub(super) async fn tell(&self, job: &ObjectReference, events: Vec<EventDraft>) {
         for event in events {
             let note: String = event.note.chars().take(1000).collect();
@@ -232,7 +233,7 @@ impl Context {
             match self.recorder.publish(&event, job).await {
                 Ok(()) if self.silent.swap(false, Ordering::Relaxed) => info!("events can be sent again"),
                 Ok(()) => {}
-                // The same trouble once, not with every event.
+                // Log an error once, not with every event.
                 Err(error) if !self.silent.swap(true, Ordering::Relaxed) => warn!(%error, "an event cannot be sent"),
                 Err(error) => debug!(%error, "an event was not sent"),
             }
@@ -240,8 +241,9 @@ impl Context {
     }
 }
 
-/// The recorder merges events of one reason and action, and keeps the note of the first: "Restarting (x3): attempt 2 starts". So other words
-/// are another action.
+/// Derives the action of an event from its note. The recorder merges events with the same reason
+/// and action, and keeps only the first note ("Restarting (x3): attempt 2 starts"), so events with
+/// different notes need different actions.
 fn action(note: &str) -> String {
     let mut hasher = DefaultHasher::new();
     note.hash(&mut hasher);

@@ -1,5 +1,5 @@
-//! Jobs that compete for room: which job is at the head of the queue, what it reserves, and which jobs it preempts. The rules are those of
-//! `plan::cluster::turn`; this applies them to the index.
+//! Jobs that compete for nodes: the head of the queue, its reservation, and preemption. The rules
+//! are in `plan::cluster::turn`; this module applies them to the index.
 
 use crate::devices::taker;
 use crate::index::{Index, Place, Reservation, Waiting, WaitsFor, is_usable};
@@ -19,13 +19,13 @@ use switchyard_plan::cluster::{Avoided, Demand, PlacementRules, Question, Waits}
 use switchyard_plan::objects::Kind;
 use switchyard_plan::{self as plan, ValidJob};
 
-/// Jobs that give way, and where the one that they give way to goes then.
+/// Preemption victims, and the nodes that the preempting job would get.
 pub struct Departure {
     pub victims: Vec<Key>,
     nodes: Vec<PlacedNode>,
 }
 
-/// Where a job would go without these takers.
+/// The nodes a job would get if the shares of these takers were free.
 fn place_without(question: &Question<'_>, usage: &mut Usage, takers: &[String]) -> Option<Vec<PlacedNode>> {
     let without = Without::new(usage, takers);
     find(question, without.nodes()).ok().map(|found| found.placed.status.nodes)
@@ -48,19 +48,21 @@ impl Index {
         self.jobs.get(key).map(|job| &**job).filter(|job| JobId::of(&job.metadata) == *id)
     }
 
-    /// What the pods of a job take, and their claims.
+    /// UIDs of the job's pods in the attempts that `is_of` selects, and the takers of their
+    /// resource claims.
     pub fn takers_of(&self, job: &JobId, is_of: impl Fn(u32) -> bool) -> Vec<String> {
         let Some(family) = self.families.get(job) else { return Vec::new() };
         let pods = family.pods.values().filter(|pod| is_of(pod.attempt));
-        // A claim keeps its devices for a while after its pod is gone, whose name it has.
+        // A claim is named after its pod, and keeps its devices for a while after the pod is gone.
         let is_named = |name: &str| ownership::position(name).is_some_and(|(attempt, _)| is_of(attempt));
         let is_theirs = |(kind, name): &(Kind, String)| *kind == Kind::ResourceClaim && is_named(name);
         let claims = family.objects.iter().filter(|(object, _)| is_theirs(object));
         pods.map(|pod| pod.uid.clone()).chain(claims.map(|(_, claim)| taker(&claim.uid))).collect()
     }
 
-    /// Everything that does not stand in the way of a job: what it held itself and is about to give back, and what is held for jobs
-    /// behind it, or ahead of it if it ends before those can begin.
+    /// Shares that a job may ignore: its own from earlier attempts that it is about to release, the
+    /// held GPUs of its own and of lower-priority jobs, and the reservation of the head of the
+    /// queue if that job is behind it or can only start after this one ends.
     pub fn not_in_the_way(&self, job: &TrainJob, now: Timestamp) -> Vec<String> {
         let id = &JobId::of(&job.metadata);
         let turn = self.turn(job);
@@ -80,7 +82,7 @@ impl Index {
         }
         if let Some(held) = &self.reservation {
             let is_free = held.job == *id || turn < held.turn || self.begins_after(held, job, now).is_some();
-            // Nobody but a job of higher priority gets the nodes of a gang that starts again.
+            // Only a job of higher priority may take the nodes of a restarting gang.
             let keeps = self.holes.contains_key(id) && held.turn.priority() <= turn.priority();
             let own = job.status.as_ref().and_then(|status| status.placement.as_ref()).filter(|_| keeps);
             let own: Vec<&str> = own.iter().flat_map(|own| &own.nodes).map(|node| node.node_name.as_str()).collect();
@@ -90,7 +92,7 @@ impl Index {
         takers
     }
 
-    /// Who is ahead of a job and holds nodes.
+    /// The job ahead of this one that holds a reservation.
     pub fn ahead_of(&self, job: &TrainJob, now: Timestamp) -> Option<Ahead> {
         let id = JobId::of(&job.metadata);
         let held = self.reservation.as_ref().filter(|held| held.job != id && held.turn < self.turn(job))?;
@@ -106,7 +108,8 @@ impl Index {
         held.is_begun_after(job, now, self.predictor.as_ref())
     }
 
-    /// A gang that restarts keeps the GPUs of its nodes until it is known that it cannot be placed. Returns the nodes of which it released some.
+    /// Holds the GPUs of a restarting gang on its nodes until planning shows that it cannot be
+    /// placed. Returns the nodes on which it released some.
     pub fn hold_holes(&mut self, id: &JobId) -> BTreeSet<String> {
         let wanted = self.job_of(id).filter(|job| is_live(job) && !job.spec.suspend).and_then(|job| {
             let status = job.status.as_ref()?;
@@ -129,7 +132,8 @@ impl Index {
         freed
     }
 
-    /// A job was placed, or no longer waits: it releases what it held. Returns the jobs to look at.
+    /// A job was placed, or left the queue: releases its reservation. Returns the other jobs to
+    /// reconcile.
     pub fn waits_no_more(&mut self, key: &Key, job: &JobId) -> BTreeSet<Key> {
         let head = self.head();
         self.could_begin.remove(key);
@@ -141,7 +145,8 @@ impl Index {
         self.concerned(key, head, &freed)
     }
 
-    /// Jobs other than this one to look at, after one that waits was planned: those that may use what it gave back, and a new head.
+    /// The other jobs to reconcile after a queued job was planned: those that can use the nodes it
+    /// freed, and a new head of the queue.
     pub(crate) fn concerned(&mut self, key: &Key, head: Option<Key>, freed: &BTreeSet<String>) -> BTreeSet<Key> {
         let mut others = self.helped(freed);
         others.extend(self.head().filter(|now| Some(now) != head.as_ref()));
@@ -149,7 +154,7 @@ impl Index {
         others
     }
 
-    /// Nodes that a job avoids: for what they did to it, and to others.
+    /// Nodes that a job avoids because of its own failures there, or those of other jobs.
     pub fn left_out(&self, job: &JobId, now: Timestamp) -> BTreeMap<String, Avoided> {
         let status = self.job_of(job).and_then(|job| job.status.as_ref());
         let mut left_out = status.map(|status| avoidance::avoided(status, self.usage.nodes(), now)).unwrap_or_default();
@@ -161,13 +166,13 @@ impl Index {
         left_out
     }
 
-    /// When the next of them may be used.
+    /// The earliest time at which one of the avoided nodes becomes usable again.
     pub fn asked_again(&self, job: &JobId, now: Timestamp) -> Option<Timestamp> {
         let own = self.job_of(job).and_then(|job| avoidance::next(job.status.as_ref()?, now));
         own.into_iter().chain(self.incidents.next(self.usage.nodes(), now)).min()
     }
 
-    /// What the pods of the current attempt of a job ask for.
+    /// The resource requests of the pods of the job's current attempt.
     pub fn admitted(&self, job: &TrainJob, valid: &ValidJob) -> Admitted {
         let attempt = attempt_of(job);
         let family = self.families.get(&JobId::of(&job.metadata));
@@ -175,7 +180,7 @@ impl Index {
         Admitted::of(valid, job.status.as_ref(), pods)
     }
 
-    /// A job found no place. Returns the jobs to look at.
+    /// A job found no placement and enters the queue. Returns the jobs to reconcile.
     pub fn waits(&mut self, key: &Key, waits: Waits, rules: PlacementRules<'_>) -> BTreeSet<Key> {
         let head = self.head();
         let Some(job) = self.jobs.get(key).cloned() else { return BTreeSet::new() };
@@ -193,8 +198,8 @@ impl Index {
         others
     }
 
-    /// At the head of the queue a job holds nodes, and jobs of lower priority may have to give way. Returns those, and the nodes that are held
-    /// no more.
+    /// Queues a job that lacks room. The head of the queue also reserves nodes, and may preempt
+    /// jobs. Returns the preempted jobs, and the nodes on which reservations were released.
     fn waits_for_room(
         &mut self,
         key: &Key,
@@ -216,7 +221,8 @@ impl Index {
         self.asked(job, rules, waits).unwrap_or_default()
     }
 
-    /// Asks for a job as it is now; `None`: it is invalid.
+    /// Runs `ask` with the placement question of the job as it is now; `None` if the job is
+    /// invalid.
     pub(crate) fn asked<R>(
         &mut self,
         job: &TrainJob,
@@ -230,12 +236,14 @@ impl Index {
         Some(ask(self, &question))
     }
 
-    /// The head of the queue holds nodes. Returns the jobs that give way to it, and the nodes that others may use now.
+    /// Reserves nodes for the head of the queue. Returns the jobs that it preempts, and the nodes
+    /// that other jobs can use now.
     fn head_waits(&mut self, question: &Question<'_>, turn: &Turn) -> (Vec<Key>, BTreeSet<String>) {
         let id = JobId::of(&question.job.metadata);
         let aside = self.not_in_the_way(question.job, question.rules.now);
         let mut without = Without::new(self, &aside);
-        // What others leave for it is what it holds, or they would be the first to take it again.
+        // Reserve the nodes that the victims free, because the victims would otherwise be first to
+        // retake them.
         let (victims, reserved) = match without.departure(question, turn) {
             Some(Departure { victims, nodes }) => (victims, Some(Some((nodes, None)))),
             None => (Vec::new(), without.chosen_again(&id, question)),
@@ -255,7 +263,9 @@ impl Index {
         (victims, freed)
     }
 
-    /// What a job that waits would hold now, and when it can begin there; `None`: what it holds already, since nothing has become free.
+    /// The reservation that a queued job should hold now, and its start time. `None` keeps the
+    /// current reservation, which is usable and not stale; `Some(None)` if no set of nodes would
+    /// do.
     fn chosen_again(&mut self, id: &JobId, question: &Question<'_>) -> Option<Option<Place>> {
         let held = self.reservation.as_ref().filter(|held| held.job == *id && is_usable(held, &self.usage));
         if held.is_some_and(|held| !held.is_stale) {
@@ -266,26 +276,27 @@ impl Index {
         Some(first.or_else(|| reserve(question, self.usage.nodes(), &nodes).map(|nodes| (nodes, None))))
     }
 
-    /// The nodes that are held are chosen again before a job behind their holder is planned: it might take those on which the holder can begin
-    /// now. Returns the jobs to look at.
+    /// Recomputes a stale reservation before a job behind its holder is planned, because that job
+    /// could take nodes on which the holder can start now. Returns the jobs to reconcile.
     pub fn float(&mut self, job: &TrainJob, rules: PlacementRules<'_>) -> BTreeSet<Key> {
         let mut others = self.rest(rules.now);
         if let Some(head) = self.reorder(rules.now) {
-            // Or the job that is planned would go before it, being the head until now.
+            // The job being planned was the head until now, and would otherwise overtake the new
+            // head.
             others.extend(self.choose(&head, rules));
             others.insert(head);
         }
         let is_ahead = |held: &&Reservation| held.job != JobId::of(&job.metadata) && held.turn < self.turn(job);
         let held = self.reservation.as_ref().filter(|held| held.is_stale).filter(is_ahead);
         let holder = held.and_then(|held| self.job_of(&held.job)).map(|holder| key_of(&holder.metadata));
-        // If another one has come before it, that one is looked at in its turn.
+        // If another job has become the head, reserving nodes is up to that job.
         if let Some(holder) = holder.filter(|holder| self.head().as_ref() == Some(holder)) {
             others.extend(self.choose(&holder, rules));
         }
         others
     }
 
-    /// The head of the queue chooses its nodes. Returns the other jobs to look at.
+    /// Reserves nodes for the head of the queue. Returns the other jobs to reconcile.
     fn choose(&mut self, head: &Key, rules: PlacementRules<'_>) -> BTreeSet<Key> {
         let Some(holder) = self.jobs.get(head).cloned() else { return BTreeSet::new() };
         let turn = self.turn(&holder);
@@ -296,7 +307,7 @@ impl Index {
         others
     }
 
-    /// Gives back what a job holds. Returns the nodes.
+    /// Releases the reservation of a job. Returns its nodes.
     fn release(&mut self, job: &JobId) -> BTreeSet<String> {
         self.unreserve(|held| held.job == *job)
     }
@@ -310,13 +321,14 @@ impl Index {
         held.takers().filter_map(|taker| self.usage.set_share(&taker, None)).collect()
     }
 
-    /// The job that comes first of those that wait and could be placed.
+    /// The first job of the queue that could be placed: neither hopeless nor resting.
     pub fn head(&self) -> Option<Key> {
         let open = self.waiting.iter().filter(|(key, waiting)| !waiting.hopeless && !self.rests.contains_key(key));
         open.min_by_key(|(_, waiting)| &waiting.turn).map(|(key, _)| key.clone())
     }
 
-    /// Returns the nodes that others may use now: those that are held no more, and all of them if their holder begins later than was expected.
+    /// Replaces the reservation. Returns the nodes that other jobs can use now: those released, and
+    /// all reserved ones if their holder starts later than expected.
     fn reserve(&mut self, (nodes, start): Place, turn: Turn, question: &Question<'_>) -> BTreeSet<String> {
         let job = JobId::of(&question.job.metadata);
         let before = self.reservation.as_ref().and_then(|held| held.start).map(|(at, _)| at);
@@ -344,7 +356,7 @@ impl Index {
         freed
     }
 
-    /// Takes what the pods of a job would take on these nodes, one taker for each.
+    /// Gives each taker the share of one pod of the job, on one of these nodes each.
     pub fn hold(&mut self, question: &Question<'_>, takers: impl Iterator<Item = String>, nodes: &[PlacedNode]) {
         let amount = &question.admitted.requests;
         for (taker, placed) in takers.zip(nodes) {
@@ -358,7 +370,8 @@ impl Index {
         }
     }
 
-    /// Whether a job may preempt others, by its policy and by the priority class of its pods.
+    /// Whether a job may preempt others, according to its policy and the priority classes of its
+    /// pods.
     fn preempts(&self, job: &TrainJob) -> bool {
         let pods = self.families.get(&JobId::of(&job.metadata)).into_iter().flat_map(|family| family.pods.values());
         let mut never = pods.filter_map(|pod| pod.never_preempts.as_ref());
@@ -366,7 +379,8 @@ impl Index {
             && never.all(|class| self.gang_classes.contains(class))
     }
 
-    /// The name of the job with this turn, as the tenant of another job may read it.
+    /// The name of the job that has this turn, hidden from readers in other namespaces unless
+    /// `names_others` is set.
     fn name_for(&self, reader: &TrainJob, turn: &Turn) -> String {
         let namespace = turn.name().split('/').next();
         if self.names_others || namespace == reader.metadata.namespace.as_deref() {
@@ -376,7 +390,8 @@ impl Index {
         }
     }
 
-    /// The jobs that have to give way: none while others do already that are enough. `None`: that would not help.
+    /// Selects the jobs to preempt; none if enough nodes are already being vacated. `None` if
+    /// preemption would not help.
     pub fn departure(&mut self, question: &Question<'_>, turn: &Turn) -> Option<Departure> {
         let now = question.rules.now;
         let preempts = self.preempts(question.job);

@@ -1,4 +1,5 @@
-//! Devices: what agents report of them, what drivers offer in ResourceSlices, and who has what by ResourceClaims.
+//! Devices: agents' reports, the GPUs that drivers offer in ResourceSlices, and their allocation to
+//! ResourceClaims.
 
 mod rules;
 
@@ -11,19 +12,20 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Driver, pool and name of a device.
 type Device = (String, String, String);
 
-/// A GPU that is offered.
+/// A GPU offered in a ResourceSlice.
 #[derive(Debug)]
 struct Offered {
     slice: String,
     node: String,
     uuid: String,
-    /// What it shares with other devices of its pool: a partition with its GPU, and with the other partitions of that.
+    /// Counter sets that it shares with other devices of its pool, as a MIG partition does with its
+    /// GPU and that GPU's other partitions.
     counters: Vec<String>,
-    /// Its slice has a taint for it that keeps pods away.
+    /// Whether its slice has a taint for it that keeps pods away.
     is_tainted: bool,
 }
 
-/// A claim that is allocated.
+/// An allocated claim.
 #[derive(Debug, Default)]
 struct Allocated {
     devices: Vec<Device>,
@@ -31,23 +33,23 @@ struct Allocated {
     pods: Vec<String>,
 }
 
-/// GPUs that drivers offer, and who has them.
+/// The GPUs that drivers offer, and the claims they are allocated to.
 #[derive(Debug, Default)]
 pub struct Devices {
-    /// Node and devices of each slice.
+    /// Node and devices by slice.
     slices: BTreeMap<String, (String, Vec<Device>)>,
-    /// Every GPU, by its device. A driver may publish a new slice before it takes the old one back.
+    /// Every GPU, by its device. A driver may publish a new slice before it withdraws the old one.
     gpus: BTreeMap<Device, Offered>,
-    /// Claims that are allocated, by their UIDs.
+    /// Allocated claims, by UID.
     claims: BTreeMap<String, Allocated>,
-    /// Claims by the pools that they have devices of.
+    /// UIDs of allocated claims, by the pools of their devices.
     by_pool: BTreeMap<String, BTreeSet<String>>,
     /// DeviceTaintRules that keep pods away from devices, by name.
     rules: BTreeMap<String, DeviceRule>,
 }
 
 impl Devices {
-    /// A slice appeared or changed. Returns the nodes on which that changes what can be placed.
+    /// A slice appeared or changed. Returns the nodes on which placement is affected.
     pub fn apply_slice(&mut self, slice: &ResourceSlice, driver: &str, usage: &mut Usage) -> BTreeSet<String> {
         let name = slice.metadata.name.clone().unwrap_or_default();
         let Some(node) = slice.spec.node_name.clone().filter(|_| slice.spec.driver == driver) else {
@@ -69,25 +71,27 @@ impl Devices {
         }
         self.slices.insert(name.clone(), (node, devices));
         changed.extend(self.offer(&name, usage));
-        // What claims have of this pool is looked up again.
+        // Recompute the shares of claims on this pool, because their devices may have changed.
         for uid in self.by_pool.get(&slice.spec.pool.name).into_iter().flatten() {
             changed.extend(usage.set_share(&taker(uid), self.share(&self.claims[uid])));
         }
         changed
     }
 
-    /// Offers the devices of a slice that no taint keeps pods away from. Returns its node if that is news.
+    /// Offers the devices of a slice that have no taint against pods. Returns the slice's node if
+    /// the offer changed.
     fn offer(&self, name: &str, usage: &mut Usage) -> Option<String> {
         let (node, devices) = self.slices.get(name)?;
         let is_open = |device: &&Device| !self.rules.values().any(|rule| rule.selects(device));
         let offered = devices.iter().filter(is_open).filter_map(|device| self.gpus.get(device));
         let open = offered.filter(|offered| !offered.is_tainted).map(|offered| offered.uuid.clone()).collect();
-        // A node whose devices are all tainted gives them by claims all the same.
+        // A node whose devices are all tainted still allocates GPUs through claims.
         let open = Some(open).filter(|_| !devices.is_empty());
         usage.set_offer(name, node, open).then(|| node.clone())
     }
 
-    /// Forgets what a slice offered, but for what it offers on a node that it still is of. Returns the other node.
+    /// Forgets a slice and its devices; its offer stays if it is on the node `kept`. Returns the
+    /// node whose offer was withdrawn.
     fn forget(&mut self, name: &str, kept: Option<&str>, usage: &mut Usage) -> BTreeSet<String> {
         let Some((node, devices)) = self.slices.remove(name) else { return BTreeSet::new() };
         for device in &devices {
@@ -102,7 +106,7 @@ impl Devices {
         BTreeSet::from([node])
     }
 
-    /// A slice is gone.
+    /// A slice was deleted.
     pub fn delete_slice(&mut self, name: &str, usage: &mut Usage) -> BTreeSet<String> {
         self.forget(name, None, usage)
     }
@@ -133,7 +137,7 @@ impl Devices {
         freed
     }
 
-    /// A claim is gone, or not allocated any more.
+    /// A claim was deleted or deallocated.
     pub fn delete_claim(&mut self, uid: &str, usage: &mut Usage) -> Option<String> {
         self.forget_claim(uid);
         usage.set_share(&taker(uid), None)
@@ -150,14 +154,15 @@ impl Devices {
         }
     }
 
-    /// UUIDs of the GPUs that a claim got; `None`: it is not allocated, or nobody offers what it got.
+    /// UUIDs of the GPUs allocated to a claim; `None` if it is not allocated, or no slice offers
+    /// its devices.
     pub fn allocated(&self, uid: &str) -> Option<Vec<String>> {
         let gpus = self.claims.get(uid)?.devices.iter().filter_map(|device| self.gpus.get(device));
         Some(gpus.map(|offered| offered.uuid.clone()).collect()).filter(|gpus: &Vec<String>| !gpus.is_empty())
     }
 
-    /// The GPUs that no other pod can have while some devices are in use: the devices themselves, and those that share counters with one of them. All
-    /// devices of a claim are on one node.
+    /// The GPUs that are unavailable to other pods while a claim is allocated: its devices, and all
+    /// that share counters with one of them. All devices of a claim are on one node.
     fn share(&self, claim: &Allocated) -> Option<Share> {
         let mut share = Share { reserved_for: claim.pods.clone(), ..Share::default() };
         for device in &claim.devices {
@@ -170,7 +175,7 @@ impl Devices {
         Some(share).filter(|share| !share.gpus.is_empty())
     }
 
-    /// UUIDs of the other devices of a pool that share counters with one of them.
+    /// UUIDs of the other devices of a pool that share counters with this one.
     fn relatives<'a>(&'a self, (driver, pool, name): &'a Device, of: &'a Offered) -> impl Iterator<Item = String> + 'a {
         let first = (driver.clone(), pool.clone(), String::new());
         let of_pool = self.gpus.range(first..).take_while(move |((d, p, _), _)| (d, p) == (driver, pool));
@@ -180,7 +185,7 @@ impl Devices {
     }
 }
 
-/// Under which name a claim takes devices.
+/// The name under which a claim's share is recorded.
 pub fn taker(uid: &str) -> String {
     format!("claim/{uid}")
 }

@@ -1,76 +1,78 @@
-//! What each namespace had of the GPUs lately, against its weight: of equal priority, jobs of the namespace that had least come first.
+//! Decayed GPU usage per namespace, relative to its weight. At equal priority, jobs of the
+//! namespace with the lowest usage go first.
 //!
-//! `share = Σ GPUs · ∫ 2^(-age / half-life) dt ÷ weight` over the jobs of the namespace, in GPU hours: what a job uses counts half after a
-//! half-life, a quarter after two. Run times are those of TrainJobs that run, that ended and still exist, or that ended since the controller
-//! became the leader.
+//! `share = Σ GPUs · ∫ 2^(-age / half-life) dt ÷ weight` over the jobs of the namespace, in GPU
+//! hours: usage counts half after one half-life, and a quarter after two. It covers TrainJobs that
+//! are running, that ended and still exist, or that ended since this controller became the leader.
 
 use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
 use switchyard_crds::TrainJob;
 use switchyard_plan::job::gpus;
 
-/// What counts of the past, and for how much each namespace counts.
+/// The weights of namespaces, and how fast past usage decays.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Weights {
-    /// By namespace; of those that are not here 1.
+    /// By namespace; 1 if absent.
     pub of: BTreeMap<String, u32>,
-    /// A week, as in Slurm (`PriorityDecayHalfLife`): long enough that a team which had the cluster for a weekend waits on Monday, and short enough that
-    /// last month is forgotten.
+    /// A week, as in Slurm (`PriorityDecayHalfLife`): long enough that a team which used the
+    /// cluster all weekend waits on Monday, and short enough that last month does not matter.
     pub half_life: SignedDuration,
 }
 
 impl Weights {
-    /// These weights, with the half-life of a week.
+    /// Uses a half-life of one week.
     pub fn new(of: BTreeMap<String, u32>) -> Weights {
         Weights { of, half_life: SignedDuration::from_hours(7 * 24) }
     }
 }
 
-/// What the namespaces had.
+/// GPU usage of the namespaces.
 #[derive(Debug)]
 pub struct Fairness {
     weights: Weights,
-    /// Of jobs that have ended: GPU hours as they count at that time.
+    /// Usage of ended jobs: decayed GPU hours, and the time at which they were computed.
     ended: BTreeMap<String, (f64, Timestamp)>,
-    /// Shares as they were counted last, whole GPU hours: less is no reason to change the order of the queue.
+    /// Last computed shares in whole GPU hours, because smaller differences should not reorder the
+    /// queue.
     shares: BTreeMap<String, u64>,
 }
 
 impl Fairness {
-    /// Nobody has had anything.
+    /// No usage recorded.
     pub fn new(weights: Weights) -> Fairness {
         Fairness { weights, ended: BTreeMap::new(), shares: BTreeMap::new() }
     }
 
-    /// What a namespace had when it was last counted, GPU hours ÷ weight.
+    /// Share of a namespace as last computed: GPU hours ÷ weight.
     pub(crate) fn share(&self, namespace: &str) -> u64 {
         self.shares.get(namespace).copied().unwrap_or(0)
     }
 
-    /// A job has ended.
+    /// Adds the usage of a job that has ended.
     pub(crate) fn learn(&mut self, job: &TrainJob) {
         let Some(status) = &job.status else { return };
         let (Some(from), Some(to)) = (&status.placed_time, &status.completion_time) else { return };
         let (before, at) = self.ended.get(namespace(job)).copied().unwrap_or((0.0, to.0));
-        // The watch may show them in any order.
+        // The watch may report jobs in any order.
         let now = at.max(to.0);
         let hours = before * self.left(at, now) + self.hours(job, from.0, to.0, now);
         self.ended.insert(namespace(job).into(), (hours, now));
     }
 
-    /// What is left of a use after some time.
+    /// The factor by which usage decays between two times.
     fn left(&self, from: Timestamp, to: Timestamp) -> f64 {
         (-to.duration_since(from).div_duration_f64(self.weights.half_life)).exp2()
     }
 
-    /// GPU hours of a job from one time to another, as they count now.
+    /// Decayed GPU hours at `now` of a job that ran from `from` to `to`.
     fn hours(&self, job: &TrainJob, from: Timestamp, to: Timestamp, now: Timestamp) -> f64 {
         let half_life = self.weights.half_life.as_secs_f64() / 3600.0;
         let hours = half_life / std::f64::consts::LN_2 * (self.left(to, now) - self.left(from.min(to), now));
         hours * f64::from(gpus(job)) * f64::from(job.spec.trainer.num_nodes)
     }
 
-    /// Counts what the namespaces had until now.
+    /// Recomputes all shares as of `now`.
     pub(crate) fn count<'a>(&mut self, running: impl Iterator<Item = &'a TrainJob>, now: Timestamp) {
         let ended = self.ended.iter().map(|(namespace, (hours, at))| (namespace.clone(), hours * self.left(*at, now)));
         let mut had: BTreeMap<String, f64> = ended.collect();
@@ -101,7 +103,7 @@ mod tests {
         Timestamp::UNIX_EPOCH + SignedDuration::from_hours(hours)
     }
 
-    /// A job of 16 GPUs.
+    /// A job with 16 GPUs.
     fn job(namespace: &str, from: i64, to: Option<i64>) -> TrainJob {
         let limits = json!({"nvidia.com/gpu": 8});
         let trainer =
@@ -142,7 +144,7 @@ mod tests {
             fairness.count([&running].into_iter(), at(40));
         }
         assert_eq!(one.share("a"), other.share("a"));
-        // 160 GPU hours each, of 5, 15 and 35 hours ago on average.
+        // 160 GPU hours each, whose mean ages are 5, 15 and 35 hours.
         assert!((400..=445).contains(&one.share("a")), "{}", one.share("a"));
     }
 }

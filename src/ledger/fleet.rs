@@ -1,14 +1,15 @@
-//! The brake on the fleet: nodes that stop reporting together are more likely cut off from the API server than dead.
+//! Circuit breaker for mass node outages: nodes that stop reporting together are more likely cut
+//! off from the API server than dead.
 
 use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
 
-/// Nodes that stop reporting within this time do so together.
+/// Nodes that stop reporting within this time count as one outage.
 const TOGETHER: SignedDuration = SignedDuration::from_secs(60);
-/// Fewer nodes never brake: two may well die together.
+/// Fewer nodes never trip the breaker, because two nodes may well die together.
 const FEWEST: usize = 3;
 
-/// Nodes that do not report, and whether they stopped together.
+/// Nodes that do not report, and the state of the circuit breaker.
 #[derive(Debug, Default)]
 pub struct Fleet {
     silent: BTreeMap<String, Timestamp>,
@@ -17,7 +18,8 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Since when a node does not report; `None`: it does, is gone, or was given up by an administrator.
+    /// Records since when a node has not reported; `None` if it reports, was deleted, or an
+    /// administrator declared it out of service.
     pub fn set(&mut self, node: &str, silent_since: Option<Timestamp>) {
         match silent_since {
             Some(since) => drop(self.silent.insert(node.to_string(), since)),
@@ -25,7 +27,8 @@ impl Fleet {
         }
     }
 
-    /// Puts the brake on where more than `percent` of `all` nodes stopped reporting together, and takes it off where they do again. 0: never.
+    /// Trips the breaker if more than `percent` percent of `all` nodes stopped reporting together,
+    /// and resets it otherwise. 0 disables it.
     pub fn look(&mut self, all: usize, percent: u8, now: Timestamp) {
         let mut since: Vec<Timestamp> = self.silent.values().copied().collect();
         since.sort_unstable();
@@ -47,12 +50,12 @@ impl Fleet {
         self.brake = next;
     }
 
-    /// Why no silent node is given up now.
+    /// The reason why no silent node is given up; `None` unless the breaker has tripped.
     pub fn brake(&self) -> Option<&str> {
         self.brake.as_deref()
     }
 
-    /// When the last brake was taken off.
+    /// When the breaker was last reset.
     pub fn released(&self) -> Option<Timestamp> {
         self.released
     }
@@ -67,7 +70,8 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    /// Looks at a fleet of 20 nodes of which these are silent since then.
+    /// Whether the breaker trips in a fleet of 20 nodes. `silent` has the second since which each
+    /// silent node does not report.
     fn brakes(silent: &[i64], percent: u8) -> bool {
         let mut fleet = Fleet::default();
         for (node, since) in silent.iter().enumerate() {

@@ -1,7 +1,9 @@
-//! Nodes that failed several jobs: all jobs avoid them for a time, which grows as long as they go on failing.
+//! Nodes that failed several jobs. All jobs avoid them for a period, which grows while they keep
+//! failing.
 //!
-//! The jobs' statuses say what happened, so a new leader knows the last failure of each job. Only what a node is to blame for counts, since a
-//! user could otherwise take nodes away from others (`plan::cluster::avoidance::evidence`).
+//! Incidents come from the statuses of jobs, so a new leader knows the last failure of each job.
+//! Only failures that are the node's fault count, because a user could otherwise take nodes away
+//! from others (`plan::cluster::avoidance::evidence`).
 
 use crate::job::{JobId, placement_of, stage_of};
 use jiff::{SignedDuration, Timestamp};
@@ -12,15 +14,15 @@ use switchyard_plan::cluster::Avoided;
 use switchyard_plan::cluster::avoidance::{Evidence, evidence};
 use switchyard_plan::cluster::view::NodeView;
 
-/// Losses within [`PERIOD`] after which a node is avoided.
+/// Number of losses within [`PERIOD`] after which a node is avoided.
 const MOST: usize = 3;
 const PERIOD: SignedDuration = SignedDuration::from_hours(1);
-/// A node that is lost ends all its jobs within this time: one incident.
+/// Losses of a node within this time are one incident, because a lost node ends all its jobs.
 const TOGETHER: SignedDuration = SignedDuration::from_secs(120);
-/// The first time that a node is avoided lasts a period; each further one is twice as long.
+/// Upper bound of the avoidance period, which starts at [`PERIOD`] and doubles each time.
 const LONGEST: SignedDuration = SignedDuration::from_hours(8);
 const FORGOTTEN: SignedDuration = SignedDuration::from_hours(24);
-/// Incidents of a node that are kept.
+/// Number of incidents kept per node.
 const KEPT: usize = 32;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -31,18 +33,18 @@ struct Incident {
     is_loss: bool,
 }
 
-/// The last incidents by node, in the order of time.
+/// The latest incidents by node, in chronological order.
 #[derive(Debug, Default)]
 pub struct Incidents(BTreeMap<String, Vec<Incident>>);
 
-/// Why and until when a node is avoided.
+/// Until when a node is avoided, and the reason.
 struct Verdict {
     until: Timestamp,
     why: String,
 }
 
 impl Incidents {
-    /// Takes what a job says of its nodes.
+    /// Records the node failures in a job's status.
     pub fn observe(&mut self, job: &TrainJob) {
         let Some(status) = job.status.as_ref().filter(|status| !status.node_failures.is_empty()) else { return };
         let id = JobId::of(&job.metadata);
@@ -74,7 +76,7 @@ impl Incidents {
         known.drain(..known.len().saturating_sub(KEPT));
     }
 
-    /// A job runs where its pods could not start before.
+    /// Drops the failed starts of a job on a node on which it now runs.
     fn forgive(&mut self, node: &str, job: &JobId) {
         if let Some(known) = self.0.get_mut(node) {
             known.retain(|incident| incident.is_loss || incident.job != *job);
@@ -82,7 +84,7 @@ impl Incidents {
         self.0.retain(|_, known| !known.is_empty());
     }
 
-    /// Incidents of the nodes as they are: one that was registered again since has none.
+    /// The incidents of each node, without those from before it was registered again.
     fn current<'a>(
         &'a self,
         nodes: &BTreeMap<String, NodeView>,
@@ -93,7 +95,7 @@ impl Incidents {
         })
     }
 
-    /// Nodes that a job avoids for what they did to others.
+    /// Nodes that a job avoids because they failed other jobs.
     pub fn avoided(
         &self,
         job: &JobId,
@@ -113,19 +115,20 @@ impl Incidents {
         avoided.collect()
     }
 
-    /// When the next of them may be used again.
+    /// The earliest time at which one of the avoided nodes becomes usable again.
     pub fn next(&self, nodes: &BTreeMap<String, NodeView>, now: Timestamp) -> Option<Timestamp> {
         self.current(nodes).filter_map(|(_, known)| verdict(&known, now)).map(|verdict| verdict.until).min()
     }
 }
 
-/// Whether a node is avoided now.
+/// The longest avoidance of a node that is still in effect.
 fn verdict(known: &[&Incident], now: Timestamp) -> Option<Verdict> {
     let all = [losses(known), starts(known)].into_iter().flatten();
     all.max_by_key(|verdict| verdict.until).filter(|verdict| verdict.until > now)
 }
 
-/// Whether the pods of a job have started, and none of them on this node: its template works.
+/// Whether the pods of a job have started, none of them on this node. This shows that the job's
+/// template works.
 fn runs_elsewhere(job: &TrainJob, status: &TrainJobStatus, node: &str) -> bool {
     let has_started = [Stage::Running, Stage::Complete].map(|stage| Some(stage.reason())).contains(&stage_of(status));
     has_started && !runs_on(job, status, node)
@@ -136,7 +139,7 @@ fn runs_on(job: &TrainJob, status: &TrainJobStatus, node: &str) -> bool {
     stage_of(status) == Some(Stage::Running.reason()) && nodes.iter().any(|placed| placed.node_name == node)
 }
 
-/// Whether a node was lost too often.
+/// The avoidance of a node that was lost too often.
 fn losses(known: &[&Incident]) -> Option<Verdict> {
     let mut apart: Vec<&Incident> = Vec::new();
     for loss in known.iter().copied().filter(|incident| incident.is_loss) {
@@ -153,7 +156,7 @@ fn losses(known: &[&Incident]) -> Option<Verdict> {
     Some(Verdict { until: until(&apart, is_often)?, why })
 }
 
-/// Whether pods of several jobs could not start on a node.
+/// The avoidance of a node on which pods of several jobs could not start.
 fn starts(known: &[&Incident]) -> Option<Verdict> {
     let failures: Vec<&Incident> = known.iter().copied().filter(|incident| !incident.is_loss).collect();
     let (last, _) = failures.split_last()?;
@@ -165,8 +168,8 @@ fn starts(known: &[&Incident]) -> Option<Verdict> {
     Some(Verdict { until: until(&failures, is_often)?, why })
 }
 
-/// Until when a node is avoided: for a period after it failed often, and for twice as long each time that it fails within a period after it was
-/// used again.
+/// The end of a node's avoidance: one period after it failed too often, and twice as long each time
+/// it fails again within a period after its avoidance ended.
 fn until(incidents: &[&Incident], is_often: impl Fn(&[&Incident]) -> bool) -> Option<Timestamp> {
     let (mut until, mut pause) = (None::<Timestamp>, PERIOD);
     for (number, incident) in incidents.iter().enumerate() {
@@ -191,7 +194,7 @@ mod tests {
         Timestamp::from_second(60 * minute).unwrap()
     }
 
-    /// A job that a node failed at this minute.
+    /// A job with node failures: node, reason and minute of each.
     fn job(uid: &str, stage: &str, on: &str, failures: &[(&str, &str, i64)]) -> TrainJob {
         let failures: Vec<Value> = failures.iter().map(|(node, reason, minute)| {
             let message = format!("{reason}: no");
@@ -214,7 +217,7 @@ mod tests {
         JobId { namespace: "t".into(), uid: "other".into() }
     }
 
-    /// Nodes that another job avoids at this minute, with whether they are a last resort.
+    /// The nodes that another job avoids at this minute, and whether each is a last resort.
     fn avoided(incidents: &Incidents, minute: i64) -> Vec<(String, bool)> {
         let all = incidents.avoided(&other(), &BTreeMap::new(), at(minute));
         all.into_iter().map(|(node, avoided)| (node, avoided.is_last_resort)).collect()
@@ -245,7 +248,7 @@ mod tests {
         assert_eq!(avoided(&incidents, 300), [], "it was good for an hour after it was used again");
     }
 
-    /// Each job met the same ill node, since only lost nodes were remembered.
+    /// Regression test: only lost nodes were remembered, so each job ran into the same bad node.
     #[test]
     fn a_node_that_refuses_pods_of_two_jobs_is_avoided_by_all_whoever_leads() {
         let refused = |uid: &str, minute: i64| job(uid, "Queued", "x", &[("n", "UnexpectedAdmissionError", minute)]);
@@ -274,7 +277,7 @@ mod tests {
         assert_eq!(incidents.next(&BTreeMap::new(), at(90)), Some(at(90 + 120)), "it grows");
     }
 
-    /// A template that cannot start anywhere would take all nodes away from others.
+    /// Otherwise a template that cannot start anywhere would take all nodes away from other jobs.
     #[test]
     fn a_sandbox_that_fails_is_the_nodes_fault_once_the_job_runs_elsewhere() {
         let failed = |uid: &str, stage: &str, on: &str| job(uid, stage, on, &[("n", "FailedCreatePodSandBox", 0)]);

@@ -1,6 +1,8 @@
-//! What the watches have shown, as small views: the one place that snapshots are made from.
+//! In-memory index of everything the watches have reported, as small views. All snapshots are built
+//! from it.
 //!
-//! Plain data: `apply` and `delete` take objects in, and return which jobs must be reconciled. It knows no client and no clock.
+//! Plain data without a client or a clock: `apply` and `delete` methods take objects, and return
+//! the jobs that must be reconciled.
 
 mod claims;
 mod forecast;
@@ -47,60 +49,63 @@ use switchyard_plan::cluster::view::{NodeView, ObjectView, PodView};
 use switchyard_plan::objects::Kind;
 use switchyard_worker_contract::event::Summary;
 
-/// A job that cannot be read, and why.
+/// A TrainJob that is invalid or too large, and the reason.
 #[derive(Debug, Clone)]
 pub struct Unreadable {
     pub version: String,
     pub why: String,
-    /// Its status says so.
+    /// Whether its status already reports it.
     pub told: bool,
 }
 
-/// Position of a pod in its job; pods are in the order of attempt and node rank.
+/// Position of a pod in its job. Pods are ordered by attempt and node rank.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Slot {
     pub attempt: u32,
     pub node_rank: u32,
-    /// Name of the pod: somebody else may have created another one with our labels.
+    /// Name of the pod, because another client may have created a second pod with our labels.
     pub name: String,
 }
 
-/// Where a pod is kept.
+/// The key of a pod in the index.
 #[derive(Debug)]
 struct Kept {
     job: JobId,
     slot: Slot,
 }
 
-/// What belongs to one job: what is in its namespace and carries its UID.
+/// The objects of one job: those in its namespace that carry its UID.
 #[derive(Debug, Default)]
 pub struct Family {
     pub key: Option<Key>,
     pub pods: BTreeMap<Slot, PodView>,
-    /// UIDs of pods that name the job as their controller and lack its label, by name.
+    /// UIDs, by name, of pods that have the job as their controller but lack its label.
     pub unlabelled: BTreeMap<String, String>,
     pub objects: BTreeMap<(Kind, String), ObjectView>,
-    /// A place that was decided a moment ago and is not in the cache yet.
+    /// A placement that was decided a moment ago and is not in the watch cache yet, with its
+    /// attempt.
     pub assumed: Option<(u32, PlacementStatus)>,
     pub own: OwnWrites,
-    /// What the last write met.
+    /// Error of the last write.
     pub trouble: Option<Trouble>,
     /// When the status was last written.
     pub status_written: Option<Timestamp>,
-    /// Last figures of the training, and the attempt that wrote them.
+    /// Latest training summary, and the attempt that wrote it.
     pub summary: Option<(u32, Summary)>,
     pub progress: Progress,
-    /// What pods said of the links between ranks, by attempt and node rank.
+    /// Reports of the links between ranks found in the pods' logs, by attempt and node rank.
     pub seen: BTreeMap<u32, BTreeMap<u32, LogObservation>>,
-    /// The API server refuses pods that do not say that they run as another user than root.
+    /// Whether the namespace enforces Pod Security `restricted`: the API server refuses pods that
+    /// do not declare that they run as non-root.
     pub restricted: bool,
-    /// The attempt that gives way to a job of higher priority, and to which one.
+    /// The attempt that is being preempted, and the name of the preempting job.
     pub gives_way_in: Option<u32>,
     pub gives_way_to: Option<String>,
 }
 
 impl Family {
-    /// Notes since when the scheduler refuses pods of this job: not while pods of an earlier attempt are on its nodes and have what they need.
+    /// Records since when the scheduler refuses pods of this job. Refusals do not count while pods
+    /// of an earlier attempt still occupy its nodes.
     pub fn note_refusals(&mut self, job: &TrainJob, now: Timestamp) {
         if self.pods.values().all(|pod| pod.unschedulable.is_none()) {
             return;
@@ -115,14 +120,14 @@ impl Family {
     }
 }
 
-/// What the watches have shown.
+/// Everything the watches have reported.
 #[derive(Debug, Default)]
 pub struct Index {
     pub jobs: BTreeMap<Key, Arc<TrainJob>>,
     pub unreadable: BTreeMap<Key, Unreadable>,
     pub families: BTreeMap<JobId, Family>,
     pub usage: Usage,
-    /// Since when nodes are not there on which pods of jobs are.
+    /// Deleted nodes that still have pods of jobs, and since when they are missing.
     pub missing: BTreeMap<String, Timestamp>,
     pub fleet: Fleet,
     pub incidents: Incidents,
@@ -130,53 +135,54 @@ pub struct Index {
     pub devices: Devices,
     pub places: Places,
     pub schedulers: Schedulers,
-    /// Where each pod of ours is kept, by its UID.
+    /// The position of each of our pods, by UID.
     pods: BTreeMap<String, Kept>,
-    /// Latest resource version seen in each namespace that has jobs, by kind: there may be a watch for each namespace, and one may be ahead of
-    /// another.
+    /// Latest resource version of each kind in each namespace that has jobs. Versions are per
+    /// namespace because each may have its own watch, and one may be ahead of another.
     versions: BTreeMap<String, BTreeMap<&'static str, u64>>,
-    /// Jobs that wait for a place, and for what.
+    /// Queued jobs, and what each waits for.
     pub waiting: BTreeMap<Key, Waiting>,
-    /// How late they are, when their order was looked at last.
+    /// The time at which the queue was last ordered, which determines how late each job is.
     pub lateness: Lateness,
-    /// What the first of them holds.
+    /// The reservation of the head of the queue.
     pub reservation: Option<Reservation>,
-    /// How long the head may hold nodes; `None`: forever.
+    /// Upper bound on the time for which the head may hold its reservation; `None` if unbounded.
     pub longest_reservation: Option<SignedDuration>,
-    /// Jobs that held nodes for as long, and until when they hold none.
+    /// Jobs that held a reservation for too long, and until when they get none.
     pub(crate) rests: BTreeMap<Key, Timestamp>,
-    /// UID of the job that held nodes under an earlier leader, and since when.
+    /// UID of the job that held the reservation under an earlier leader, and since when.
     pub(crate) held_before: Option<(String, Timestamp)>,
-    /// Run times stand in for limits that are missing; `None`: they do not.
+    /// Estimates run times of jobs without limits; `None` disables the estimates.
     pub predictor: Option<Predictor>,
-    /// What the namespaces had counts in the order of the queue; `None`: it does not.
+    /// Orders the queue by past usage of the namespaces; `None` disables fair share.
     pub fairness: Option<Fairness>,
-    /// Class of the ProvisioningRequests of gangs that lack nodes; `None`: none are made.
+    /// Class of the ProvisioningRequests of gangs that lack nodes; `None` if none are created.
     pub provisioning_class: Option<String>,
-    /// Priority classes whose `preemptionPolicy: Never` is for the scheduler alone.
+    /// Priority classes whose `preemptionPolicy: Never` applies to the scheduler only.
     pub gang_classes: BTreeSet<String>,
-    /// What a job says of others names those of other namespaces too.
+    /// Whether messages in a job's status name jobs of other namespaces.
     pub names_others: bool,
-    /// How long gangs wait for a better place; `None`: they do not.
+    /// How long gangs wait for a better placement; `None` if they do not.
     pub patience: Option<Patience>,
-    /// Since when jobs that wait for one could have begun.
+    /// Jobs that wait for a better placement, and since when they could have started.
     pub(crate) could_begin: BTreeMap<Key, Timestamp>,
-    /// When those that wait can begin.
+    /// Start time estimates of queued jobs.
     pub forecasts: Forecasts,
-    /// Jobs whose pods a ResourceQuota kept from being made when they were tried last. Those whose trouble is over are dropped when it is read.
+    /// Jobs whose pods were last refused because of a ResourceQuota. Reading it drops those that
+    /// have recovered.
     pub(crate) short_of_quota: BTreeSet<JobId>,
-    /// What gangs hold that start again.
+    /// Takers that hold the GPUs of restarting gangs.
     pub holes: BTreeMap<JobId, Vec<String>>,
 }
 
-/// What a change means.
+/// The consequences of a change.
 #[derive(Debug, Default)]
 pub struct Effect {
     /// Jobs to reconcile.
     pub jobs: BTreeSet<Key>,
-    /// Nodes on which there may be more room.
+    /// Nodes that may have more room.
     pub room: BTreeSet<String>,
-    /// A job that lacked quota and may have it now: its pods are tried again without a pause.
+    /// A job that lacked quota and may have it now. Its pods are created again without backoff.
     pub quota: Option<Key>,
 }
 
@@ -196,7 +202,7 @@ impl Index {
         }
     }
 
-    /// Whether the cache shows what was written for a job.
+    /// Whether the watch cache shows everything that was written for a job.
     pub fn catch_up(&mut self, job: &JobId, now: Instant) -> Cache {
         let seen = self.versions.entry(job.namespace.clone()).or_default();
         self.families.entry(job.clone()).or_default().own.catch_up(seen, now)
@@ -217,7 +223,7 @@ impl Index {
         if let Some(before) = self.jobs.get(&key)
             && before.metadata.uid != job.metadata.uid
         {
-            // Deleted and made again while we did not look.
+            // The job was deleted and created again between two events of the watch.
             self.forget_job(&key, &mut effect);
         }
         let family = self.families.entry(id.clone()).or_default();
@@ -241,7 +247,8 @@ impl Index {
         }
         let limits = [before.as_ref(), self.jobs.get(&key)].map(|job| limit(job).unwrap_or(i64::MAX));
         if before.is_some() && limits[1] > limits[0] {
-            // It came to the head of the queue with a lower limit.
+            // The job reached the head of the queue with a lower limit, so it loses its
+            // reservation.
             effect.room.extend(self.unreserve(|held| held.job == id));
         }
         effect.room.extend(self.hold_holes(&id));
@@ -250,19 +257,19 @@ impl Index {
         effect
     }
 
-    /// A job that cannot be read appeared or changed.
+    /// A TrainJob that is invalid or too large appeared or changed.
     pub fn apply_unreadable(&mut self, metadata: &ObjectMeta, why: String) -> Effect {
         self.saw("TrainJob", metadata);
         let key = key_of(metadata);
         let version = metadata.resource_version.clone().unwrap_or_default();
-        // Our own write comes back as a change and must not be reported twice.
+        // Do not report it again: our own status write comes back as a change.
         let told = self.unreadable.get(&key).is_some_and(|before| before.told && before.why == why);
         self.unreadable.insert(key.clone(), Unreadable { version, why, told });
         let jobs = if told { BTreeSet::new() } else { BTreeSet::from([key]) };
         Effect { jobs, ..Effect::default() }
     }
 
-    /// A job is gone.
+    /// A job was deleted.
     pub fn delete_job(&mut self, metadata: &ObjectMeta) -> Effect {
         self.saw("TrainJob", metadata);
         let mut effect = Effect::default();
@@ -323,14 +330,14 @@ impl Index {
         effect
     }
 
-    /// An object other than a pod is gone, or lost its label.
+    /// An object other than a pod was deleted, or lost its label.
     pub fn delete_object(&mut self, kind: Kind, metadata: &ObjectMeta) -> Effect {
         self.saw(kind.name(), metadata);
         let mut effect = Effect::default();
         let name = metadata.name.clone().unwrap_or_default();
         let place = (kind, name);
         let uid = metadata.uid.clone().unwrap_or_default();
-        // The labels may be the ones it has now: looked up by UID.
+        // Search by UID, because the labels may have changed since.
         let holds = |family: &Family| family.objects.get(&place).is_some_and(|object| object.uid == uid);
         let Some(job) = self.families.iter().find(|(_, family)| holds(family)).map(|(job, _)| job.clone()) else {
             return effect;
@@ -363,7 +370,7 @@ impl Index {
         effect
     }
 
-    /// A node is gone.
+    /// A node was deleted.
     pub fn delete_node(&mut self, metadata: &ObjectMeta) -> Effect {
         self.saw("Node", metadata);
         let mut effect = Effect::default();
@@ -382,7 +389,7 @@ impl Index {
         }
     }
 
-    /// Takes a place into account before the cache shows it.
+    /// Applies a placement before the watch cache shows it.
     pub fn assume(&mut self, job: &JobId, attempt: u32, placement: Option<PlacementStatus>) {
         if let Some(family) = self.families.get_mut(job) {
             family.assumed = placement.map(|placement| (attempt, placement));

@@ -1,4 +1,4 @@
-//! What is read off a job: its key, its attempt, its place, its stage.
+//! Key, identity, attempt, placement and stage of a job.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use switchyard_crds::{PlacementStatus, TrainJob, TrainJobStatus, conditions};
@@ -16,8 +16,9 @@ impl std::fmt::Display for Key {
     }
 }
 
-/// A job for good: one of the same name that is made later has another UID, and a UID is worth nothing in another namespace than the job's,
-/// where somebody else may write it into his objects.
+/// Permanent identity of a job. A job created later under the same name has another UID. The
+/// namespace is part of it because users of other namespaces can write the UID into their own
+/// objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct JobId {
     pub namespace: String,
@@ -30,7 +31,7 @@ impl JobId {
     }
 }
 
-/// Number of the attempt that a job is in.
+/// Number of the current attempt.
 pub fn attempt_of(job: &TrainJob) -> u32 {
     job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0).unsigned_abs()
 }
@@ -40,24 +41,25 @@ pub fn is_live(job: &TrainJob) -> bool {
     !switchyard_plan::cluster::is_over(job)
 }
 
-/// True if a job stands in the queue by its status: it waits for room.
+/// Whether a job is queued for room according to its status.
 pub(crate) fn is_queued(job: &TrainJob) -> bool {
     let placed = job.status.as_ref().and_then(|status| status.condition(conditions::PLACED));
     is_live(job) && !job.spec.suspend && placed.is_some_and(|placed| placed.reason == conditions::NO_ROOM)
 }
 
-/// The place of a job that has one now.
+/// The current placement of a job.
 pub fn placement_of(job: &TrainJob) -> Option<&PlacementStatus> {
     place_in(job.status.as_ref()?)
 }
 
-/// The place that a job with this status has.
+/// The current placement of a job with this status.
 pub fn place_in(status: &TrainJobStatus) -> Option<&PlacementStatus> {
     let is_over = status.is(conditions::COMPLETE) || status.is(conditions::FAILED);
     status.placement.as_ref().filter(|_| status.is(conditions::PLACED) && !is_over)
 }
 
-/// Whether a job has another place by its next status. A gang that starts again where it was has none in between.
+/// Whether the next status changes the placement. A gang that restarts on its old nodes has no
+/// placement in between.
 pub fn is_another_place(job: &TrainJob, next: &TrainJobStatus) -> bool {
     placement_of(job) != place_in(next)
 }

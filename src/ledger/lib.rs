@@ -1,16 +1,17 @@
-//! What the controller knows, as pure state: objects go in, effects come out, and nobody is asked.
+//! The controller's knowledge of the cluster as pure state: objects in, effects out, no I/O.
 //!
 //! ```text
-//! watch ─> index (jobs with their pods, nodes) ─┬─> usage, devices (what is free, who has which GPU)
-//!                                               ├─> contention (whose turn it is, what is held, who gives way)
-//!                                               ├─> waiting (which change is worth another plan), forecast (when those that wait can begin)
-//!                                               ├─> predictor (how long jobs without a limit may run)
-//!                                               ├─> fairness (what each namespace had lately)
-//!                                               ├─> quota (which job of a namespace keeps its pods)
-//!                                               ├─> refusals (whose jobs held nodes and could not start)
-//!                                               ├─> schedulers (which have been heard of)
-//!                                               └─> own_writes (what was written and not seen yet)
-//! a file of objects ─> offline ─> the same index ─> where a job would go
+//! watch ─> index (jobs with their pods, nodes) ─┬─> usage, devices (free resources, GPU owners)
+//!                                               ├─> contention (order, reservation, preemption)
+//!                                               ├─> waiting (changes worth a new plan)
+//!                                               ├─> forecast (start times of queued jobs)
+//!                                               ├─> predictor (run times of jobs without a limit)
+//!                                               ├─> fairness (decayed usage per namespace)
+//!                                               ├─> quota (the job that keeps its pods)
+//!                                               ├─> refusals (jobs that held nodes in vain)
+//!                                               ├─> schedulers (those known to exist)
+//!                                               └─> own_writes (not in the cache yet)
+//! a file of objects ─> offline ─> the same index ─> placement of a job
 //! ```
 #![forbid(unsafe_code)]
 

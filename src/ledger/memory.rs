@@ -1,5 +1,6 @@
-//! State of the leader that no object holds, for the next leader: since when the head of the queue holds nodes, and which jobs held nodes for
-//! nothing. It is an annotation of the Lease, which the leader renews anyway and tenants cannot change.
+//! State that the leader passes to the next leader because no object holds it: since when the head
+//! of the queue holds its reservation, and which jobs held nodes in vain. It is an annotation of
+//! the Lease, which the leader renews anyway and tenants cannot change.
 
 use crate::index::Index;
 use crate::job::{JobId, Key};
@@ -7,31 +8,33 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Entries of a kind that are written: the Lease is small.
+/// Upper bound on entries of each kind, because a Lease must stay small.
 const MOST: usize = 32;
 
-/// The state, as the annotation has it.
+/// The state, as stored in the annotation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Memory {
-    /// UID of the job that holds nodes, and since when.
+    /// UID of the job that holds the reservation, and since when.
     #[serde(skip_serializing_if = "Option::is_none")]
     holder: Option<(String, Timestamp)>,
-    /// Until when jobs that held nodes for too long hold none, by namespace and name.
+    /// Jobs that held a reservation for too long, and until when they get none, by
+    /// `namespace/name`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     rests: BTreeMap<String, Timestamp>,
-    /// When jobs held nodes for nothing, by namespace and UID.
+    /// Times at which jobs held nodes in vain, by namespace and UID.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     refusals: BTreeMap<String, BTreeMap<String, Timestamp>>,
 }
 
 impl Memory {
-    /// Reads what an earlier leader wrote. Text that cannot be read, perhaps of another version, is ignored.
+    /// Parses the state written by an earlier leader. Invalid text, perhaps from another version,
+    /// is ignored.
     pub fn read(text: &str) -> Memory {
         serde_json::from_str(text).unwrap_or_default()
     }
 
-    /// `None`: there is nothing to remember.
+    /// The state as JSON; `None` if it is empty.
     pub fn text(&self) -> Option<String> {
         (*self != Memory::default()).then(|| serde_json::to_string(self).ok()).flatten()
     }
@@ -63,7 +66,7 @@ impl Index {
         }
     }
 
-    /// Since when a job held nodes under an earlier leader.
+    /// Since when a job held the reservation under an earlier leader.
     pub(crate) fn held_before(&mut self, job: &JobId) -> Option<Timestamp> {
         self.held_before.take_if(|(uid, _)| *uid == job.uid).map(|(_, since)| since)
     }
@@ -82,7 +85,8 @@ mod tests {
         JobId { namespace: namespace.into(), uid: uid.into() }
     }
 
-    /// A tenant whose three jobs had held nodes for nothing was the first again under the next leader.
+    /// Regression test: after a change of leader, a tenant whose three jobs had held nodes in vain
+    /// was first in the queue again.
     #[test]
     fn the_next_leader_sets_a_namespace_back_and_lets_a_job_rest_as_the_last_one_did() {
         let (mut last, mut next) = (Index::default(), Index::default());

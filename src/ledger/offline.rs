@@ -1,4 +1,5 @@
-//! A cluster as a list of objects, read as the controller reads it: what it would decide, and why. No client, no clock.
+//! Offline view of a cluster from a list of objects: what the controller would decide, and why. No
+//! client, no clock.
 
 mod volumes;
 
@@ -26,7 +27,7 @@ use switchyard_plan::cluster::{PlacementRules, Question, Waits};
 use switchyard_plan::objects::{Defaults, observed_content, pod};
 use switchyard_plan::{Invalid, ValidJob, validate};
 
-/// Kinds that matter for placement; others are ignored.
+/// Kinds that affect placement; others are ignored.
 pub const KINDS: [&str; 12] = [
     "Node",
     "Pod",
@@ -42,49 +43,50 @@ pub const KINDS: [&str; 12] = [
     "ResourceClaimTemplate",
 ];
 
-/// A cluster at one moment.
+/// A snapshot of a cluster.
 pub struct Cluster {
     index: Index,
     defaults: Defaults,
     levels: Levels,
-    /// Priorities by class, and that of pods without one.
+    /// Priority by priority class.
     classes: BTreeMap<String, i32>,
     default_priority: i32,
     storage: Storage,
     now: Timestamp,
-    /// Of jobs whose manifest names none.
+    /// Namespace of jobs whose manifest sets none.
     namespace: String,
 }
 
-/// Whether the place that a job has counts.
+/// Whether the job's current placement counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Earlier {
-    /// As if the job were new.
+    /// Ignored, as if the job were new.
     Forgotten,
-    /// As after a failure: what can stay, stays.
+    /// Counts, as after a failure: the job keeps the nodes that it can.
     Kept,
 }
 
-/// What the controller would do with a job.
+/// The controller's decision about a job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Verdict {
-    /// The place, or why there is none.
+    /// The placement, or the reason why there is none.
     pub place: Result<Placed, NoPlace>,
-    /// The job ahead in the queue that holds nodes.
+    /// The job ahead in the queue that holds a reservation.
     pub ahead: Option<Ahead>,
-    /// When it can begin, if it waits.
+    /// Estimated start time if the job is queued.
     pub forecast: Option<Forecast>,
-    /// Jobs that would be stopped for it.
+    /// Jobs that would be preempted for it.
     pub victims: Vec<String>,
-    /// How its processes would reach each other, or why they must not; `None`: it has no place, or no use for a fabric.
+    /// The fabric its processes would use, or the reason why they must not. `None` without a
+    /// placement, or if the job needs no fabric.
     pub fabric: Option<Result<Decided, String>>,
 }
 
 impl Cluster {
-    /// Takes the objects of a moment in.
+    /// Builds the view from the objects of one moment.
     ///
     /// # Errors
-    /// An object that cannot be read: its position, name and what is wrong with it.
+    /// An object is invalid; the error has its position, kind, name and fault.
     pub fn of(items: &[Value], defaults: Defaults, levels: Levels, now: Timestamp) -> Result<Cluster, String> {
         let (index, classes) = (Index::default(), BTreeMap::new());
         let namespace = "default".to_string();
@@ -95,7 +97,7 @@ impl Cluster {
             let kind = item.get("kind").and_then(Value::as_str).unwrap_or("-");
             cluster.take(kind, item).map_err(|error| format!("items[{position}] ({kind} {name}): {error}"))?;
         }
-        // Whoever has these objects has read the names.
+        // The user has these objects, and so already knows all names.
         cluster.index.names_others = true;
         let ids: Vec<JobId> = cluster.index.families.keys().cloned().collect();
         ids.iter().for_each(|id| cluster.resolve(id));
@@ -104,18 +106,18 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The same, with this namespace instead of `default`.
+    /// Replaces the namespace `default` of jobs whose manifest sets none.
     #[must_use]
     pub fn from_namespace(self, namespace: String) -> Cluster {
         Cluster { namespace, ..self }
     }
 
-    /// The namespace of jobs whose manifest names none.
+    /// Namespace of jobs whose manifest sets none.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// Fills in where the pods of a job can use their volumes.
+    /// Resolves from which nodes the pods of a job can use their volumes.
     fn resolve(&mut self, id: &JobId) {
         let pods = self.index.families.get_mut(id).into_iter().flat_map(|family| family.pods.values_mut());
         for rules in pods.filter_map(|pod| pod.rules.as_mut()).filter(|rules| !rules.is_known()) {
@@ -133,7 +135,7 @@ impl Cluster {
             "PlacementSlice" => drop(index.show_slice(read(item)?)),
             "ResourceSlice" => drop(index.apply_slice(&read(item)?, &self.defaults.gpu_driver)),
             "ResourceClaim" => drop(index.apply_claim(&read(item)?, observed_content(item))),
-            // As in the controller, a report that cannot be read costs its own node only.
+            // As in the controller, an invalid report affects only its own node.
             "GPUTopology" => match read::<GPUTopology>(item) {
                 Ok(report) => drop(index.apply_report(&report.metadata, Ok(&report))),
                 Err(error) => {
@@ -153,13 +155,13 @@ impl Cluster {
         Ok(())
     }
 
-    /// The first object that the pods of a job name and that does not exist.
+    /// The first missing object among those that the job's pods reference.
     fn absent(&self, job: &TrainJob) -> Option<&str> {
         let family = self.index.families.get(&JobId::of(&job.metadata));
         absent(family.into_iter().flat_map(|family| family.pods.values()))
     }
 
-    /// Jobs that wait stand in the queue, and the first of them holds its nodes.
+    /// Queues the waiting jobs, in order, so that the head of the queue gets its reservation.
     fn queue(&mut self) {
         let is_waiting = |job: &TrainJob| is_queued(job) && self.absent(job).is_none();
         let waiting = self.index.jobs.iter().filter(|(_, job)| is_waiting(job));
@@ -177,7 +179,7 @@ impl Cluster {
         self.index.usage.nodes()
     }
 
-    /// All jobs, in the order of namespace and name.
+    /// All jobs, ordered by namespace and name.
     pub fn jobs(&self) -> Vec<&TrainJob> {
         let mut jobs: Vec<(&Key, &TrainJob)> = self.index.jobs.iter().map(|(key, job)| (key, &**job)).collect();
         jobs.sort_by_key(|(key, _)| *key);
@@ -190,21 +192,21 @@ impl Cluster {
         self.index.jobs.get(&key).map(|job| &**job)
     }
 
-    /// The moment that the objects are of.
+    /// The time of the snapshot.
     pub fn now(&self) -> Timestamp {
         self.now
     }
 
-    /// The levels of domains that count.
+    /// The topology levels in use.
     pub fn levels(&self) -> &Levels {
         &self.levels
     }
 
-    /// What the controller would do with a job: with a new one, with one of the cluster if it had to be placed now, or, where its earlier
-    /// place counts, after a failure.
+    /// The controller's decision about a new job, about a job of the cluster if it had to be placed
+    /// now, or, with [`Earlier::Kept`], about a job after a failure.
     ///
     /// # Errors
-    /// The job asks for something that cannot be.
+    /// The job is invalid.
     pub fn look(&mut self, job: &TrainJob, earlier: Earlier) -> Result<Verdict, Vec<Invalid>> {
         let mut job = job.clone();
         let valid = validate(&job)?;
@@ -231,7 +233,7 @@ impl Cluster {
             return Ok(Verdict { place, ahead: None, forecast: None, victims: Vec::new(), fabric: None });
         }
         let left_out = self.index.left_out(&id, self.now);
-        // What it has itself is not in its way.
+        // The job's own shares do not block it.
         let own = self.index.takers_of(&id, |_| true);
         let mut without = Without::new(&mut self.index, &own);
         let ahead = without.ahead_of(&job, self.now);
@@ -253,7 +255,8 @@ impl Cluster {
         Ok(Verdict { place, ahead, forecast, victims: victims.iter().map(ToString::to_string).collect(), fabric })
     }
 
-    /// A job as it is when its pods have been created: it has a priority then, and so a turn.
+    /// Adds a job as if its pods had been created, because the priority, and with it the queue
+    /// position, comes from the pods.
     fn submit(&mut self, job: &TrainJob, valid: &ValidJob, attempt: u32) {
         self.index.apply_job(job.clone());
         let mut made = pod(job, valid, &self.defaults, attempt, 0);
@@ -266,7 +269,7 @@ impl Cluster {
         self.resolve(&JobId::of(&job.metadata));
     }
 
-    /// Places a job: for later questions its resources are taken.
+    /// Places a job: its resources are taken in all later decisions.
     pub fn settle(&mut self, job: &TrainJob, placed: &Placed) {
         let Ok(valid) = validate(job) else { return };
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now: self.now };

@@ -1,99 +1,102 @@
-//! "Do not plan again before the cache shows my last write": per job, what was written and not seen yet.
+//! "Do not plan again before the cache shows my last write": the writes for one job that the watch
+//! cache does not show yet.
 //!
-//! Kubernetes' own controllers do the same (KEP-5647). Resource versions of one API server grow, and a watch shows changes of a
-//! kind in their order, so one number per kind is enough. Names are deterministic, so nothing but wasted calls would follow if
-//! this were wrong; therefore it gives up waiting after [`PATIENCE`].
+//! Kubernetes' own controllers do the same (KEP-5647). Resource versions of one API server grow,
+//! and a watch delivers the changes of a kind in their order, so one number per kind is enough.
+//! Object names are deterministic, so an error here would only waste calls; this is why waiting
+//! ends after [`PATIENCE`].
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 use switchyard_core::digest::fnv1a;
 
-/// Longest wait for the cache. A watch that is this late is restarted by its own timeout.
+/// Upper bound on waiting for the cache. A watch that lags further is restarted by its own timeout.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// First pause in a fight; each further one is twice as long.
+/// First pause in a fight with another writer; it doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// Longest pause in a fight.
+/// Upper bound on that pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// A fight is over when nothing was undone for this long.
+/// A fight is over once nothing was undone for this long.
 pub const PEACE: Duration = Duration::from_secs(60);
 
-/// Statuses of an attempt that are remembered. A job that waits for days says something new all the time.
+/// Number of statuses remembered per attempt. It is bounded because the status of a queued job
+/// keeps changing.
 const MOST_SAID: usize = 16;
 
-/// What this process wrote for one job.
+/// The writes of this process for one job.
 #[derive(Debug, Default)]
 pub struct OwnWrites {
     expected: BTreeMap<&'static str, (u64, Instant)>,
     deleted: BTreeMap<String, Instant>,
-    /// Pods whose gates were lifted, as far as is known: a reply may be lost.
+    /// Pods whose gates were or may have been lifted, because a reply can be lost.
     released: BTreeSet<String>,
-    /// Objects made for the current attempt, to notice that they are made again and again.
+    /// Objects created in the current attempt, to detect repeated creation.
     made: (u32, BTreeSet<String>),
-    /// What the status said in the current attempt, as digests, the newest last.
+    /// Digests of the statuses written in the current attempt, newest last.
     said: VecDeque<u64>,
-    /// What it said when it was written last.
+    /// Digest of the last status written.
     last: Option<u64>,
     fight: Option<Fight>,
     hold: Option<Instant>,
 }
 
-/// Whether the cache shows what was written.
+/// Whether the cache shows all writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cache {
-    /// Everything.
+    /// All writes are visible.
     Current,
-    /// Not everything, but [`PATIENCE`] is over.
+    /// Some writes are missing, but [`PATIENCE`] has passed.
     GivenUp,
-    /// Not yet; it is waited for until then.
+    /// Some writes are missing; wait until this time.
     Behind { until: Instant },
 }
 
-/// Another writer undoes what this process writes.
+/// Another writer keeps undoing writes of this process.
 #[derive(Debug, Clone)]
 struct Fight {
-    /// What is undone.
+    /// The object that is undone.
     what: String,
-    /// Our last try.
+    /// Time of our last try.
     last: Instant,
-    /// Before the next one.
+    /// Time to wait before the next try.
     pause: Duration,
 }
 
 impl OwnWrites {
-    /// An object of this kind was written with this resource version.
+    /// Records that an object of this kind was written with this resource version.
     pub fn wrote(&mut self, kind: &'static str, version: &str, now: Instant) {
         let Ok(version) = version.parse::<u64>() else { return };
         let expected = self.expected.entry(kind).or_insert((0, now));
         *expected = (expected.0.max(version), now);
     }
 
-    /// An object was deleted.
+    /// Records that an object was deleted.
     pub fn deletes(&mut self, uid: String, now: Instant) {
         self.deleted.insert(uid, now);
     }
 
-    /// The gate of a pod is about to be lifted.
+    /// Records that the gate of a pod is about to be lifted.
     pub fn releases(&mut self, uid: String) {
         self.released.insert(uid);
     }
 
-    /// Whether the gate of this pod may have been lifted, whatever the cache shows.
+    /// Whether the gate of this pod may have been lifted, even if the cache does not show it.
     pub fn released(&self, uid: &str) -> bool {
         self.released.contains(uid)
     }
 
-    /// The cache shows that an object is gone: what was done to it need not be remembered any longer.
+    /// Forgets an object that is gone from the cache.
     pub fn forget(&mut self, uid: &str) {
         self.deleted.remove(uid);
         self.released.remove(uid);
     }
 
-    /// Whether this object was deleted by us a moment ago.
+    /// Whether this process deleted the object a moment ago.
     pub fn deleted(&self, uid: &str, now: Instant) -> bool {
         self.deleted.get(uid).is_some_and(|at| now.duration_since(*at) < PATIENCE)
     }
 
-    /// Compares what the cache shows with what was written, and forgets what it shows or what was waited for too long.
+    /// Compares the cache with the writes, and forgets those that are visible or overdue.
     pub fn catch_up(&mut self, versions: &BTreeMap<&'static str, u64>, now: Instant) -> Cache {
         self.deleted.retain(|_, at| now.duration_since(*at) < PATIENCE);
         self.expected.retain(|kind, (version, _)| versions.get(kind).is_none_or(|seen| seen < version));
@@ -105,21 +108,22 @@ impl OwnWrites {
         Cache::GivenUp
     }
 
-    /// Records that an object is about to be made (or set right) in an attempt. Returns whether that was recorded before.
+    /// Records that an object is about to be created or repaired in an attempt. Returns whether
+    /// that had been recorded before.
     pub fn record_made(&mut self, attempt: u32, name: String) -> bool {
         self.enter(attempt);
         !self.made.1.insert(name)
     }
 
     fn enter(&mut self, attempt: u32) {
-        // Attempts only grow; a lower number comes from another writer.
+        // Attempts only grow, so a lower number comes from another writer.
         if self.made.0 < attempt {
             self.made = (attempt, BTreeSet::new());
             self.said.clear();
         }
     }
 
-    /// Notes what a status says that was written in an attempt.
+    /// Records the text of a status written in an attempt.
     pub fn says(&mut self, attempt: u32, words: &str) {
         self.enter(attempt);
         let digest = fnv1a(words);
@@ -131,37 +135,38 @@ impl OwnWrites {
         self.last = Some(digest);
     }
 
-    /// Whether a status said that before.
+    /// Whether a status with this text was written before in this attempt or a later one.
     pub fn has_said(&self, attempt: u32, words: &str) -> bool {
         self.made.0 >= attempt && self.said.contains(&fnv1a(words))
     }
 
-    /// Whether another writer changed the status since it was last written here.
+    /// Whether another writer changed the status since this process last wrote it.
     pub fn is_changed(&self, words: &str) -> bool {
         self.last.is_some_and(|last| last != fnv1a(words))
     }
 
-    /// Nothing is created before this time: the last try was refused. What was refused is not undone by anybody.
+    /// Creates nothing before this time, because the last try was refused. A refusal is not a
+    /// fight, so this ends any fight.
     pub fn hold(&mut self, until: Instant) {
         (self.fight, self.made.1) = (None, BTreeSet::new());
         self.said.clear();
         self.hold = Some(until);
     }
 
-    /// What was refused may be accepted now.
+    /// Ends the backoff, because a refused write may succeed now.
     pub fn release_hold(&mut self) {
         self.hold = None;
     }
 
-    /// Until when nothing is created.
+    /// The end of the backoff, if it is still in effect.
     pub fn held(&self, now: Instant) -> Option<Instant> {
         self.hold.filter(|until| *until > now)
     }
 
-    /// Records a repetition of something that was done before.
+    /// Records that a write is repeated because another writer may have undone it.
     ///
     /// # Errors
-    /// It is too early: the time at which it is allowed.
+    /// It is too early; the error is the earliest time for the repetition.
     pub fn try_repeat(&mut self, what: &str, now: Instant) -> Result<(), Instant> {
         let pause = match self.fight.as_ref().filter(|fight| now.duration_since(fight.last) < PEACE) {
             None => FIRST_PAUSE,
@@ -172,7 +177,7 @@ impl OwnWrites {
         Ok(())
     }
 
-    /// What another writer keeps undoing.
+    /// The object that another writer keeps undoing.
     pub fn fights(&self, now: Instant) -> Option<&str> {
         let goes_on = |fight: &&Fight| fight.pause > FIRST_PAUSE && now.duration_since(fight.last) < PEACE;
         self.fight.as_ref().filter(goes_on).map(|fight| fight.what.as_str())
@@ -217,7 +222,7 @@ mod tests {
         assert!(own.has_said(2, "starts") && !own.has_said(2, "runs"), "of another attempt");
     }
 
-    /// Every distinct text was kept: up to 17 MB a day for a job that waits.
+    /// Regression test: every distinct text was kept, up to 17 MB a day for a queued job.
     #[test]
     fn a_job_that_waits_for_days_costs_no_memory() {
         let mut own = OwnWrites::default();

@@ -1,20 +1,23 @@
-//! How long jobs without a limit may run, guessed from those before them. A guess decides who goes first; no job is stopped for it.
+//! Run time estimates for jobs without a limit, from the run times of earlier jobs. An estimate
+//! only affects which job starts first; no job is stopped because of it.
 
 use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, VecDeque};
 use switchyard_crds::TrainJob;
 use switchyard_plan::job::gpus;
 
-/// What a guess is made of. How much these numbers matter: `cargo xtask bench queue --part constants` plays each at half and twice its value.
+/// Parameters of the estimates. `cargo xtask bench queue --part constants` measures the effect of
+/// halving and doubling each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Guess {
-    /// Jobs whose run times are kept of each kind. If their order says nothing, the next one runs longer than all of 20 in one case of 21,
-    /// whatever the run times are like.
+    /// Number of run times kept per kind of job. If run times are independent of their order, the
+    /// next job outlasts all of 20 with probability 1/21, whatever their distribution.
     pub kept: usize,
-    /// A job that runs has ended in one case of two after so much more of the time that it has run, percent: as much again, by the heavy tails of run
-    /// times (the source is with `plan::cluster::forecast`).
+    /// Median remaining run time of a running job, in percent of its elapsed time. 100 because run
+    /// times are heavy-tailed (see `plan::cluster::forecast` for the source).
     pub again_percent: i32,
-    /// A job that has run for less than this may as well end in so much time: start-up and compilation say nothing of how long it runs.
+    /// Lower bound on the remaining run time, because start-up and compilation say nothing about
+    /// the total.
     pub least: SignedDuration,
 }
 
@@ -24,10 +27,10 @@ impl Default for Guess {
     }
 }
 
-/// Jobs that are like each other: namespace, pods, GPUs of each pod.
+/// Jobs considered alike: same namespace, number of pods, and GPUs per pod.
 type Likeness = (Option<String>, i32, u32);
 
-/// How long the last jobs of each kind ran.
+/// Run times of the last jobs of each kind.
 #[derive(Debug, Default)]
 pub struct Predictor {
     guess: Guess,
@@ -35,12 +38,12 @@ pub struct Predictor {
 }
 
 impl Predictor {
-    /// Knows no job yet.
+    /// Starts without any run times.
     pub fn new(guess: Guess) -> Predictor {
         Predictor { guess, past: BTreeMap::new() }
     }
 
-    /// A job has ended.
+    /// Adds the run time of a job that has ended.
     pub(crate) fn learn(&mut self, job: &TrainJob) {
         let Some(status) = &job.status else { return };
         let (Some(from), Some(to)) = (&status.placed_time, &status.completion_time) else { return };
@@ -49,13 +52,14 @@ impl Predictor {
         past.push_front(to.0.duration_since(from.0));
     }
 
-    /// When a job has ended if it starts now and runs no longer than those before it; `None`: too few are known.
+    /// Estimated end of a job if it starts now and runs no longer than the earlier ones; `None` if
+    /// too few are known.
     pub(crate) fn end_of_next(&self, job: &TrainJob, now: Timestamp) -> Option<Timestamp> {
         let past = self.past.get(&likeness(job)).filter(|past| past.len() == self.guess.kept)?;
         now.checked_add(*past.iter().max()?).ok()
     }
 
-    /// When a job that runs has ended in one case of two.
+    /// Median estimate of when a running job ends.
     pub(crate) fn end_of_running(&self, job: &TrainJob, now: Timestamp) -> Option<Timestamp> {
         let since = job.status.as_ref()?.placed_time.as_ref()?.0;
         let again = now.duration_since(since).saturating_mul(self.guess.again_percent) / 100;

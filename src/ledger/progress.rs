@@ -1,28 +1,30 @@
-//! Whether a gang makes progress, as the logs of its pods say.
+//! Detects from pod logs whether a gang makes progress.
 //!
-//! The pod of rank 0 says most, and comes first. If its kubelet does not answer, the log of another pod shows that the ranks go on.
+//! The pod of rank 0 is read first because it logs most. If its kubelet does not answer, the log of
+//! another pod shows whether the ranks make progress.
 
 use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::{TrainJobStatus, conditions};
 use switchyard_plan::cluster::view::{NodeView, Phase, PodView};
 
-/// Further pods that are read while those before them cannot be.
+/// Number of further pods to read while the logs of earlier ones are unavailable.
 const MOST_OTHERS: usize = 3;
 
-/// What the logs of a job's pods said.
+/// Progress according to the logs of a job's pods.
 #[derive(Debug, Default)]
 pub struct Progress {
-    /// The newest step of an attempt, and when it was first seen.
+    /// Attempt and newest step, and when this step was first seen.
     newest: Option<(u32, u64, Timestamp)>,
-    /// Pods whose logs could not be read last time, by UID.
+    /// UIDs of pods whose logs could not be read last time.
     unread: BTreeSet<String>,
-    /// A log was read, or could not be, since this controller leads.
+    /// Whether reading a log was tried, successfully or not, since this controller became the
+    /// leader.
     is_tried: bool,
 }
 
 impl Progress {
-    /// A log of this attempt was read and had this step; `None`: it has none yet.
+    /// Records the newest step in a log of this attempt; `None` if it has none yet.
     pub fn read(
         &mut self,
         attempt: u32,
@@ -35,19 +37,19 @@ impl Progress {
         self.unread.remove(uid);
         let known = self.of(attempt).or_else(|| written(status));
         if let Some(step) = step {
-            // Pods are read one after the other: an older step is no news.
+            // Ignore older steps: pods are read one after another.
             let (step, at) = known.filter(|(known, _)| *known >= step).unwrap_or((step, now));
             self.newest = Some((attempt, step, at));
         }
     }
 
-    /// The log of this pod cannot be read now.
+    /// Records that the log of this pod is unavailable.
     pub fn cannot_read(&mut self, uid: &str) {
         self.is_tried = true;
         self.unread.insert(uid.to_string());
     }
 
-    /// Another controller led meanwhile, and may have read other things.
+    /// This controller leads again after another one, whose reads it does not know.
     pub fn leads_again(&mut self) {
         self.is_tried = false;
     }
@@ -56,12 +58,12 @@ impl Progress {
         self.newest.filter(|(of, ..)| *of == attempt).map(|(_, step, at)| (step, at))
     }
 
-    /// When the ranks of an attempt were last seen to make a step: by this controller, or by an earlier one.
+    /// When this controller or an earlier one last saw a new step of an attempt.
     pub fn last(&self, attempt: u32, status: Option<&TrainJobStatus>) -> Option<Timestamp> {
         self.of(attempt).or_else(|| written(status)).map(|(_, at)| at)
     }
 
-    /// Whether nothing has been read yet that could be.
+    /// Whether a log could be read but no read has been tried yet.
     pub fn is_awaited<'a>(
         &self,
         attempt: u32,
@@ -71,7 +73,8 @@ impl Progress {
         !self.is_tried && !self.sources(attempt, pods, nodes).is_empty()
     }
 
-    /// The pods to read: the first one whose node reports, and after each that cannot be read the next.
+    /// The pods to read: the first one on a node that reports, and one more after each that could
+    /// not be read.
     pub fn sources<'a>(
         &self,
         attempt: u32,
@@ -92,13 +95,14 @@ impl Progress {
         found
     }
 
-    /// Forgets a pod that is gone.
+    /// Forgets a deleted pod.
     pub fn forget(&mut self, uid: &str) {
         self.unread.remove(uid);
     }
 }
 
-/// The newest step in the status, and when it was first seen. While the condition says otherwise, the figures are those of an earlier attempt.
+/// The newest step in the status, and when it was first seen. Until the condition `Progressing` is
+/// true, the figures are from an earlier attempt.
 fn written(status: Option<&TrainJobStatus>) -> Option<(u64, Timestamp)> {
     let status = status.filter(|status| status.is(conditions::PROGRESSING))?;
     let figures = status.trainer_status.as_ref()?;
@@ -128,7 +132,8 @@ mod tests {
         ((0..nodes).map(pod).collect(), nodes_of.collect())
     }
 
-    /// Seen on real nodes: the kubelet of rank 0's node was stopped for 85 s, and a gang that trained was ended.
+    /// Regression test from real nodes: the kubelet of rank 0 was stopped for 85 s, and a gang that
+    /// was making progress was ended.
     #[test]
     fn another_pod_is_read_where_the_kubelet_of_the_first_does_not_answer() {
         let (pods, mut nodes) = gang(6);

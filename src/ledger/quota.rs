@@ -1,7 +1,8 @@
-//! Jobs of one namespace that share its ResourceQuotas.
+//! Jobs of one namespace that compete for its ResourceQuotas.
 //!
-//! A gang is made pod by pod, so two gangs could each hold a part of a quota and wait for the rest forever. Of the gangs that lack quota only the
-//! first in the order of the queue keeps its pods. A gang that only waits for room leaves the quota to one that has room and lacks quota.
+//! Gang pods are created one by one, so two gangs could each hold a part of a quota and deadlock.
+//! Of the gangs that lack quota, only the first in queue order keeps its pods. A gang that only
+//! lacks room leaves the quota to one that has room but lacks quota.
 
 use crate::index::Index;
 use crate::job::{JobId, Key, attempt_of, is_live, key_of, placement_of};
@@ -13,16 +14,16 @@ use switchyard_plan::cluster::find::find;
 use switchyard_plan::cluster::hindrance::Trouble;
 use switchyard_plan::cluster::turn::Turn;
 
-/// Jobs that are tried for room: each costs as much as a placement.
+/// Number of jobs to check for room, because each check costs a placement.
 const MOST_TRIED: usize = 4;
 
 impl Index {
-    /// The API server refused pods of a job for a quota.
+    /// Records that the API server refused pods of a job because of a quota.
     pub fn lacks_quota(&mut self, job: &JobId) {
         self.short_of_quota.insert(job.clone());
     }
 
-    /// Jobs of a namespace whose pods a quota keeps from being made, in the order of the queue.
+    /// The jobs of a namespace whose pods cannot be created for lack of quota, in queue order.
     pub fn short_of_quota_in(&mut self, namespace: &str) -> Vec<(Turn, Arc<TrainJob>)> {
         if self.short_of_quota.is_empty() {
             return Vec::new();
@@ -38,7 +39,8 @@ impl Index {
         jobs
     }
 
-    /// The job of the same namespace to which a job without a place has to leave the quota that its pods use; `None`: it keeps them.
+    /// The job in the same namespace for which an unplaced job must give up its pods and their
+    /// quota; `None` if it keeps them.
     pub fn quota_goes_to(&mut self, job: &TrainJob, rules: PlacementRules<'_>) -> Option<Key> {
         let id = JobId::of(&job.metadata);
         let mut short = self.short_of_quota_in(&id.namespace);
@@ -62,7 +64,7 @@ impl Index {
         Some(key_of(&other.metadata))
     }
 
-    /// Whether a job could begin now if its pods existed.
+    /// Whether a job could start now if its pods existed.
     fn has_room_now(&mut self, job: &TrainJob, rules: PlacementRules<'_>) -> bool {
         let found = self.asked(job, rules, |index, question| {
             let aside = index.not_in_the_way(job, rules.now);
@@ -72,7 +74,8 @@ impl Index {
         found.unwrap_or(false)
     }
 
-    /// Pods of a namespace are gone, and so some of its quota may be free: the first job that lacks it tries again at once.
+    /// Ends the backoff of the first job that lacks quota, because deleted pods of the namespace
+    /// may have freed some quota. Returns that job.
     pub(crate) fn quota_freed(&mut self, namespace: &str) -> Option<Key> {
         let (_, job) = self.short_of_quota_in(namespace).into_iter().next()?;
         let family = self.families.get_mut(&JobId::of(&job.metadata))?;
@@ -101,7 +104,7 @@ mod tests {
         JobId { namespace: "t".into(), uid: name.into() }
     }
 
-    /// A job that was made in this second, and so many of its pods.
+    /// Creates a job at this second, and this number of its pods.
     fn create(index: &mut Index, name: &str, second: i64, nodes: u32, pods: u32) {
         let created = Timestamp::from_second(second).unwrap();
         let limits = json!({"cpu": "2"});
@@ -155,7 +158,7 @@ mod tests {
         assert_eq!(all(&mut index), [None, Some("a".into()), None], "c has nothing to give back");
         index.families.get_mut(&id("a")).unwrap().trouble = None;
         assert_eq!(all(&mut index), [None, None, None], "a has all its pods");
-        // The first one is tried again once pods of the namespace are gone.
+        // The first job is tried again once pods of the namespace are deleted.
         refuse(&mut index, "a");
         assert_eq!(index.delete_pod(&pod("b", 0).metadata).quota, Some(key("a")));
         assert_eq!(index.delete_pod(&json_metadata("elsewhere")).quota, None);

@@ -1,7 +1,9 @@
-//! Namespaces whose jobs got nodes and could not start, since the API server refused what their pods need.
+//! Namespaces whose jobs got nodes but could not start, because the API server refused objects that
+//! their pods need.
 //!
-//! Each of these jobs held its nodes for 10 s. One that is created after the other would hold them all the time, so what is remembered outlives the
-//! job, and, in the leader's Lease, the leader (`memory`).
+//! Each of these jobs held its nodes for 10 s. Jobs created one after another would hold them
+//! permanently, so the record outlives the job and, through the leader's Lease, the leader
+//! (`memory`).
 
 use crate::job::{JobId, placement_of};
 use jiff::Timestamp;
@@ -10,12 +12,12 @@ use std::collections::BTreeMap;
 use switchyard_crds::{TrainJob, conditions};
 use switchyard_plan::cluster::turn::{is_recent, refused_at};
 
-/// So many jobs of a namespace, and all its jobs come after those of others.
+/// Number of recent refused jobs after which all jobs of a namespace go to the end of the queue.
 const MOST: usize = 3;
-/// Jobs of a namespace that are remembered.
+/// Number of refused jobs remembered per namespace.
 const REMEMBERED: usize = 16;
 
-/// When jobs were refused last, by namespace and UID.
+/// The last refusal of each job, by namespace and UID.
 #[derive(Debug, Default)]
 pub struct Refusals {
     of: BTreeMap<String, BTreeMap<String, Timestamp>>,
@@ -27,12 +29,13 @@ impl Refusals {
         let JobId { namespace, uid } = JobId::of(&job.metadata);
         match refused_at(job) {
             Some(at) => self.note(JobId { namespace, uid }, at),
-            // What was refused was accepted later.
+            // The API server accepted the objects later.
             None => drop(self.of.get_mut(&namespace).and_then(|of_namespace| of_namespace.remove(&uid))),
         }
     }
 
-    /// A job is gone. If none of its gates was lifted although it had a place, it held nodes for nothing.
+    /// A job was deleted. If it had a placement but none of its gates was lifted, it held nodes in
+    /// vain.
     pub fn forget_job(&mut self, job: &TrainJob, is_gated: bool) {
         let placed = placement_of(job).and(job.status.as_ref()).and_then(|status| status.condition(conditions::PLACED));
         if let Some(placed) = placed.filter(|_| is_gated) {
@@ -40,7 +43,7 @@ impl Refusals {
         }
     }
 
-    /// A job held nodes for nothing.
+    /// Records that a job held nodes in vain.
     pub(crate) fn note(&mut self, job: JobId, at: Timestamp) {
         let of_namespace = self.of.entry(job.namespace).or_default();
         of_namespace.insert(job.uid, at);
@@ -51,13 +54,14 @@ impl Refusals {
         }
     }
 
-    /// Whether the jobs of a namespace come after those of others.
+    /// Whether the jobs of a namespace go to the end of the queue.
     pub fn set_back(&self, namespace: &str, now: Timestamp) -> bool {
         let times = self.of.get(namespace).into_iter().flat_map(BTreeMap::values);
         times.filter(|at| is_recent(**at, now)).count() >= MOST
     }
 
-    /// What sets namespaces back, of the `most` that were refused last.
+    /// The refusals of the `most` namespaces with the latest ones, each cut to the number that sets
+    /// it back.
     pub(crate) fn latest(&self, most: usize) -> BTreeMap<String, BTreeMap<String, Timestamp>> {
         let mut namespaces: Vec<_> = self.of.iter().collect();
         namespaces.sort_by_key(|(_, jobs)| Reverse(jobs.values().max()));
@@ -69,7 +73,7 @@ impl Refusals {
         namespaces.into_iter().take(most).map(|(namespace, jobs)| (namespace.clone(), cut(jobs))).collect()
     }
 
-    /// Forgets what does not count any more.
+    /// Forgets refusals that are no longer recent.
     pub fn forget(&mut self, now: Timestamp) {
         self.of.retain(|_, times| {
             times.retain(|_, at| is_recent(*at, now));
@@ -104,7 +108,7 @@ mod tests {
         .unwrap()
     }
 
-    /// One tenant held nodes for 10 s with one job, and then with the next one.
+    /// Regression test: one tenant held nodes for 10 s with one job after another.
     #[test]
     fn a_namespace_whose_jobs_are_refused_one_after_the_other_comes_after_all_others() {
         let mut index = Index::default();
@@ -124,7 +128,7 @@ mod tests {
         assert!(!is_first(&mut index, 3599) && is_first(&mut index, 3600), "an hour after the first of three");
     }
 
-    /// A job that its tenant deletes before its refusal is told held nodes all the same.
+    /// A job that its tenant deletes before the refusal is reported has still held nodes.
     #[test]
     fn jobs_that_are_deleted_while_they_hold_nodes_for_nothing_count_too() {
         for is_gated in [true, false] {

@@ -1,17 +1,18 @@
-//! Schedulers that have been heard of: one that says nothing for a minute then starts again, or has lost its watches; one that nobody has heard
-//! of may not exist.
+//! Schedulers known to exist. If a known scheduler is silent for a minute, it is restarting or has
+//! lost its watches; an unknown one may not exist.
 
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::BTreeSet;
 use switchyard_crds::TrainJob;
 use switchyard_plan::cluster::view::{DEFAULT_SCHEDULER, PodView};
 
-/// Names of schedulers that bound or refused a pod of a job.
+/// Names of schedulers that have bound or refused a pod of a job.
 #[derive(Debug, Default)]
 pub struct Schedulers(BTreeSet<String>);
 
 impl Schedulers {
-    /// Takes what a pod of a job shows. It is gated when it is created, so the API server has let nobody but a scheduler bind it.
+    /// Records the scheduler of a job's pod. Pods are gated at creation, so the API server lets
+    /// only a scheduler bind them.
     pub fn observe(&mut self, pod: &Pod, view: &PodView) {
         let name = pod.spec.as_ref().and_then(|spec| spec.scheduler_name.as_ref());
         if let Some(name) = name.filter(|name| !self.0.contains(*name))
@@ -21,7 +22,7 @@ impl Schedulers {
         }
     }
 
-    /// True if the scheduler that a job names has been heard of. Every cluster has the default one.
+    /// Whether the job's scheduler is known to exist. Every cluster has the default one.
     pub fn know(&self, job: &TrainJob) -> bool {
         let spec = job.spec.template.as_ref().and_then(|template| template.spec.as_ref());
         let name = spec.and_then(|spec| spec.scheduler_name.as_ref());

@@ -1,4 +1,5 @@
-//! What is free on every node: allocatable less what pods take, and the GPUs that nobody has, kept up to date change by change.
+//! Free resources of every node: allocatable less the requests of pods, and the unallocated GPUs.
+//! Updated incrementally.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -9,37 +10,36 @@ use switchyard_plan::cluster::is_old;
 use switchyard_plan::cluster::machine::{Machine, Shapes};
 use switchyard_plan::cluster::view::NodeView;
 
-/// How names begin under which the gangs that start again, and the head of the queue, hold what they need.
+/// Name prefixes of the takers that hold resources for restarting gangs, and for the head of the
+/// queue.
 pub(crate) const HOLE: &str = "hole/";
 pub(crate) const HELD: &str = "held/";
 
-/// Nodes, and what is taken on each of them.
+/// Nodes and their usage.
 #[derive(Debug, Default)]
 pub struct Usage {
     nodes: BTreeMap<String, NodeView>,
-    /// By what takes it: the UID of a pod or claim, or another name.
+    /// Shares by taker: the UID of a pod, a claim, or another name.
     shares: BTreeMap<String, Share>,
-    /// Takers by node; a node that is not known yet may have some.
+    /// Takers by node, including nodes that are not known yet.
     on: BTreeMap<String, Vec<String>>,
-    /// What the agents report, by node.
+    /// Agents' reports, by node.
     reports: BTreeMap<String, Report>,
-    /// UUIDs that drivers offer for claims, by node and slice.
+    /// UUIDs of GPUs that drivers offer for claims, by node and slice.
     offers: BTreeMap<String, BTreeMap<String, Vec<String>>>,
     shapes: Shapes,
 }
 
-/// What a taker (a pod, a claim, a reservation) holds on a node.
+/// The resources that a taker (a pod, a claim, a reservation) holds on a node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Share {
-    /// The node.
     pub node: String,
-    /// Amounts.
     pub amount: Resources,
     /// UUIDs of GPUs.
     pub gpus: Vec<String>,
-    /// It is given back only when somebody deletes the pod.
+    /// Whether it is released only by deleting the pod, which does not end by itself.
     pub is_lasting: bool,
-    /// UIDs of the pods that a claim is reserved for: its GPUs are given back with the last of them.
+    /// UIDs of the pods for which a claim is reserved. Its GPUs are released with the last of them.
     pub reserved_for: Vec<String>,
 }
 
@@ -49,8 +49,8 @@ impl AsMut<Usage> for Usage {
     }
 }
 
-/// Usage, or what contains it, as it would be without some shares. The shares are back when this is dropped, also by a panic: a
-/// share that stayed away would be promised twice.
+/// Usage, or a type that contains it, without some shares. Dropping this restores the shares, even
+/// after a panic, because a lost share would be allocated twice.
 #[derive(Debug)]
 pub struct Without<'a, T: AsMut<Usage>> {
     whole: &'a mut T,
@@ -58,14 +58,14 @@ pub struct Without<'a, T: AsMut<Usage>> {
 }
 
 impl<'a, T: AsMut<Usage>> Without<'a, T> {
-    /// Takes the shares of these takers out.
+    /// Takes out the shares of these takers until this is dropped.
     pub fn new<S: AsRef<str>>(whole: &'a mut T, takers: &[S]) -> Without<'a, T> {
         let mut without = Without { whole, aside: Vec::new() };
         without.and(takers);
         without
     }
 
-    /// Takes more shares out.
+    /// Takes out more shares.
     pub fn and<S: AsRef<str>>(&mut self, takers: &[S]) {
         let usage = self.whole.as_mut();
         for taker in takers.iter().map(AsRef::as_ref) {
@@ -130,12 +130,13 @@ impl Usage {
         before.is_none_or(|before| before != *view)
     }
 
-    /// A node is gone.
+    /// A node was deleted.
     pub fn remove_node(&mut self, name: &str) {
         self.nodes.remove(name);
     }
 
-    /// Sets what a taker holds; `None`: nothing any more. Returns the node on which something became free.
+    /// Sets the share of a taker; `None` releases it. Returns the node on which resources were
+    /// released.
     pub fn set_share(&mut self, taker: &str, share: Option<Share>) -> Option<String> {
         if self.shares.get(taker) == share.as_ref() {
             return None;
@@ -171,7 +172,7 @@ impl Usage {
         freed.map(|share| share.node)
     }
 
-    /// A node as it would be without some of its takers.
+    /// A node without some of its takers.
     pub fn node_without(&self, name: &str, is_aside: impl Fn(&str) -> bool) -> Option<NodeView> {
         let mut view = self.nodes.get(name)?.clone();
         let takers = self.on.get(name).into_iter().flatten();
@@ -185,7 +186,7 @@ impl Usage {
         Some(view)
     }
 
-    /// GPUs of a node that these takers hold, one bit each.
+    /// Bit mask of the GPUs of a node that these takers hold.
     fn gpus_of<'a>(&self, node: &str, takers: impl Iterator<Item = &'a String>) -> u32 {
         let machine = self.reports.get(node).and_then(|report| report.machine.as_ref().ok());
         let mask = |machine: &Machine| {
@@ -195,18 +196,18 @@ impl Usage {
         machine.map_or(0, mask)
     }
 
-    /// What a taker holds.
+    /// The share of a taker.
     pub fn share(&self, taker: &str) -> Option<&Share> {
         self.shares.get(taker)
     }
 
-    /// The agent of a node reported. Returns whether that changes what can be placed there.
+    /// Stores the report of a node's agent. Returns whether it affects placement.
     pub fn set_report(&mut self, name: &str, report: Result<&GPUTopology, String>) -> bool {
         let name = name.to_string();
         let status = report.as_ref().ok().and_then(|report| report.status.as_ref());
         let in_use = status.map(|status| status.in_use.clone()).unwrap_or_default();
         let next = Report { machine: report.and_then(|report| self.shapes.machine(report)), in_use };
-        // A report that was renewed in time says nothing new.
+        // A report that only renews the time, before the old one expired, is not a change.
         let is_new = self.reports.get(&name).is_none_or(|before| {
             let mut same = before.clone();
             if let (Ok(same), Ok(next)) = (&mut same.machine, &next.machine) {
@@ -220,13 +221,13 @@ impl Usage {
         is_new
     }
 
-    /// Nobody reports for a node any more.
+    /// The report of a node was deleted.
     pub fn remove_report(&mut self, name: &str) {
         self.reports.remove(name);
         self.refresh(name);
     }
 
-    /// Nodes by what is known of their devices, in a word each.
+    /// Number of nodes by state of their reports.
     pub fn reports(&self) -> BTreeMap<&'static str, usize> {
         let mut counts: BTreeMap<&'static str, usize> =
             ["usable", "unusable", "none", "notNeeded"].map(|word| (word, 0)).into();
@@ -235,7 +236,7 @@ impl Usage {
                 Some(Ok(_)) => "usable",
                 Some(Err(_)) => "unusable",
                 None if node.gpus() > 0 || node.offered.is_some() => "none",
-                // Agents may be on nodes with GPUs only.
+                // Agents may run only on nodes with GPUs.
                 None => "notNeeded",
             };
             *counts.entry(word).or_default() += 1;
@@ -243,14 +244,15 @@ impl Usage {
         counts
     }
 
-    /// GPUs that the kubelet of a node gave to a pod, by their UUIDs, as far as its agent knows.
+    /// UUIDs of the GPUs that the kubelet assigned to a pod, as reported by the node's agent.
     pub fn given(&self, node: &str, namespace: &str, pod: &str) -> Vec<String> {
         let uses = self.reports.get(node).map(|report| report.in_use.as_slice()).unwrap_or_default();
         let is_theirs = |used: &&DeviceUse| used.namespace == namespace && used.pod == pod;
         uses.iter().filter(is_theirs).map(|used| used.device.clone()).collect()
     }
 
-    /// A slice offers these GPUs of a node for claims, perhaps none of them now; `None`: it has no GPUs. Returns whether that is new.
+    /// Sets the GPUs of a node that a slice offers for claims, which may be empty; `None` if it has
+    /// no GPUs. Returns whether the offer changed.
     pub fn set_offer(&mut self, slice: &str, node: &str, uuids: Option<Vec<String>>) -> bool {
         let offers = self.offers.entry(node.to_string()).or_default();
         let is_new = offers.get(slice) != uuids.as_ref();
@@ -265,12 +267,13 @@ impl Usage {
         is_new
     }
 
-    /// GPUs of a node that are offered for claims; `None`: no slice has GPUs there.
+    /// GPUs of a node offered for claims; `None` if no slice has GPUs there.
     pub(crate) fn offered(&self, node: &str) -> Option<impl Iterator<Item = &String>> {
         Some(self.offers.get(node)?.values().flatten())
     }
 
-    /// Recomputes which GPUs of a node are taken, and which of them until somebody deletes a pod.
+    /// Recomputes the allocated GPUs of a node, and those among them that are released only when a
+    /// pod is deleted.
     fn count_taken(&mut self, name: &str) {
         let takers = || self.on.get(name).into_iter().flatten();
         let taken = self.gpus_of(name, takers());
@@ -280,15 +283,15 @@ impl Usage {
         }
     }
 
-    /// Whether a taker gives back what it holds only when somebody deletes a pod. The pods of a claim are on the node of its devices, so
-    /// their shares change with a recount of that node.
+    /// Whether a taker's share is released only when a pod is deleted. The pods of a claim run on
+    /// the node of its devices, so a recount of that node covers changes of their shares.
     fn is_lasting(&self, taker: &str) -> bool {
         let share = &self.shares[taker];
         let is_lasting = |pod: &String| self.shares.get(pod).is_some_and(|pod| pod.is_lasting);
         share.is_lasting || share.reserved_for.iter().any(is_lasting)
     }
 
-    /// Recomputes what is known of the GPUs of a node. Only reports and offers change that, not what is taken.
+    /// Recomputes the GPU state of a node from reports and offers.
     fn refresh(&mut self, name: &str) {
         self.count_taken(name);
         let report = self.reports.get(name);

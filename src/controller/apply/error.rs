@@ -1,42 +1,41 @@
-//! What a write met, as a table: who has to act, and when to try again.
+//! Classification of write errors: who has to act, and when to retry.
 
 use kube::core::Status;
 use std::time::Duration;
 
-/// Sort of a refusal.
+/// Kind of a write error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// The object is not as it was when the write was planned.
+    /// The object has changed since the write was planned.
     Stale,
-    /// There is an object of this name already.
+    /// An object of this name already exists.
     Exists,
-    /// The object is not there.
+    /// The object does not exist.
     Gone,
-    /// Another object already has the name.
+    /// An object that does not belong to the job has the name.
     Taken,
     /// The namespace is being deleted.
     Ending,
-    /// Quota, admission or rights: a person has to change something first.
+    /// Quota, admission or permissions: a user has to change something first.
     Forbidden,
-    /// The server does not accept the object.
+    /// The server rejects the object as invalid.
     Invalid,
-    /// The server does not know the kind: CRD or API missing.
+    /// The server does not know the kind, because a CRD or an API is missing.
     Unknown,
     /// The server is busy, responds too late, or does not respond.
     Unreachable,
 }
 
-/// When to try again.
+/// When to retry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Retry {
     /// When the cache shows something new.
     OnChange,
-    /// After the pause of repeated failures.
+    /// After a backoff.
     BackOff,
 }
 
 impl Cause {
-    /// All of them.
     pub const ALL: [Cause; 9] = [
         Cause::Stale,
         Cause::Exists,
@@ -49,7 +48,7 @@ impl Cause {
         Cause::Unreachable,
     ];
 
-    /// The error policy.
+    /// When to retry a write that failed for this cause.
     pub fn retry(self) -> Retry {
         match self {
             Cause::Stale | Cause::Exists | Cause::Gone | Cause::Ending => Retry::OnChange,
@@ -57,7 +56,7 @@ impl Cause {
         }
     }
 
-    /// Word for metrics.
+    /// Value of the metrics label.
     pub fn word(self) -> &'static str {
         match self {
             Cause::Stale => "stale",
@@ -97,22 +96,21 @@ impl Cause {
     }
 }
 
-/// Whether an object is larger than what is stored. For most sizes the API server passes on what etcd, or its own client of etcd, says, as an
-/// error of its own.
+/// Whether an object exceeds the storage limit. For most sizes the API server passes on the error
+/// of etcd, or of its etcd client, with status 500.
 fn is_too_large(status: &Status) -> bool {
     let says = |words| status.message.contains(words);
     status.code == 413 || says("request is too large") || says("trying to send message larger than max")
 }
 
-/// One write that was not done.
+/// A failed write.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot {what}: {why}")]
 pub struct Refusal {
-    /// What was to be done, such as `create Pod a-1-0`.
+    /// The operation, such as `create Pod a-1-0`.
     pub what: String,
-    /// Why not: the server's own sentence.
+    /// The server's error message.
     pub why: String,
-    /// Sort.
     pub cause: Cause,
 }
 
@@ -131,7 +129,7 @@ impl Refusal {
         Refusal { what, why, cause: Cause::of(error) }
     }
 
-    /// Pod Security `restricted` does not admit a pod.
+    /// Whether Pod Security `restricted` rejected a pod.
     pub fn is_by_pod_security_restricted(&self) -> bool {
         self.cause == Cause::Forbidden && self.why.contains("violates PodSecurity \"restricted:")
     }
@@ -173,7 +171,7 @@ mod tests {
         }
     }
 
-    /// The log said every few minutes that the API server cannot be reached.
+    /// Regression test: the log reported every few minutes that the API server was unreachable.
     #[test]
     fn an_object_that_is_too_large_is_refused_and_says_what_to_change() {
         for (code, message) in [

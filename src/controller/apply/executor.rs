@@ -1,4 +1,4 @@
-//! Carries out actions: other objects before pods, many calls at once, each with a deadline.
+//! Executes actions: other objects before pods, with concurrent calls that each have a deadline.
 
 use super::error::{Cause, Refusal};
 use futures::StreamExt;
@@ -23,36 +23,37 @@ use switchyard_plan::cluster::{Action, Premise};
 use switchyard_plan::objects::{Kind, Object};
 use tokio::sync::Semaphore;
 
-/// Time for one call, retries of the client included.
+/// Deadline of one call, including retries by the client.
 pub(super) const DEADLINE: Duration = Duration::from_secs(15);
-/// Calls at a time over all jobs: an API server of the test bench creates no more pods per second with more of them.
+/// Upper bound on concurrent calls over all jobs. With more, the API server of the test bench
+/// creates no more pods per second.
 const CALLS: usize = 64;
 
-/// The one that writes.
+/// Executes writes.
 #[derive(Clone)]
 pub struct Executor {
     pub(super) client: Client,
     calls: std::sync::Arc<Semaphore>,
 }
 
-/// What was done.
+/// The result of executing actions.
 #[derive(Debug, Default)]
 pub struct Applied {
-    /// Kind and resource version of what was written.
+    /// Kinds and resource versions of the objects written.
     pub written: Vec<(&'static str, String)>,
-    /// UIDs of what was deleted.
+    /// UIDs of the objects deleted.
     pub deleted: Vec<String>,
-    /// What was not done.
+    /// The writes that failed.
     pub refusals: Vec<Refusal>,
 }
 
-/// One action done.
+/// The result of one successful action.
 enum Done {
     Written(&'static str, Option<String>),
     Deleted(String),
 }
 
-/// The job whose objects are written.
+/// The job that owns the objects.
 #[derive(Debug, Clone, Copy)]
 struct Job<'a> {
     namespace: &'a str,
@@ -60,13 +61,12 @@ struct Job<'a> {
 }
 
 impl Executor {
-    /// Writes with this client.
     pub fn new(client: Client) -> Executor {
         Executor { client, calls: std::sync::Arc::new(Semaphore::new(CALLS)) }
     }
 
-    /// Carries out the actions of the job with this UID. Pods come last, and only if everything else was done: a pod
-    /// without its configuration would hang.
+    /// Executes the actions of the job with this UID. Pods are created last, and only if everything
+    /// else succeeded, because a pod without its configuration would hang.
     pub async fn apply(&self, namespace: &str, uid: &str, actions: Vec<Action>) -> Applied {
         let job = Job { namespace, uid };
         let is_create = |action: &Action| matches!(action, Action::Create(Object::Pod(_)));
@@ -91,7 +91,7 @@ impl Executor {
         }
     }
 
-    /// Waits for its turn, then makes a call with a deadline.
+    /// Waits for a free slot, then makes a call with a deadline.
     pub(super) async fn call<T>(&self, what: &str, call: impl Future<Output = kube::Result<T>>) -> Result<T, Refusal> {
         let _turn = self.calls.acquire().await.expect("invariant: the semaphore is never closed");
         match tokio::time::timeout(DEADLINE, call).await {
@@ -119,7 +119,7 @@ impl Executor {
                 Object::Service(service) => self.set(job, Kind::Service, &*service).await,
                 Object::PodDisruptionBudget(budget) => self.set(job, Kind::PodDisruptionBudget, &budget).await,
                 Object::NetworkPolicy(policy) => self.set(job, Kind::NetworkPolicy, &policy).await,
-                // Immutable, or made once: what has its name is what was made.
+                // These are immutable or created once, so an object of this name is already right.
                 Object::Claim(_)
                 | Object::ConfigMap(_)
                 | Object::Secret(_)
@@ -128,7 +128,7 @@ impl Executor {
                 | Object::ProvisioningRequest(_) => Ok(Done::Written("", None)),
             },
             Action::Release { pod, uid, mut patch } => {
-                // With the UID in the patch the server refuses it for a pod of the same name made later.
+                // The UID makes the server reject the patch for a new pod of the same name.
                 patch["metadata"]["uid"] = uid.into();
                 let api = Api::<Pod>::namespaced(self.client.clone(), job.namespace);
                 let params = PatchParams { field_manager: Some(PLAN_MANAGER.into()), ..PatchParams::default() };
@@ -178,14 +178,15 @@ impl Executor {
                 if kind == Kind::Pod {
                     return Ok(Done::Written(kind.name(), found.resource_version()));
                 }
-                // Ours, but without our labels: somebody removed them.
+                // The object belongs to the job, but another client removed our labels.
                 self.set(job, kind, &object).await
             }
             Err(refusal) => Err(refusal),
         }
     }
 
-    /// A Secret cannot be compared afterwards: only its pods may read it. Its name has the job's UID in it.
+    /// Creates a Secret. An existing one is not compared, because only its pods may read it, and
+    /// its name contains the job's UID.
     async fn create_secret(&self, job: Job<'_>, mut secret: Secret) -> Result<Done, Refusal> {
         let what = format!("create Secret {}", secret.name_any());
         let mut key = vec![0; 32];
@@ -202,7 +203,7 @@ impl Executor {
         }
     }
 
-    /// Sets the fields that are ours, whoever set them last.
+    /// Applies our fields, even those that another manager owns.
     async fn set<K>(&self, job: Job<'_>, kind: Kind, object: &K) -> Result<Done, Refusal>
     where
         K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
@@ -239,12 +240,14 @@ impl Executor {
         match self.call(&format!("delete {kind} {name}"), api.delete(name, &params)).await {
             Ok(_) => Ok(Done::Deleted(uid)),
             Err(refusal) if refusal.cause == Cause::Gone => Ok(Done::Deleted(uid)),
-            // A conflict says that it is another one by now, or not as it was, or only that the server was in two minds: the cache will tell.
+            // After a conflict, either the object was replaced or changed, or the conflict was
+            // spurious; the watch cache will show which.
             Err(refusal) => Err(refusal),
         }
     }
 
-    /// Whether what a decision depends on is so, as the server has it: of a node, or of a pod of the job with this UID.
+    /// Re-checks a premise about a node, or about a pod of the job with this UID, against the API
+    /// server, bypassing the cache.
     pub async fn holds(&self, namespace: &str, premise: &Premise, uid: &str) -> Result<bool, Refusal> {
         let name = match premise {
             Premise::NodeGone(name) | Premise::NodeSilent(name) => {
@@ -257,20 +260,21 @@ impl Executor {
         };
         let api = Api::<Pod>::namespaced(self.client.clone(), namespace);
         let found = self.call(&format!("look for Pod {name}"), api.get_opt(name)).await?;
-        // Its label may be gone.
+        // The pod may have lost its label, so check its owner.
         let ours =
             found.filter(|found| ownership::named_parent(&found.metadata).is_some_and(|parent| parent.uid == uid));
         Ok(ours.is_none_or(|pod| matches!(premise, Premise::Unbound(_)) && PodView::of(&pod).node.is_none()))
     }
 
-    /// Whether there is a slice of the job with this UID.
+    /// Whether a slice of the job with this UID exists.
     pub async fn has_slice(&self, namespace: &str, name: &str, uid: &str) -> Result<bool, Refusal> {
         let api = Api::<kube::core::PartialObjectMeta<PlacementSlice>>::namespaced(self.client.clone(), namespace);
         let found = self.call(&format!("look for PlacementSlice {name}"), api.get_metadata_opt(name)).await?;
         Ok(found.is_some_and(|found| ownership::owner(&found.metadata) == Some(uid)))
     }
 
-    /// Whether the job with this UID is really gone: asked of the server before anything of it is deleted.
+    /// Whether the job with this UID is really gone, according to the API server. Checked before
+    /// its objects are deleted.
     pub async fn is_gone(&self, namespace: &str, name: &str, uid: &str) -> Result<bool, Refusal> {
         let api = Api::<kube::core::PartialObjectMeta<TrainJob>>::namespaced(self.client.clone(), namespace);
         match self.call(&format!("look for TrainJob {name}"), api.get_metadata_opt(name)).await {
@@ -281,7 +285,8 @@ impl Executor {
     }
 }
 
-/// Why an object of this name cannot be created: one of a job of that name before, or of somebody else.
+/// The reason why an object of this name cannot be created: the name belongs to an earlier job, or
+/// to another user.
 fn taken(holder: &ObjectMeta) -> String {
     let text = "the name is taken by an object that does not belong to this job";
     if holder.deletion_timestamp.is_none() {
@@ -301,7 +306,8 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    /// Seen with pods of a job that was deleted and created again: nothing said that they were the old job's.
+    /// Regression test: pods of a job that was deleted and created again blocked the new job, and
+    /// no message said that they were the old job's.
     #[test]
     fn an_object_that_is_being_deleted_is_said_to_be() {
         let holder = |metadata: Value| taken(&serde_json::from_value(metadata).unwrap());

@@ -1,11 +1,13 @@
-//! The only code that writes: carries actions out and writes the status. Nothing is decided here.
+//! The only code that writes to the cluster: executes actions and writes the status. It makes no
+//! decisions.
 //!
-//! Every write may be repeated: names are deterministic, a create that finds its object is done, a delete names the UID it
-//! means, a release names the UID of the pod, and a status is written under the resource version it was made from. So a lost
-//! answer, a crash between two writes or a second controller change nothing about where it ends.
+//! Every write can be repeated: names are deterministic, a create that finds its object is done, a
+//! delete and a release name the UID of their object, and a status is written with the resource
+//! version from which it was computed. A lost response, a crash between two writes, or a second
+//! controller therefore does not change the final state.
 //!
 //! ```text
-//! Action ─> call (with a deadline) ─> Done | Refusal ─> Applied ─> the status says what went wrong
+//! Action ─> call (with a deadline) ─> Done | Refusal ─> Applied ─> error in the status
 //! ```
 
 mod error;

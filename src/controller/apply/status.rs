@@ -1,4 +1,4 @@
-//! Writes the status, under the resource version that it was made from.
+//! Writes the status with the resource version from which it was computed.
 
 use super::error::Refusal;
 use super::executor::Executor;
@@ -14,20 +14,21 @@ use switchyard_plan::cluster::Action;
 use switchyard_plan::objects::{self, Object};
 use switchyard_plan::slices;
 
-/// Longest message of a condition that this writes, characters.
+/// Upper bound on the length of condition messages written here, in characters.
 const MESSAGE: usize = 1024;
 
 impl Executor {
-    /// Writes the status of a job; before it, the slices of a place that does not stand in it. Returns the new resource version.
+    /// Writes the status of a job, after the slices of a large placement. Returns the new resource
+    /// version.
     ///
     /// # Errors
-    /// `Stale` when the job has changed since it was read.
+    /// `Stale` if the job has changed since it was read.
     pub async fn write_status(&self, job: &TrainJob, mut status: TrainJobStatus) -> Result<Option<String>, Refusal> {
         self.write_slices(job, &mut status).await?;
         let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
         let api = Api::<TrainJob>::namespaced(self.client.clone(), &namespace);
         let mut next = job.clone();
-        // Others' entries would be sent back for nothing.
+        // Omit the managed fields, because the write does not need them.
         next.metadata.managed_fields = None;
         next.status = Some(status);
         let params = PostParams { field_manager: Some(STATUS_MANAGER.into()), ..PostParams::default() };
@@ -36,7 +37,7 @@ impl Executor {
         Ok(written.resource_version())
     }
 
-    /// Writes the nodes of a large place to its slices, if it is a new one, and takes them out of the status.
+    /// Moves the nodes of a large placement to slices, and writes these if the placement is new.
     async fn write_slices(&self, job: &TrainJob, status: &mut TrainJobStatus) -> Result<(), Refusal> {
         let Some(placement) = status.placement.as_mut().filter(|placement| placement.slices.is_some()) else {
             return Ok(());
@@ -53,8 +54,9 @@ impl Executor {
         Ok(())
     }
 
-    /// Reports a job that cannot be read. One that has not begun ends; one that has was begun by another version of this program, and goes on.
-    /// Returns the job if it goes on and was not reported before.
+    /// Reports an invalid job. A job without an attempt fails; a job with one was started by
+    /// another version of this program, and keeps running. Returns the job if it keeps running and
+    /// was not reported before.
     ///
     /// # Errors
     /// The server refuses the read or the write.
@@ -88,12 +90,12 @@ impl Executor {
     }
 }
 
-/// Whether a job has had an attempt, which may have pods.
+/// Whether a job has had an attempt, and so may have pods.
 fn has_begun(job: &Value) -> bool {
     job.pointer("/status/attempt").and_then(Value::as_i64).is_some_and(|attempt| attempt > 0)
 }
 
-/// The next conditions of a job that cannot be read; `None`: they are right.
+/// The new conditions of an invalid job; `None` if nothing needs to change.
 fn unreadable(job: &Value, why: &str) -> Option<Vec<Value>> {
     let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let why: String = why.chars().take(MESSAGE).collect();
@@ -119,7 +121,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    /// Rolling the release back set `Failed` on running jobs, and their pods were deleted once it was repeated.
+    /// Regression test: rolling back a release set `Failed` on running jobs, and rolling it out
+    /// again deleted their pods.
     #[test]
     fn a_job_that_another_version_began_is_only_reported() {
         let condition =

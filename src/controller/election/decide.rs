@@ -1,13 +1,13 @@
-//! What a candidate does, from what it saw. Pure.
+//! Decides what a candidate does next. Pure.
 
 use std::time::Duration;
 
-/// Times of the election.
+/// Timing of the election.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
-    /// A Lease that nobody renews for this long is free.
+    /// A Lease that is not renewed for this long is free.
     pub duration: Duration,
-    /// A leader that could not renew for this long stops. Shorter than `duration`.
+    /// A leader that could not renew the Lease for this long stops. Shorter than `duration`.
     pub renew_deadline: Duration,
     /// Pause between two tries.
     pub retry: Duration,
@@ -15,8 +15,8 @@ pub struct Timing {
 
 impl Default for Timing {
     fn default() -> Self {
-        // Kubernetes' own controllers have 15 s, 10 s and 2 s. Gangs in the middle of their start wait for the next leader, and correctness does not
-        // depend on the election, so this one waits for less long.
+        // Kubernetes' own controllers use 15 s, 10 s and 2 s. These are shorter, because gangs that
+        // are starting wait for the next leader and correctness does not depend on the election.
         Timing {
             duration: Duration::from_secs(10),
             renew_deadline: Duration::from_secs(7),
@@ -25,41 +25,42 @@ impl Default for Timing {
     }
 }
 
-/// What this candidate is.
+/// Role of this candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     /// Waits for the Lease to become free.
     Standby,
-    /// Holds it.
+    /// Holds the Lease.
     Leading {
-        /// When the last successful write was begun, since the machine started.
+        /// Start of the last successful write, as time since boot.
         renewed: Duration,
     },
 }
 
-/// What this process knows about the Lease.
+/// This process's view of the Lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Seen<'a> {
-    /// Who held it last; empty: nobody.
+    /// Identity of the last holder; empty if none.
     pub holder: &'a str,
-    /// For how long this process has seen it say the same.
+    /// How long this process has seen it unchanged.
     pub unchanged: Duration,
     /// How long its holder may lead without renewing it.
     pub lasts: Duration,
 }
 
-/// What to do now.
+/// The next action of a candidate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Write our name into the Lease: make, take or renew it.
+    /// Write our identity into the Lease: create, acquire or renew it.
     Write,
-    /// Look again after this time at the latest.
+    /// Read the Lease again after this time at the latest.
     Wait(Duration),
-    /// Stop leading, and why.
+    /// Stop leading, with the reason.
     StepDown(String),
 }
 
-/// Decides. `now` is time since the machine started, also while it sleeps or the process is stopped.
+/// Decides on the next action. `now` is time since boot, which includes suspension of the machine
+/// or the process.
 pub(super) fn decide(me: &str, now: Duration, role: Role, seen: Seen<'_>, timing: &Timing) -> Action {
     let is_free = seen.holder.is_empty() || seen.holder == me;
     match role {
@@ -67,10 +68,10 @@ pub(super) fn decide(me: &str, now: Duration, role: Role, seen: Seen<'_>, timing
             Action::StepDown("the Lease was not renewed in time".into())
         }
         Role::Leading { .. } if !is_free => Action::StepDown(format!("`{}` holds the Lease", seen.holder)),
-        // Emptied or deleted: our write fails if another candidate was faster.
+        // If the Lease was cleared or deleted, our write fails if another candidate was faster.
         Role::Leading { .. } => Action::Write,
         Role::Standby if is_free => Action::Write,
-        // Also when the Lease was deleted: its holder may lead on until it notices.
+        // This applies to a deleted Lease, too, because its holder may lead until it notices.
         Role::Standby if seen.unchanged >= seen.lasts => Action::Write,
         Role::Standby => Action::Wait(timing.retry.min(seen.lasts - seen.unchanged)),
     }

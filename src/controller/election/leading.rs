@@ -1,42 +1,42 @@
-//! Whether this process leads, for those who act on it.
+//! Shared leadership state, for tasks that act only as leader.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::watch::{self, Receiver, Sender};
 
-/// A clock that nobody sets: time since some start.
+/// A monotonic clock: time since an arbitrary start.
 pub(crate) type Clock = fn() -> Duration;
 
-/// Time since the machine started, also while it sleeps or the process is stopped.
+/// Time since boot, including suspension of the machine or the process.
 pub(crate) fn boot_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
-/// Until when this process leads, in milliseconds of the clock; `u64::MAX`: forever.
+/// End of the lead, in milliseconds of the clock; `u64::MAX` if unbounded.
 type Until = Arc<AtomicU64>;
 
-/// The side that knows.
+/// The writing side, held by the election.
 pub(crate) struct Leader {
     changes: Sender<bool>,
     until: Until,
 }
 
 impl Leader {
-    /// This process leads until then, at least.
+    /// Extends the lead to `end`.
     pub fn until(&self, end: Duration) {
         self.until.store(end.as_millis() as u64, Ordering::Release);
         self.tell(true);
     }
 
-    /// There is no election: this process always leads.
+    /// Makes this process lead forever, for use without an election.
     pub fn forever(&self) {
         self.until.store(u64::MAX, Ordering::Release);
         self.tell(true);
     }
 
-    /// This process does not lead.
+    /// Ends the lead.
     pub fn lost(&self) {
         self.until.store(0, Ordering::Release);
         self.tell(false);
@@ -47,7 +47,7 @@ impl Leader {
     }
 }
 
-/// The side that asks.
+/// The reading side.
 #[derive(Clone)]
 pub(crate) struct Leading {
     changes: Receiver<bool>,
@@ -56,22 +56,22 @@ pub(crate) struct Leading {
 }
 
 impl Leading {
-    /// Whether this process may act as leader now. Looks at the clock: a process that was stopped longer than its Lease lasts
-    /// is answered `false` before its election task has noticed anything.
+    /// Whether this process may act as leader now. It reads the clock, so that a process that was
+    /// suspended for longer than its lead gets `false` before its election task runs again.
     pub fn now(&self) -> bool {
         (self.clock)().as_millis() < u128::from(self.until.load(Ordering::Acquire))
     }
 
-    /// Waits until this process begins or ceases to lead.
+    /// Waits until this process starts or stops leading.
     pub async fn changed(&mut self) {
         if self.changes.changed().await.is_err() {
-            // Nobody is left who could change it.
+            // The writing side is gone, so nothing will change.
             std::future::pending::<()>().await;
         }
     }
 }
 
-/// Both sides; nobody leads yet.
+/// Creates both sides, initially without a lead.
 pub(crate) fn channel(clock: Clock) -> (Leader, Leading) {
     let (sender, receiver) = watch::channel(false);
     let until = Until::default();

@@ -1,4 +1,4 @@
-//! The stories of `stories.txt`, played by real candidates against a Lease in memory.
+//! Runs the scenarios of `stories.txt` with real candidates against an in-memory Lease.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use super::leading::Leading;
@@ -11,7 +11,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// In which the stories are told.
+/// Timing used in `stories.txt`.
 const OF_STORIES: Timing = Timing {
     duration: Duration::from_secs(15),
     renew_deadline: Duration::from_secs(10),
@@ -22,20 +22,20 @@ thread_local! {
     static NOW: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// The time of the story that this thread plays.
+/// The simulated time of this thread's scenario.
 fn story_time() -> Duration {
     NOW.get()
 }
 
-/// What an API server keeps of the Lease, with its optimistic concurrency.
+/// An API server's storage of the Lease, with optimistic concurrency.
 #[derive(Default)]
 struct Store {
     lease: Option<Value>,
     version: u64,
     is_down: bool,
-    /// The next write is carried out without an answer.
+    /// Whether the next write is stored but its response is lost.
     loses_answer: bool,
-    /// Hours by which times are wrong.
+    /// Clock error of the times written, in hours.
     skew: i64,
     writes: u32,
 }
@@ -56,7 +56,7 @@ impl Store {
         self.put(lease);
     }
 
-    /// One request, as the API server handles it.
+    /// Handles one request as the API server does.
     fn answer(&mut self, method: &Method, body: Value) -> (StatusCode, Value) {
         let refuse = |code: StatusCode| {
             let reason = code.canonical_reason().unwrap_or_default().replace(' ', "");
@@ -109,7 +109,7 @@ fn nothing_to_report() -> Receiver<Option<String>> {
     tokio::sync::watch::channel(None).1
 }
 
-/// Candidates remember their names, and what they recall is in [`RECALLED`].
+/// A memory that saves the candidate's name, and records recalled names in [`RECALLED`].
 fn memory_of(name: &str) -> LeaseMemory {
     let (save, recall) = (name.to_string(), name.to_string());
     LeaseMemory {
@@ -122,7 +122,7 @@ thread_local! {
     static RECALLED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A candidate and what it keeps between rounds.
+/// A candidate and its state between rounds.
 struct Actor {
     candidate: Candidate,
     view: View,
@@ -159,7 +159,7 @@ impl Actor {
     }
 }
 
-/// Plays the lines of one story; returns what was not as expected.
+/// Runs the lines of one scenario. Returns the deviations.
 async fn play(story: &str) -> Vec<String> {
     let store = Arc::new(Mutex::new(Store::default()));
     let mut actors: BTreeMap<String, Actor> = BTreeMap::new();
@@ -212,7 +212,7 @@ async fn a_story_that_is_wrong_is_noticed() {
     assert_eq!(play("0 a -> leads\n0 b -> waits\n14 b -> leads").await.len(), 1);
 }
 
-/// The knowledge of the leader was lost with it.
+/// Regression test: the state of the leader was lost when another one took over.
 #[tokio::test]
 async fn the_next_leader_recalls_what_the_last_one_saved_and_saves_its_own() {
     assert_eq!(
@@ -221,7 +221,7 @@ async fn the_next_leader_recalls_what_the_last_one_saved_and_saves_its_own() {
         [""; 0]
     );
     assert_eq!(RECALLED.take(), ["b recalls a", "c recalls b"]);
-    // One that has just taken the Lease has not saved anything yet.
+    // A candidate that has just acquired the Lease has not saved anything yet.
     assert_eq!(
         play("0 a -> leads\n1 a -> leads\n2 b -> waits\n60 b -> leads\n62 c -> waits\n120 c -> leads").await,
         [""; 0]
@@ -235,7 +235,8 @@ fn a_leader_stops_before_the_lease_is_free() {
     assert!(timing.renew_deadline + timing.retry < timing.duration);
 }
 
-/// The whole loop with real time: one leads; when it is told to stop, the other takes over without waiting for the duration.
+/// Runs the whole loop in real time: when the leader is stopped, the other candidate takes over
+/// without waiting for the lease duration.
 #[tokio::test]
 async fn a_lease_that_is_given_back_is_taken_at_once() {
     let store = Arc::new(Mutex::new(Store::default()));

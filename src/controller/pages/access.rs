@@ -1,4 +1,5 @@
-//! Who may read the metrics: whoever has a token that the API server knows, and the right to `get` `/metrics`, which it confirms.
+//! Access control for the metrics. The API server must know the reader's token and confirm its
+//! right to `get` `/metrics`.
 
 use axum::http::header::{AUTHORIZATION, HeaderMap, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
@@ -10,16 +11,17 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What is asked for.
+/// Path for which the right is checked.
 const PATH: &str = "/metrics";
-/// How long an answer of the API server holds: readers come every half minute, and a right that was taken away ends soon.
+/// How long access granted by the API server is cached. Metrics are scraped every half minute, and
+/// a revoked right must end soon.
 const HOLDS: Duration = Duration::from_secs(60);
-/// Readers that are remembered.
+/// Upper bound on cached readers.
 const READERS: usize = 64;
-/// Time for the API server to answer.
+/// Deadline of both reviews together.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Why somebody does not get the metrics.
+/// Why a reader is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refused {
     #[error("expected `Authorization: Bearer TOKEN` with a token that the API server knows; got {0}")]
@@ -45,10 +47,10 @@ impl IntoResponse for Refused {
     }
 }
 
-/// Asks the API server, and remembers for a moment whom it let in.
+/// Checks readers with the API server, and caches those admitted.
 pub(super) struct Access {
     client: Client,
-    /// Tokens that were let in, and when.
+    /// Admitted tokens, and the times of their admission.
     admitted: Mutex<HashMap<String, Instant>>,
 }
 
@@ -58,7 +60,8 @@ impl Access {
     }
 
     /// # Errors
-    /// The token is missing or not known, its user lacks the right, or the API server does not answer.
+    /// The token is missing or unknown, its user lacks the right, or the API server does not
+    /// respond.
     pub async fn check(&self, headers: &HeaderMap) -> Result<(), Refused> {
         let token = bearer(headers).ok_or(Refused::Unknown("none"))?;
         if self.is_admitted(token, Instant::now()) {
@@ -118,7 +121,7 @@ fn unasked(error: kube::Error) -> Refused {
     Refused::Unasked(error.to_string())
 }
 
-/// The token of a request.
+/// The bearer token of a request.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     Some(token.trim()).filter(|token| scheme.eq_ignore_ascii_case("bearer") && !token.is_empty())
@@ -131,7 +134,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// An API server that knows the tokens `reader` and `stranger`, of which the first may read.
+    /// An API server that knows the tokens `reader` and `stranger`; only the first may read.
     fn server(calls: &Arc<AtomicUsize>) -> Client {
         let calls = Arc::clone(calls);
         let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {

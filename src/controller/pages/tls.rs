@@ -1,5 +1,5 @@
-//! A listener that speaks TLS, with a certificate made at the start: readers of metrics that send a token need privacy, and whom they read is
-//! said by the Service. As in controller-runtime.
+//! TLS listener with a certificate generated at startup, as in controller-runtime. It keeps the
+//! tokens of readers private; readers know the endpoint by its Service, not by its certificate.
 
 use axum::serve::Listener;
 use rcgen::{CertifiedKey, generate_simple_self_signed};
@@ -15,16 +15,16 @@ use tokio_rustls::rustls::crypto::ring::default_provider;
 use tokio_rustls::rustls::pki_types::PrivatePkcs8KeyDer;
 use tokio_rustls::server::TlsStream;
 
-/// Handshakes at a time.
+/// Upper bound on concurrent handshakes.
 const HANDSHAKES: usize = 64;
-/// Time for one: whoever opens connections and says nothing keeps nobody out.
+/// Deadline of a handshake, so that idle connections do not block others.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Pause after the system refuses a connection, such as for want of file descriptors.
+/// Pause after the system refuses a connection, for example because of a lack of file descriptors.
 const PAUSE: Duration = Duration::from_secs(1);
 
 type Connection = (TlsStream<TcpStream>, SocketAddr);
 
-/// Connections whose handshake is done.
+/// Connections with a completed handshake.
 pub(super) struct Tls {
     address: SocketAddr,
     ready: mpsc::Receiver<Connection>,
@@ -32,7 +32,7 @@ pub(super) struct Tls {
 
 impl Tls {
     /// # Errors
-    /// The listener has no address, or the certificate cannot be made.
+    /// The listener has no address, or the certificate cannot be generated.
     pub fn new(listener: TcpListener) -> io::Result<Tls> {
         let address = listener.local_addr()?;
         let acceptor = TlsAcceptor::from(Arc::new(config()?));
@@ -49,7 +49,7 @@ impl Listener for Tls {
     async fn accept(&mut self) -> Connection {
         match self.ready.recv().await {
             Some(connection) => connection,
-            // Only when the runtime ends.
+            // Happens only when the runtime shuts down.
             None => std::future::pending().await,
         }
     }
@@ -59,7 +59,7 @@ impl Listener for Tls {
     }
 }
 
-/// Accepts connections until nobody takes them.
+/// Accepts connections until the receiver is dropped.
 async fn accept(listener: TcpListener, acceptor: TlsAcceptor, sender: mpsc::Sender<Connection>) {
     let turns = Arc::new(Semaphore::new(HANDSHAKES));
     loop {

@@ -1,4 +1,4 @@
-//! Jobs that are gone.
+//! Clean-up of deleted jobs.
 
 use super::{Context, Outcome};
 use std::time::Instant;
@@ -8,7 +8,7 @@ use switchyard_plan::cluster::{self, Action};
 use tracing::info;
 
 impl Context {
-    /// A job is gone: its pods are deleted at once, the rest is left to the garbage collector.
+    /// Deletes the pods of a deleted job at once. The garbage collector deletes its other objects.
     pub(super) async fn clean_up(&self, key: &Key) -> Outcome {
         let now = Instant::now();
         let orphans: Vec<(JobId, Vec<Action>)> = {
@@ -25,7 +25,7 @@ impl Context {
         };
         let mut outcome = Outcome::Quiet;
         for (id, actions) in orphans {
-            // The list of jobs may be older than that of the pods.
+            // Verify it, because the cache of jobs may be older than the cache of pods.
             match self.executor.is_gone(&key.namespace, &key.name, &id.uid).await {
                 Ok(true) if self.leads() => {}
                 Ok(true) => {

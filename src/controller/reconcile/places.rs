@@ -1,4 +1,5 @@
-//! Jobs whose PlacementSlices the watch has not shown: they come, or they are gone for good.
+//! Jobs whose PlacementSlices are missing from the cache: either they arrive later, or they are
+//! gone for good.
 
 use super::{Context, Look, Outcome, SECOND};
 use std::time::Instant;
@@ -6,8 +7,8 @@ use switchyard_ledger::job::Key;
 use tracing::{debug, warn};
 
 impl Context {
-    /// Finds out what became of the slices of a job that waits for them; `None`: the job can be planned. The watch of jobs may be ahead of that
-    /// of slices, so the server is asked before anything follows.
+    /// Checks the slices of a job that waits for them; `None` if the job can be planned. It queries
+    /// the server, because the watch of jobs may be ahead of the watch of slices.
     pub(super) async fn look_for_slices(&self, key: &Key) -> Option<Outcome> {
         let lack = self.index().lack(key)?;
         if let Some(slice) = &lack.slice {
@@ -22,7 +23,7 @@ impl Context {
             }
         }
         let what = lack.slice.as_deref().unwrap_or("all");
-        // Meanwhile it may have come, or the job may have changed.
+        // Check again, because the slice may have arrived or the job may have changed meanwhile.
         if self.index().lack(key).as_ref() == Some(&lack) {
             warn!(job = %key, slice = what, "the place of the job is not known any more: its PlacementSlices are gone, or are not its own");
             self.take_in(Instant::now(), Look::InAnyCase, |index| index.show_without_nodes(key));

@@ -20,7 +20,7 @@ use serde_json::json;
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::objects::Defaults;
 
-/// A controller whose API server refuses everything.
+/// A controller whose API server refuses all requests.
 fn context(leading: election::Leading) -> Context {
     let service = tower::service_fn(|_: Request<Body>| async {
         Ok::<_, std::io::Error>(Response::builder().status(500).body(Body::empty()).unwrap())
@@ -63,7 +63,8 @@ fn context(leading: election::Leading) -> Context {
     }
 }
 
-/// A leader lost the Lease for 0.9 s, and the work of that moment with it: the job stood still until the next resync, ten minutes later.
+/// Regression test: a leader lost the Lease for 0.9 s and dropped the jobs that were due at that
+/// moment. They waited for the next resync, ten minutes later.
 #[tokio::test]
 async fn what_falls_into_a_moment_without_the_lease_stays_in_the_queue() {
     let (leader, leading) = election::channel(boot_time);

@@ -1,4 +1,4 @@
-//! Jobs that cannot be read: somebody switched validation off, or another version of this program wrote them.
+//! Invalid TrainJobs: validation was switched off, or another version of this program wrote them.
 
 use super::{Context, Outcome};
 use switchyard_ledger::index::Unreadable;
@@ -7,7 +7,7 @@ use switchyard_plan::cluster::events::{self, EventDraft};
 use tracing::warn;
 
 impl Context {
-    /// Reports that a job cannot be read: in the log, and in its status unless the server refuses that as well.
+    /// Reports an invalid job in the log and, unless the server refuses that write, in its status.
     pub(super) async fn refuse(&self, key: &Key, job: Unreadable) -> Outcome {
         if job.told {
             return Outcome::Quiet;

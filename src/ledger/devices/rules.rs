@@ -1,4 +1,5 @@
-//! DeviceTaintRules: taints that administrators and drivers put on devices without a change of their slices.
+//! DeviceTaintRules: taints that administrators and drivers put on devices without changing their
+//! slices.
 
 use super::{Device, Devices};
 use crate::usage::Usage;
@@ -6,12 +7,12 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// Whether a taint keeps pods away whose claims do not tolerate it; ours tolerate none.
+/// Whether a taint keeps away pods whose claims do not tolerate it. Our claims tolerate none.
 pub(super) fn keeps_away(effect: &str) -> bool {
     matches!(effect, "NoSchedule" | "NoExecute")
 }
 
-/// The devices that a rule taints. A field that is absent selects all.
+/// The devices that a rule taints. An absent field matches all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceRule {
     driver: Option<String>,
@@ -19,7 +20,7 @@ pub struct DeviceRule {
     device: Option<String>,
 }
 
-/// The fields that `v1alpha3`, `v1beta2` and `v1` have in common, and the selectors of `v1alpha3`.
+/// The fields common to `v1alpha3`, `v1beta2` and `v1`, and the selectors of `v1alpha3`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Spec {
@@ -44,10 +45,10 @@ struct Taint {
 }
 
 impl DeviceRule {
-    /// Reads the `spec` of a DeviceTaintRule. `Ok(None)`: it keeps no pod away.
+    /// Parses the `spec` of a DeviceTaintRule; `Ok(None)` if it keeps no pod away.
     ///
     /// # Errors
-    /// The spec cannot be read, or selects devices by a class or by CEL.
+    /// The spec is invalid, or selects devices by class or by CEL.
     pub fn of(spec: &Value) -> Result<Option<DeviceRule>, String> {
         let Spec { device_selector, taint } = Spec::deserialize(spec).map_err(|error| error.to_string())?;
         // Without a selector, a rule selects nothing.
@@ -66,7 +67,7 @@ impl DeviceRule {
 }
 
 impl Devices {
-    /// A rule appeared, changed, or with `None` went. Returns the nodes on which that changes what can be placed.
+    /// Sets a rule; `None` removes it. Returns the nodes on which placement is affected.
     pub fn set_rule(&mut self, name: &str, rule: Option<DeviceRule>, usage: &mut Usage) -> BTreeSet<String> {
         if self.rules.get(name) == rule.as_ref() {
             return BTreeSet::new();

@@ -1,4 +1,4 @@
-//! What drivers and claims say, in orders that watches show them in.
+//! Slices, claims and taint rules, in the orders in which watches can report them.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -16,7 +16,7 @@ fn slice(name: &str, pool: &str, node: &str) -> ResourceSlice {
     .unwrap()
 }
 
-/// A claim that got the GPUs of these pools.
+/// A claim to which the GPUs of these pools are allocated.
 fn claim(pools: &[&str]) -> ResourceClaim {
     let result = |pool: &&str| json!({"request": "gpus", "driver": DRIVER, "pool": pool, "device": "gpu-0"});
     let results: Vec<_> = pools.iter().map(result).collect();
@@ -27,7 +27,8 @@ fn claim(pools: &[&str]) -> ResourceClaim {
     .unwrap()
 }
 
-/// A watch shows the last of several changes only: freed and allocated again elsewhere may be one change.
+/// A watch can merge several changes into one, such as a deallocation and a new allocation
+/// elsewhere.
 #[test]
 fn a_claim_that_moved_is_not_looked_for_in_its_old_pool() {
     let (mut devices, mut usage) = (Devices::default(), Usage::default());
@@ -44,7 +45,7 @@ fn a_claim_that_moved_is_not_looked_for_in_its_old_pool() {
     assert!(devices.by_pool.is_empty() && devices.claims.is_empty());
 }
 
-/// A driver that starts again publishes its GPUs under another name, before or after the old slice goes.
+/// A restarted driver publishes its GPUs in a new slice, before or after the old one is deleted.
 #[test]
 fn a_slice_that_goes_takes_only_what_it_offers_itself() {
     let (mut devices, mut usage) = (Devices::default(), Usage::default());
@@ -55,7 +56,8 @@ fn a_slice_that_goes_takes_only_what_it_offers_itself() {
     assert_eq!(devices.allocated("c"), Some(vec!["GPU-a".to_string()]));
 }
 
-/// The scheduler refused the GPU of which a partition was in use, and after 10 s it was asked for again.
+/// Regression test: a gang was placed on a GPU whose partition was in use. The scheduler refused the
+/// GPU, and the gang was placed there again after 10 s.
 #[test]
 fn a_partition_in_use_takes_its_gpu_and_nothing_else() {
     let (mut devices, mut usage) = (Devices::default(), Usage::default());
@@ -86,7 +88,7 @@ fn a_partition_in_use_takes_its_gpu_and_nothing_else() {
     assert_eq!(taken(&usage), ["GPU-1"]);
 }
 
-/// A device that a driver or an administrator has tainted is offered to nobody, and is again without the taint.
+/// A device tainted by a driver or an administrator is not offered until the taint is removed.
 #[test]
 fn a_device_with_a_taint_that_keeps_pods_away_is_not_offered() {
     for (effect, is_offered) in [("NoSchedule", false), ("NoExecute", false), ("None", true)] {
@@ -104,7 +106,8 @@ fn a_device_with_a_taint_that_keeps_pods_away_is_not_offered() {
     }
 }
 
-/// The scheduler refused what a rule taints, and the gang was placed there again after 10 s.
+/// Regression test: a gang was placed on devices that a rule taints. The scheduler refused them,
+/// and the gang was placed there again after 10 s.
 #[test]
 fn a_device_that_a_rule_taints_is_not_offered_whichever_comes_first() {
     let rule = |selector: serde_json::Value, effect: &str| {
@@ -128,7 +131,7 @@ fn a_device_that_a_rule_taints_is_not_offered_whichever_comes_first() {
         devices.apply_slice(&slice("b", "b", "b"), DRIVER, &mut usage);
         assert_eq!(set(&mut devices, &mut usage, &parsed), nodes, "{selector} {effect}");
         assert_eq!(set(&mut devices, &mut usage, &parsed), [""; 0], "the same again");
-        // A driver that starts again publishes its slice under the rule.
+        // A restarted driver publishes its slice while the rule applies.
         devices.apply_slice(&slice("c", "a", "a"), DRIVER, &mut usage);
         assert_eq!(usage.offered("a").unwrap().count() == 0, nodes.contains(&"a"), "{selector} {effect}");
         let mut freed = set(&mut devices, &mut usage, &None);

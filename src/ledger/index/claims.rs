@@ -1,4 +1,4 @@
-//! Reports of agents, slices of drivers and claims: the devices of the index.
+//! Devices in the index: agents' reports, drivers' slices, taint rules and claims.
 
 use super::{Effect, Index};
 use crate::devices::DeviceRule;
@@ -8,45 +8,45 @@ use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_plan::objects::Kind;
 
 impl Index {
-    /// The agent of a node reported, or its report cannot be read.
+    /// The report of a node's agent appeared or changed, or is invalid.
     pub fn apply_report(&mut self, metadata: &ObjectMeta, report: Result<&GPUTopology, String>) -> Effect {
         self.saw("GPUTopology", metadata);
         let name = metadata.name.as_deref().unwrap_or_default();
         let mut effect = Effect::default();
         if self.usage.set_report(name, report) {
             effect.room.insert(name.to_string());
-            // What their pods really have may be other than the plan.
+            // The GPUs that its pods really have may differ from the plan.
             self.touch_node(name, &mut effect);
         }
         effect
     }
 
-    /// Nobody reports for a node any more.
+    /// The report of a node was deleted.
     pub fn delete_report(&mut self, metadata: &ObjectMeta) -> Effect {
         self.saw("GPUTopology", metadata);
         self.usage.remove_report(metadata.name.as_deref().unwrap_or_default());
         Effect::default()
     }
 
-    /// A driver offers devices.
+    /// A driver's slice appeared or changed.
     pub fn apply_slice(&mut self, slice: &ResourceSlice, driver: &str) -> Effect {
         self.saw("ResourceSlice", &slice.metadata);
         Effect { room: self.devices.apply_slice(slice, driver, &mut self.usage), ..Effect::default() }
     }
 
-    /// A driver offers them no more.
+    /// A driver's slice was deleted.
     pub fn delete_slice(&mut self, metadata: &ObjectMeta) -> Effect {
         self.saw("ResourceSlice", metadata);
         let name = metadata.name.as_deref().unwrap_or_default();
         Effect { room: self.devices.delete_slice(name, &mut self.usage), ..Effect::default() }
     }
 
-    /// A DeviceTaintRule appeared or changed, or with `None` went or keeps no pod away.
+    /// A DeviceTaintRule appeared or changed; `None` if it was deleted or keeps no pod away.
     pub fn apply_device_rule(&mut self, name: &str, rule: Option<DeviceRule>) -> Effect {
         Effect { room: self.devices.set_rule(name, rule, &mut self.usage), ..Effect::default() }
     }
 
-    /// A claim appeared or changed, of a job or not.
+    /// A claim appeared or changed, whether or not it belongs to a job.
     pub fn apply_claim(&mut self, claim: &ResourceClaim, content: serde_json::Value) -> Effect {
         let room = self.devices.apply_claim(claim, &mut self.usage);
         let mut effect = self.apply_object(Kind::ResourceClaim, &claim.metadata, content);
@@ -54,7 +54,7 @@ impl Index {
         effect
     }
 
-    /// A claim is gone.
+    /// A claim was deleted.
     pub fn delete_claim(&mut self, metadata: &ObjectMeta) -> Effect {
         let room = self.devices.delete_claim(metadata.uid.as_deref().unwrap_or_default(), &mut self.usage);
         let mut effect = self.delete_object(Kind::ResourceClaim, metadata);

@@ -1,4 +1,5 @@
-//! When jobs that wait can begin, from what runs and who waits. The rules are those of `plan::cluster::forecast`; this applies them to the index.
+//! Start time estimates of queued jobs, from the running jobs and the queue. The rules are in
+//! `plan::cluster::forecast`; this module applies them to the index.
 
 use super::{Index, Waiting};
 use crate::job::{JobId, Key};
@@ -10,7 +11,7 @@ use switchyard_plan::cluster::forecast::{EARLY, Forecast, Held, MOST_AHEAD, Queu
 use switchyard_plan::cluster::turn::{Basis, Turn};
 use switchyard_plan::cluster::waiting_period;
 
-/// Forecasts that were made together.
+/// Forecasts computed together.
 #[derive(Debug)]
 pub struct Forecasts {
     at: Timestamp,
@@ -26,8 +27,9 @@ impl Default for Forecasts {
 }
 
 impl Index {
-    /// When a job that waits for room can begin; `None`: it does not wait, or room would not help. They are made for all together, and as seldom as
-    /// their statuses may be written: also with hundreds that wait they cost nothing beside the plans.
+    /// When a queued job can start; `None` if it is not queued, or room would not help it. All
+    /// forecasts are computed together, and only as often as their statuses may be written. Even
+    /// with hundreds of queued jobs their cost is negligible next to the plans.
     pub fn forecast(&mut self, key: &Key, now: Timestamp) -> Option<Forecast> {
         let turn = self.waiting.get(key).filter(|own| is_asked(own))?.turn.clone();
         let ahead = self.ahead_of_turn(&turn).count();
@@ -37,7 +39,8 @@ impl Index {
         let age = now.duration_since(self.forecasts.at);
         let is_fresh = (SignedDuration::ZERO..waiting_period(self.waiting.len())).contains(&age);
         let made = self.forecasts.of.get(key).filter(|_| is_fresh);
-        // The queue may have moved since it was made: its place and its reason are of one moment.
+        // The queue may have moved since the forecast was computed, so recompute the position and
+        // the reason together.
         if let Some(Forecast { window: Err(Unknown::Ahead { .. }), .. }) = made {
             let without = self.ahead_of_turn(&turn).filter(|key| self.has_no_limit(key)).count();
             if without > 0 {
@@ -50,7 +53,7 @@ impl Index {
         self.forecasts.of.get(key).map(|forecast| Forecast { ahead, ..*forecast })
     }
 
-    /// Jobs that wait for room and come before this turn.
+    /// Queued jobs that come before this turn.
     fn ahead_of_turn(&self, turn: &Turn) -> impl Iterator<Item = &Key> {
         let before = self.waiting.iter().filter(move |(_, other)| is_asked(other) && other.turn < *turn);
         before.map(|(key, _)| key)
@@ -98,7 +101,8 @@ impl Index {
             early: self.forecasts.early,
         };
         let mut forecasts = scene.forecasts();
-        // What the head holds was chosen with levels and links in mind.
+        // The nodes reserved for the head also satisfy its levels and links, which the forecast
+        // ignores.
         let is_head = |turn: &Turn| waiting.first().is_some_and(|(_, first)| first.turn == *turn);
         let start = self.reservation.as_ref().filter(|held| is_head(&held.turn)).and_then(|held| held.start);
         if let (Some(Forecast { window: Ok(window), .. }), Some((start, Basis::Limits))) =
@@ -110,7 +114,7 @@ impl Index {
     }
 }
 
-/// It waits for room, and stands in the queue.
+/// Whether the job is queued for room and could get it.
 fn is_asked(waiting: &Waiting) -> bool {
     !waiting.hopeless && waiting.waits_for.demand().is_some()
 }

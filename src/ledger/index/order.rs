@@ -1,5 +1,6 @@
-//! The queue in its order, which changes with time: jobs that wait become late, and namespaces get their shares. The rules are those of
-//! `plan::cluster::turn` and of `fairness`; this applies them to the index.
+//! Order of the queue. It changes with time, because queued jobs become late and the shares of
+//! namespaces change. The rules are in `plan::cluster::turn` and `fairness`; this module applies
+//! them to the index.
 
 use super::Index;
 use crate::job::{Key, is_live, placement_of};
@@ -9,16 +10,17 @@ use switchyard_plan::cluster::turn::Turn;
 use switchyard_plan::cluster::waiting_period;
 
 impl Index {
-    /// Jobs to look at, in the order in which they are to be: those that do not wait for room first, then in the order of the queue. Whoever is
-    /// looked at first takes what is free.
+    /// Sorts jobs to reconcile: first those that are not queued, then in queue order. The order
+    /// matters because the first job reconciled takes the free nodes.
     pub fn in_order(&self, jobs: BTreeSet<Key>) -> Vec<Key> {
         let mut jobs: Vec<Key> = jobs.into_iter().collect();
         jobs.sort_by_key(|key| self.waiting.get(key).map(|waiting| &waiting.turn));
         jobs
     }
 
-    /// All jobs, as whoever begins to lead looks at them: those that have a place or want none, and then those that may wait, in the order of a queue
-    /// that is not known yet. Else a job far behind would take what the first one held.
+    /// All jobs in the order in which a new leader reconciles them: first those that are placed or
+    /// need no placement, then those that may be queued, in queue order. Otherwise a job far behind
+    /// would take the nodes that the first one held.
     pub fn all_in_order(&mut self, now: Timestamp) -> Vec<Key> {
         self.reorder(now);
         let of_families = self.families.values().filter_map(|family| family.key.as_ref());
@@ -32,8 +34,8 @@ impl Index {
         keys.into_iter().map(|(_, key)| key).collect()
     }
 
-    /// Puts the queue in its order of now, as seldom as forecasts are made. Returns the job that is the head of the queue by that, if it was not
-    /// before.
+    /// Updates the order of the queue, at most as often as forecasts are computed. Returns the head
+    /// of the queue if it changed.
     pub(crate) fn reorder(&mut self, now: Timestamp) -> Option<Key> {
         let period = waiting_period(self.waiting.len());
         if (SignedDuration::ZERO..period).contains(&now.duration_since(self.lateness.at)) {

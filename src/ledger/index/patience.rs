@@ -1,8 +1,10 @@
-//! A gang that could begin on a poor place waits for a better one.
+//! Placement delay: a gang that could start on a poor placement waits for a better one.
 //!
-//! Poor is a place with at most half the bandwidth of the best in the empty cluster. Only the first job of the queue waits like that, only where
-//! limits promise a better place, and only for a part of its own limit; meanwhile it holds the better place, and jobs behind it use the poor
-//! one. No program switches this on before it is judged on traces in both models of speed (`cargo xtask bench queue`, part `patience`).
+//! A placement is poor if it has at most half the bandwidth of the best one in the empty cluster.
+//! Only the first job of the queue waits, only if the limits of running jobs promise a better
+//! placement, and only for a fraction of its own limit. Meanwhile it reserves the better placement,
+//! and jobs behind it use the poor one. No program enables this until it has been evaluated on
+//! traces in both speed models (`cargo xtask bench queue`, part `patience`).
 
 use super::Index;
 use super::reservation::Place;
@@ -13,11 +15,12 @@ use switchyard_plan::cluster::find::find;
 use switchyard_plan::cluster::{PlacementRules, Question};
 use switchyard_plan::resources::bytes_per_second;
 
-/// How long such a gang waits.
+/// Upper bound on the placement delay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
-    /// Of its limit. At half the bandwidth, a job that communicates for a fifth of its time takes a fifth longer, and it runs for about half of
-    /// the time that people allow it: a tenth of its limit is what the better place gains.
+    /// Percentage of the job's limit. At half the bandwidth, a job that communicates for a fifth of
+    /// its time takes a fifth longer, and jobs run for about half of their limit. The better
+    /// placement therefore gains a tenth of the limit.
     pub percent_of_limit: i32,
 }
 
@@ -33,7 +36,7 @@ fn is_poor(placement: &PlacementStatus) -> bool {
 }
 
 impl Index {
-    /// Whether a job that could begin there waits for a better place.
+    /// Whether a job should wait for a better placement than this one.
     pub fn waits_for_better(&mut self, key: &Key, placement: &PlacementStatus, rules: PlacementRules<'_>) -> bool {
         let Some(job) = self.jobs.get(key).filter(|_| self.patience.is_some() && is_poor(placement)).cloned() else {
             return false;
@@ -48,14 +51,15 @@ impl Index {
         self.asked(&job, rules, |index, question| index.better_start(question)).flatten().is_some()
     }
 
-    /// Until when a job waits for a better place than those that it could have had.
+    /// The end of the placement delay of a job that could already have started.
     fn patient_until(&self, job: &TrainJob) -> Option<Timestamp> {
         let since = self.could_begin.get(&key_of(&job.metadata))?;
         let limit = SignedDuration::from_secs(job.spec.active_deadline_seconds?);
         since.checked_add(limit.saturating_mul(self.patience?.percent_of_limit) / 100).ok()
     }
 
-    /// A place that is not poor, and when it is free by the limits of those that run, if that is soon enough.
+    /// A placement that is not poor, and when it becomes free according to the limits of running
+    /// jobs, if that is before the placement delay ends.
     pub(super) fn better_start(&mut self, question: &Question<'_>) -> Option<Place> {
         let until = self.patient_until(question.job).filter(|until| question.rules.now < *until)?;
         let good = |question: &Question<'_>, nodes: &_| {

@@ -1,6 +1,8 @@
-//! Jobs whose places stand in PlacementSlices: they are shown to everything else when all slices are known, with their nodes.
+//! Jobs whose placements are stored in PlacementSlices. A job becomes visible in the index once all
+//! its slices, and with them its nodes, are known.
 //!
-//! Until then a job stays as it was: a decision whose nodes are not known would take no room, and others would get its GPUs.
+//! Until then the index keeps the job's previous state, because a placement without nodes would
+//! take no resources and other jobs would get its GPUs.
 
 use super::{Effect, Index, label};
 use crate::job::{JobId, Key, key_of};
@@ -12,20 +14,21 @@ use switchyard_plan::cluster::ownership;
 use switchyard_plan::objects::Kind;
 use switchyard_plan::slices;
 
-/// What is not put together yet.
+/// Slices and jobs that have not been joined yet.
 #[derive(Debug, Default)]
 pub struct Places {
-    /// Slices by the job that owns them, and by name. Those of a job that is shown are not kept twice.
+    /// Slices by owning job and name. Slices of visible jobs are not kept, because their nodes are
+    /// in the job.
     known: BTreeMap<JobId, BTreeMap<String, PlacementSliceSpec>>,
     /// Jobs that wait for slices.
     waiting: BTreeMap<Key, TrainJob>,
 }
 
-/// What a job waits for.
+/// The slice that a job is waiting for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lack {
     pub job: JobId,
-    /// The first slice that is missing; `None`: all are there, and are not those that the status names.
+    /// The first missing slice; `None` if all exist but differ from those in the status.
     pub slice: Option<String>,
 }
 
@@ -33,7 +36,7 @@ impl Index {
     /// A job appeared or changed.
     pub fn show_job(&mut self, mut job: TrainJob) -> Effect {
         let key = key_of(&job.metadata);
-        // Each of them may be as large as the rest.
+        // Each of these fields may be as large as the rest of the object.
         job.metadata.managed_fields = None;
         job.metadata.annotations.iter_mut().for_each(|all| drop(all.remove(LAST_APPLIED)));
         self.places.waiting.remove(&key);
@@ -53,7 +56,7 @@ impl Index {
         }
     }
 
-    /// The nodes that a status names: from the slices, or as they have been known since the place was decided.
+    /// The nodes of a status: joined from the slices, or as known since the placement was decided.
     fn nodes_of(&self, key: &Key, job: &TrainJob, named: &SlicesStatus) -> Option<Vec<PlacedNode>> {
         let shown = self.jobs.get(key).filter(|shown| shown.metadata.uid == job.metadata.uid);
         let shown = shown.filter(|shown| slices::of(shown) == Some(named));
@@ -63,7 +66,7 @@ impl Index {
         slices::join(named, self.places.known.get(&JobId::of(&job.metadata))?)
     }
 
-    /// A job is gone.
+    /// A job was deleted.
     pub fn hide_job(&mut self, metadata: &ObjectMeta) -> Effect {
         let key = key_of(metadata);
         if self.places.waiting.get(&key).is_some_and(|job| job.metadata.uid == metadata.uid) {
@@ -73,7 +76,7 @@ impl Index {
         self.delete_job(metadata)
     }
 
-    /// A slice appeared. One that its job does not control is not taken for a part of its place, whatever its name.
+    /// A slice appeared. A slice counts only if its job controls it, whatever its name.
     pub fn show_slice(&mut self, slice: PlacementSlice) -> Effect {
         let mut effect = self.apply_object(Kind::PlacementSlice, &slice.metadata, serde_json::Value::Null);
         let uid = label(&slice.metadata, labels::JOB_UID).filter(|uid| ownership::owner(&slice.metadata) == Some(uid));
@@ -94,7 +97,7 @@ impl Index {
         effect
     }
 
-    /// A slice is gone.
+    /// A slice was deleted.
     pub fn hide_slice(&mut self, metadata: &ObjectMeta) -> Effect {
         let name = metadata.name.as_deref().unwrap_or_default();
         for known in self.places.known.values_mut() {
@@ -103,7 +106,7 @@ impl Index {
         self.delete_object(Kind::PlacementSlice, metadata)
     }
 
-    /// What a job waits for; `None`: it is shown, or there is none.
+    /// The slices that a job is waiting for; `None` if it is visible or unknown.
     pub fn lack(&self, key: &Key) -> Option<Lack> {
         let job = self.places.waiting.get(key)?;
         let id = JobId::of(&job.metadata);
@@ -113,12 +116,12 @@ impl Index {
         Some(Lack { job: id, slice })
     }
 
-    /// Shows a job without its nodes: they will never be known.
+    /// Makes a job visible without its nodes, because they will never be known.
     pub fn show_without_nodes(&mut self, key: &Key) -> Effect {
         self.places.waiting.remove(key).map_or_else(Effect::default, |job| self.apply_job(job))
     }
 
-    /// The same for all jobs that wait.
+    /// Makes all waiting jobs visible without their nodes.
     pub fn show_all(&mut self) {
         let keys: Vec<Key> = self.places.waiting.keys().cloned().collect();
         keys.iter().for_each(|key| drop(self.show_without_nodes(key)));

@@ -1,4 +1,4 @@
-//! Pods: whose they are, and what they take.
+//! Pods: the jobs they belong to, and the resources they take.
 
 use super::{Effect, Family, Index, Kept, Slot};
 use crate::job::{JobId, Key, attempt_of, placement_of};
@@ -12,7 +12,7 @@ use switchyard_plan::cluster::ownership;
 use switchyard_plan::cluster::view::{Phase, PodView};
 
 impl Index {
-    /// A pod appeared or changed, ours or not.
+    /// A pod appeared or changed, whether or not it belongs to a job.
     pub fn apply_pod(&mut self, pod: &Pod) -> Effect {
         self.saw("Pod", &pod.metadata);
         let mut effect = Effect::default();
@@ -59,7 +59,7 @@ impl Index {
             family.pods.remove(&before);
         }
         family.unlabelled.remove(&slot.name);
-        // Only what the plan reads counts as a change; a new version alone does not.
+        // Only changes that the plan reads count, not a new resource version alone.
         let is_news = family.pods.get_mut(&slot).is_none_or(|before| {
             before.version.clone_from(&next.version);
             *before != next
@@ -72,7 +72,8 @@ impl Index {
         effect
     }
 
-    /// A pod without a job's label: not ours, unless the label was removed.
+    /// A pod without a job's label appeared or changed. It is not ours unless the label was
+    /// removed.
     fn apply_unlabelled(&mut self, uid: &str, metadata: &ObjectMeta, effect: &mut Effect) {
         let namespace = metadata.namespace.clone().unwrap_or_default();
         let named = ownership::named_parent(metadata).map(|owner| JobId { namespace, uid: owner.uid.clone() });
@@ -91,7 +92,7 @@ impl Index {
         }
     }
 
-    /// Drops a pod from its job.
+    /// Removes a pod from its job.
     fn forget_pod(&mut self, uid: &str, effect: &mut Effect) {
         let Some(Kept { job, slot }) = self.pods.remove(uid) else { return };
         if let Some(family) = self.families.get_mut(&job) {
@@ -106,7 +107,7 @@ impl Index {
         self.drop_if_empty(&job);
     }
 
-    /// A pod is gone.
+    /// A pod was deleted.
     pub fn delete_pod(&mut self, metadata: &ObjectMeta) -> Effect {
         self.saw("Pod", metadata);
         let mut effect = Effect::default();
@@ -121,20 +122,23 @@ impl Index {
         effect
     }
 
-    /// Recounts what the pods of a job take. Returns the nodes on which something became free.
+    /// Recounts the resources of a job's pods. Returns the nodes on which some were released.
     pub(super) fn recount(&mut self, job: &JobId) -> BTreeSet<String> {
         let slots: Vec<_> =
             self.families.get(job).map(|family| family.pods.keys().cloned().collect()).unwrap_or_default();
         slots.iter().filter_map(|slot| self.recount_pod(job, slot)).collect()
     }
 
-    /// A pod takes room on the node it is bound to, or will be: from the moment the place of its gang is decided.
+    /// Recounts the resources of a pod. It takes them on the node to which it is bound, or will be
+    /// once the placement of its gang is decided.
     fn recount_pod(&mut self, job: &JobId, slot: &Slot) -> Option<String> {
         let family = self.families.get(job)?;
         let pod = family.pods.get(slot)?;
         let promised = self.promised(family, pod);
-        // What was promised to an attempt that is over stays taken until its pod is gone: its gate is lifted, so it may run or be bound at any
-        // moment, and its claim have devices, without that having been seen yet. The end of the job may be seen before the gate is seen lifted.
+        // The resources promised to a pod of an ended attempt stay taken until the pod is gone: its
+        // gate is lifted, so it may be bound or run, and its claim may get devices, before the
+        // cache shows any of this. The cache may show the end of the job before it shows the lifted
+        // gate.
         let is_open = !pod.gated || family.own.released(&pod.uid);
         let before = self.usage.share(&pod.uid).filter(|_| promised.is_none() && is_open);
         let promised = promised.map(|placed| (placed.node_name.as_str(), placed.gpus.as_slice()));
@@ -150,7 +154,7 @@ impl Index {
         self.usage.set_share(&uid, share)
     }
 
-    /// The place of a pod that the last decision is about.
+    /// The placement of a pod according to the last decision.
     fn promised<'a>(&'a self, family: &'a Family, pod: &PodView) -> Option<&'a PlacedNode> {
         let job = self.jobs.get(family.key.as_ref()?)?;
         let attempt = attempt_of(job);

@@ -1,4 +1,5 @@
-//! What the head of the queue holds for itself, and who may use it until the head can begin.
+//! The reservation of the head of the queue, and backfill: which jobs may use it until the head can
+//! start.
 
 use super::Index;
 use crate::job::{JobId, is_live, placement_of};
@@ -14,34 +15,36 @@ use switchyard_plan::cluster::turn::{Basis, Turn};
 use switchyard_plan::cluster::view::NodeView;
 use switchyard_plan::cluster::{Demand, Question, gang};
 
-/// What the head of the queue holds.
+/// The reservation of the head of the queue.
 #[derive(Debug)]
 pub struct Reservation {
     pub job: JobId,
     pub turn: Turn,
     pub nodes: Vec<PlacedNode>,
-    /// When the job can begin there, if limits hold or run times are as before. `None`: nobody knows, or other jobs give way to it.
+    /// When the job can start there, provided that limits hold or run times stay the same. `None`
+    /// if unknown, or if other jobs are being preempted for it.
     pub start: Option<(Timestamp, Basis)>,
-    /// When it could have begun as was found first.
+    /// The start time that was first computed.
     pub first_start: Option<Timestamp>,
-    /// When that was found.
+    /// When the reservation was computed.
     pub at: Timestamp,
-    /// Since when the job has held nodes.
+    /// Since when the job has held a reservation.
     pub since: Timestamp,
-    /// Something became free since then, or a limit changed.
+    /// Whether resources were released or a limit changed since then.
     pub is_stale: bool,
 }
 
 impl Reservation {
-    /// Names under which its nodes are taken in the usage.
+    /// Names of the takers that hold its nodes in the usage.
     pub fn takers(&self) -> impl Iterator<Item = String> {
         (0..self.nodes.len()).map(|rank| format!("{HELD}{}/{rank}", self.job.uid))
     }
 
-    /// By what a job ends before the one that holds these nodes can begin, if it starts now; `None`: by nothing.
+    /// The basis on which a job that starts now ends before the holder can start; `None` if it may
+    /// still run then.
     pub fn is_begun_after(&self, job: &TrainJob, now: Timestamp, predictor: Option<&Predictor>) -> Option<Basis> {
         let (start, of_start) = self.start?;
-        // What limits promise, no guess puts off.
+        // A start promised by limits must not be delayed because of an estimate.
         let is_guess = of_start == Basis::RunTimes && self.first_start.is_some_and(|first| now <= first);
         let predictor = || predictor.filter(|_| is_guess);
         let (end, basis) = end_from(job, now)
@@ -51,17 +54,18 @@ impl Reservation {
     }
 }
 
-/// Nodes that are held, and when their holder can begin there.
+/// Reserved nodes, and when their holder can start there.
 pub(crate) type Place = (Vec<PlacedNode>, Option<(Timestamp, Basis)>);
 
 impl Index {
-    /// Where and when a job that finds no room can begin, once enough of the jobs that run have ended by their limits. `None`: those without
-    /// a limit would have to end too, and nobody guesses when.
+    /// Where and when a job without room can start, once enough running jobs have reached their
+    /// limits. `None` if jobs without a limit would have to end too, and there is no estimate for
+    /// them.
     pub(crate) fn first_start(&mut self, question: &Question<'_>) -> Option<Place> {
         self.better_start(question).or_else(|| self.start_where(question, gang::fits))
     }
 
-    /// The same for places that are good enough.
+    /// Like `first_start`, for placements that satisfy `good`.
     pub(super) fn start_where(
         &mut self,
         question: &Question<'_>,
@@ -72,7 +76,7 @@ impl Index {
             .families
             .keys()
             .filter(|id| **id != JobId::of(&question.job.metadata))
-            // One that ran longer than its limit ends at any moment.
+            // A job that ran past its limit can end at any moment.
             .filter_map(|id| {
                 let by_limit = || Some((self.end_of(id, now)?, Basis::Limits));
                 let guessed =
@@ -93,22 +97,22 @@ impl Index {
         find(question, without.nodes()).ok().map(|found| (found.placed.status.nodes, Some((at, basis))))
     }
 
-    /// When a job that has a place has ended at the latest; `None`: nobody knows, or it has none.
+    /// The latest end of a placed job; `None` if unknown, or if the job is not placed.
     pub(crate) fn end_of(&self, id: &JobId, now: Timestamp) -> Option<Timestamp> {
         let family = self.families.get(id)?;
         let known = family.key.as_ref().and_then(|key| self.jobs.get(key));
         let Some(job) = known.filter(|job| JobId::of(&job.metadata) == *id && is_live(job)) else {
-            // Its pods are being deleted.
+            // The job is over or deleted, and its pods are being deleted.
             return Some(now);
         };
-        // One that was placed a moment ago, which the cache does not show yet, begins now.
+        // A job that was placed a moment ago starts now; the cache does not show its placement yet.
         let is_assumed = placement_of(job).is_none() && family.assumed.is_some();
         if is_assumed { end_from(job, now) } else { promised_end(job) }
     }
 }
 
-/// The fewest of the jobs with these takers that have to end, in this order, for all pods of another one to have room on a node each; `None`: not
-/// even all of them.
+/// The smallest number of jobs with these takers that have to end, in this order, until every pod
+/// of another job has room on a node of its own; `None` if even all of them are not enough.
 fn few_ended(question: &Question<'_>, usage: &mut Usage, takers: &[Vec<String>]) -> Option<usize> {
     let demand = Demand::of(question);
     let open = usage.nodes().values().filter(|node| demand.has_room(node)).count();
@@ -126,13 +130,13 @@ fn few_ended(question: &Question<'_>, usage: &mut Usage, takers: &[Vec<String>])
     few(open, question.valid.request.nodes, gains)
 }
 
-/// When a job has ended at the latest, if it has a place or gets one now.
+/// The latest end of a job that is placed, or is placed now.
 fn end_from(job: &TrainJob, now: Timestamp) -> Option<Timestamp> {
     let limit = job.spec.active_deadline_seconds.map(SignedDuration::from_secs);
     deadline(job).or_else(|| now.checked_add(limit?).ok())
 }
 
-/// Whether all nodes that are held may still be used.
+/// Whether all reserved nodes are still usable.
 pub(crate) fn is_usable(held: &Reservation, usage: &Usage) -> bool {
     let nodes = usage.nodes();
     held.nodes

@@ -1,6 +1,7 @@
-//! The head of the queue does not hold nodes forever: a gang that cannot begin, for whatever reason, would keep them idle. It gives them back after
-//! the longest time that the administrator allows, and holds none for as long again. Meanwhile it is placed as soon as it finds room, and the
-//! jobs behind it may hold nodes.
+//! Upper bound on reservations: a gang that cannot start, for whatever reason, would otherwise keep
+//! its nodes idle forever. The head of the queue releases its reservation after the time that the
+//! administrator allows, and rests: it gets none for the same time again. Meanwhile it is placed as
+//! soon as it finds room, and jobs behind it may reserve nodes.
 
 use super::Index;
 use crate::job::{Key, key_of};
@@ -9,7 +10,8 @@ use std::collections::BTreeSet;
 use switchyard_plan::cluster::turn::Basis;
 
 impl Index {
-    /// When the head gives its nodes back: after the longest time, or twice that where limits promise that it can begin by then.
+    /// When the reservation expires: after the configured time, or twice that if limits promise
+    /// that the head can start by then.
     fn held_until(&self) -> Option<Timestamp> {
         let (held, longest) = (self.reservation.as_ref()?, self.longest_reservation?);
         let after = |times| held.since.saturating_add(longest.saturating_mul(times)).unwrap_or(Timestamp::MAX);
@@ -17,22 +19,22 @@ impl Index {
         Some(after(if is_promised { 2 } else { 1 }))
     }
 
-    /// When a job that waits gives back what it holds, or may hold nodes again.
+    /// When a queued job loses its reservation, or may hold one again.
     pub fn reservation_ends(&self, key: &Key) -> Option<Timestamp> {
         let holds = self.reservation.as_ref().and_then(|held| self.job_of(&held.job));
         let holds = holds.is_some_and(|job| key_of(&job.metadata) == *key);
         self.rests_until(key).or_else(|| self.held_until().filter(|_| holds))
     }
 
-    /// Until when a job that held nodes for too long holds none.
+    /// Until when a job that held a reservation for too long gets none.
     pub fn rests_until(&self, key: &Key) -> Option<Timestamp> {
         self.rests.get(key).copied()
     }
 
-    /// Ends a reservation that has lasted too long, and rests that are over. Returns the jobs to look at.
+    /// Ends an expired reservation, and rests that are over. Returns the jobs to reconcile.
     pub(crate) fn rest(&mut self, now: Timestamp) -> BTreeSet<Key> {
         let Some(longest) = self.longest_reservation else { return BTreeSet::new() };
-        // A clock that was set back does not make a rest longer.
+        // If the clock was set back, do not rest for longer.
         self.rests.retain(|_, until| *until > now && until.duration_since(now) <= longest);
         if self.held_until().is_none_or(|until| until > now) {
             return BTreeSet::new();

@@ -1,4 +1,4 @@
-//! What the index makes of changes in the order in which watches show them.
+//! Changes in the orders in which watches can report them, and their effect on the index.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -9,7 +9,7 @@ use switchyard_plan::cluster::view::Waiting;
 
 const UID: &str = "11111111-1111-1111-1111-111111111111";
 
-/// A job in this attempt that has its place, or had it before.
+/// A job in this attempt that is placed, or was placed before.
 fn job(attempt: i32, is_placed: bool) -> TrainJob {
     let condition = json!({
         "type": "Placed", "status": if is_placed { "True" } else { "False" }, "reason": "Placed", "message": "",
@@ -35,7 +35,8 @@ fn pod(node: Option<&str>, is_gated: bool) -> Pod {
     .unwrap()
 }
 
-/// It may still run, or be bound, without that having been seen: the next gang would get what is in use.
+/// The pod may still be bound or run before the cache shows it, so the next gang would get GPUs in
+/// use.
 #[test]
 fn a_pod_of_an_attempt_that_is_over_has_its_gpus_until_it_is_gone() {
     for seen in [None, Some("n")] {
@@ -53,8 +54,8 @@ fn a_pod_of_an_attempt_that_is_over_has_its_gpus_until_it_is_gone() {
     }
 }
 
-/// A watch of jobs may be ahead of the one of pods: the job was seen deleted, its pod was still gated in the cache, and its GPUs went to the
-/// next gang although the pod ran.
+/// Regression test: the watch of jobs was ahead of the watch of pods. The cache showed the job
+/// deleted while its pod was still gated, and the next gang got its GPUs although the pod ran.
 #[test]
 fn a_pod_whose_gate_was_lifted_and_is_not_seen_lifted_has_its_gpus_until_it_is_gone() {
     for released in [false, true] {
@@ -83,7 +84,8 @@ fn a_pod_that_was_never_released_gives_back_at_once() {
     assert_eq!(index.usage.share("p"), None);
 }
 
-/// What the cache does not show yet is taken into account only where it is another place: not only another list of nodes.
+/// The controller assumes a decision only if it changes the placement. Comparing the nodes is not
+/// enough, because a gang that restarts on the same nodes is placed again.
 #[test]
 fn a_gang_that_starts_again_where_it_was_gets_a_place() {
     let (waits, placed) = (job(2, false), job(2, true));
@@ -92,7 +94,8 @@ fn a_gang_that_starts_again_where_it_was_gets_a_place() {
     assert!(!is_another_place(&placed, job(2, true).status.as_ref().unwrap()));
 }
 
-/// Whoever may create pods in some namespace could end the attempts of a job in another one, and jam it for good.
+/// Otherwise users who can create pods in one namespace could end the attempts of a job in another
+/// one, and block it permanently.
 #[test]
 fn a_pod_that_only_says_it_is_a_jobs_is_nobodys() {
     let forged = |name: &str, namespace: &str, label: Option<&str>| {
@@ -120,7 +123,7 @@ fn a_pod_that_only_says_it_is_a_jobs_is_nobodys() {
         let mut index = Index::default();
         let id = JobId { namespace: "t".into(), uid: UID.into() };
         let pods = |index: &Index| index.families[&id].pods.keys().map(|slot| slot.name.clone()).collect::<Vec<_>>();
-        // In both orders: a watch of pods may be ahead of the one of jobs.
+        // In both orders, because the watch of pods may be ahead of the watch of jobs.
         index.apply_pod(&forged(name, namespace, label));
         index.apply_job(job(1, true));
         index.apply_pod(&pod(Some("n"), false));
@@ -133,7 +136,8 @@ fn a_pod_that_only_says_it_is_a_jobs_is_nobodys() {
     }
 }
 
-/// It stayed in its job as it was seen last, forever, and its GPUs went to the next gang.
+/// Regression test: the pod stayed in its job in its last known state forever, and its GPUs went to
+/// the next gang.
 #[test]
 fn a_pod_that_loses_its_label_is_known_as_such_and_keeps_its_gpus() {
     let id = JobId { namespace: "t".into(), uid: UID.into() };
@@ -153,7 +157,7 @@ fn a_pod_that_loses_its_label_is_known_as_such_and_keeps_its_gpus() {
     index.apply_pod(&pod(Some("n"), false));
     assert_eq!((index.families[&id].pods.len(), index.families[&id].unlabelled.len()), (1, 0));
     assert_eq!(index.usage.share("p"), taken.as_ref());
-    // Under a new leader, it has no label from the start.
+    // A new leader sees the pod without its label from the start.
     let mut index = Index::default();
     index.apply_pod(&stripped);
     index.apply_job(job(1, true));
@@ -162,7 +166,8 @@ fn a_pod_that_loses_its_label_is_known_as_such_and_keeps_its_gpus() {
     assert!(index.families[&id].unlabelled.is_empty() && index.usage.share("p").is_none());
 }
 
-/// It took the place of the real one in the table, and the real one was never made.
+/// Regression test: the object replaced the real one in the index, and the real one was never
+/// created.
 #[test]
 fn an_object_of_another_namespace_is_not_the_jobs() {
     let mut index = Index::default();
@@ -180,7 +185,7 @@ fn an_object_of_another_namespace_is_not_the_jobs() {
     assert!(effect.jobs.is_empty());
 }
 
-/// Each change of a pod came with a view of its own, and what its kubelet had said was gone.
+/// Regression test: each change of a pod replaced its view, which lost the kubelet's warning.
 #[test]
 fn what_a_kubelet_said_of_a_pod_stays_until_the_pod_gets_on_or_is_another_one() {
     let said = Waiting { container: String::new(), reason: "FailedMount".into(), message: "no".into() };

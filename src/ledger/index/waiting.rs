@@ -1,10 +1,12 @@
-//! Jobs that wait for a place, and when a change is worth another plan for one of them: with hundreds that wait, not whenever something
-//! becomes free anywhere.
+//! Queued jobs, and which changes justify planning one of them again. With hundreds of queued jobs,
+//! not every release of resources does.
 //!
-//! A gang is placed on nodes with room for a pod each. So a plan that found too few of them finds no place either before as many others as
-//! were missing have changed, and have room. Only the head of the queue looks at every change: jobs may have to give way to it.
+//! A gang needs nodes that each have room for a pod. A plan that found too few of them therefore
+//! cannot succeed until as many other nodes as were missing have changed and have room. Only the
+//! head of the queue reacts to every change, because it may preempt jobs.
 //!
-//! Of those whom a change may help, the first one that is planned often takes what became free. For the others it is not worth a plan any more.
+//! Of the jobs that a change may help, the first one planned often takes what was released. The
+//! others need no new plan then.
 
 use super::{Index, Reservation};
 use crate::job::{Key, is_queued};
@@ -17,53 +19,57 @@ use switchyard_plan::cluster::turn::Turn;
 use switchyard_plan::cluster::view::NodeView;
 use switchyard_plan::cluster::{Demand, PlacementRules};
 
-/// A job that waits, as its last plan left it.
+/// A queued job, as its last plan left it.
 #[derive(Debug)]
 pub struct Waiting {
-    /// Its place in the queue. Kept, because every plan compares it with that of all others.
+    /// Queue position. It is stored because every plan compares it with all others.
     pub(crate) turn: Turn,
-    /// Room alone would not help: it would not fit into the empty cluster, or must not start there. It does not come before others.
+    /// Whether room alone would not help, because the job does not fit into the empty cluster or
+    /// must not start there. It does not block other jobs.
     pub(crate) hopeless: bool,
     pub(crate) waits_for: WaitsFor,
-    /// Resource version of the job as the last plan left it: the one that was planned, or the one that its status was written with.
+    /// Resource version of the job after the last plan: the planned version, or the version of the
+    /// status write.
     pub(crate) version: Option<String>,
-    /// A plan was wanted and not made, since the cache was behind.
+    /// Whether a plan was due but skipped because the cache was behind.
     pub(crate) is_owed: bool,
 }
 
-/// What a job waits for.
+/// The change that a job waits for.
 #[derive(Debug)]
 pub(crate) enum WaitsFor {
-    /// Another fabric: any change may bring it.
+    /// Another fabric, which any change may provide.
     Anything,
     Nodes(Box<Nodes>),
 }
 
-/// Nodes with room for a pod.
+/// A number of nodes with room for a pod.
 #[derive(Debug)]
 pub(crate) struct Nodes {
     demand: Demand,
-    /// The last plan found so many.
+    /// Number of nodes with room in the last plan.
     open: usize,
-    /// The job needs so many more.
+    /// Number of further nodes that the job needs.
     missing: usize,
     /// Nodes that have changed since and have room.
     changed: BTreeSet<String>,
-    /// What has changed may be more than that: other nodes had room too, or give GPUs in another way.
+    /// Whether `changed` may be incomplete, because further nodes had room or allocate GPUs
+    /// differently.
     is_more: bool,
 }
 
-/// More nodes than are missing are remembered, so that those that others take are known not to be enough.
+/// Number of nodes remembered beyond those missing, so that the count stays right when other jobs
+/// take some.
 const MOST_SPARE: usize = 16;
 
 impl WaitsFor {
-    /// A job of so many pods, which ask this of a node, found so many nodes with room for one.
+    /// For a job with this number of pods, whose last plan found `open` nodes with room for one.
     pub(crate) fn nodes(demand: Demand, pods: u32, open: u32) -> WaitsFor {
         let (open, missing) = (open as usize, pods.saturating_sub(open).max(1) as usize);
         WaitsFor::Nodes(Box::new(Nodes { demand, open, missing, changed: BTreeSet::new(), is_more: false }))
     }
 
-    /// What a pod asks of a node, where the job waits for room.
+    /// Resource requests of a pod, if the job waits for room.
     pub(crate) fn demand(&self) -> Option<&Demand> {
         match self {
             WaitsFor::Anything => None,
@@ -73,7 +79,7 @@ impl WaitsFor {
 }
 
 impl Nodes {
-    /// A node changed, which may have room now. Returns whether enough have.
+    /// Records a changed node. Returns whether enough nodes have room now.
     fn note(&mut self, node: &NodeView, has_room: impl Fn(&Demand, &str) -> bool) -> bool {
         if self.open == 0 && self.demand.is_given_otherwise(node) {
             self.is_more = true;
@@ -91,12 +97,13 @@ impl Nodes {
         self.are_enough(has_room)
     }
 
-    /// At most so many nodes have room now; `None`: that is not known.
+    /// Upper bound on the number of nodes with room now; `None` if unknown.
     fn at_most(&self) -> Option<usize> {
         (!self.is_more).then_some(self.open + self.changed.len())
     }
 
-    /// Whether enough of the nodes that have changed have room; others may have taken some since.
+    /// Whether enough of the changed nodes still have room, because other jobs may have taken some
+    /// since.
     fn are_enough(&mut self, has_room: impl Fn(&Demand, &str) -> bool) -> bool {
         if self.changed.len() >= self.missing {
             self.changed.retain(|name| has_room(&self.demand, name));
@@ -106,14 +113,15 @@ impl Nodes {
 }
 
 impl Reservation {
-    /// Whether what is held does not count as taken for a job that waits: it comes before the holder, or ends before that can begin.
+    /// Whether reserved nodes count as free for a queued job: it comes before the holder, or ends
+    /// before the holder can start.
     fn is_behind(&self, turn: &Turn, job: Option<&Arc<TrainJob>>, predictor: Option<&Predictor>) -> bool {
         *turn <= self.turn || job.is_some_and(|job| self.is_begun_after(job, self.at, predictor).is_some())
     }
 }
 
 impl Index {
-    /// Jobs that something that became free on these nodes may help.
+    /// Jobs that resources released on these nodes may help. Marks the reservation as stale.
     pub fn woken(&mut self, nodes: &BTreeSet<String>) -> BTreeSet<Key> {
         if let Some(held) = self.reservation.as_mut().filter(|_| !nodes.is_empty()) {
             held.is_stale = true;
@@ -132,13 +140,14 @@ impl Index {
             nodes.iter().filter_map(|name| Some([seen.node(name, false)?, seen.node(name, true)?])).collect();
         let (held, predictor) = (self.reservation.as_ref(), self.predictor.as_ref());
         for (key, waiting) in &mut self.waiting {
-            // Also where none of these nodes is held: those that changed before may be.
+            // This matters even if none of these nodes is reserved, because nodes that changed
+            // earlier may be.
             let is_ahead = held.is_some_and(|held| held.is_behind(&waiting.turn, self.jobs.get(key), predictor));
             let is_woken = match &mut waiting.waits_for {
                 WaitsFor::Anything => true,
                 WaitsFor::Nodes(nodes) => {
                     let has_room = |demand: &Demand, name: &str| seen.has_room(demand, name, is_ahead);
-                    // All of them are noted, also after one that is enough.
+                    // Record every view: `any` would stop at the first that is enough.
                     views.iter().filter(|view| nodes.note(&view[usize::from(is_ahead)], has_room)).count() > 0
                 }
             };
@@ -149,8 +158,8 @@ impl Index {
         woken
     }
 
-    /// Whether a plan may find for a job what the last one did not: not if it waits for room behind others, nobody has changed it, and what became
-    /// free is taken again.
+    /// Whether a new plan for a job could find a placement that the last one did not. It cannot if
+    /// the job is queued behind others and unchanged, and the released resources are taken again.
     pub fn is_worth_a_plan(&mut self, key: &Key) -> bool {
         if self.unreadable.contains_key(key) || self.lack(key).is_some() {
             return true;
@@ -167,10 +176,13 @@ impl Index {
         nodes.are_enough(|demand, name| seen.has_room(demand, name, is_ahead)) || self.head().as_ref() == Some(key)
     }
 
-    /// Whether a job that stands in the queue by its status, and was not planned by this process yet, finds no place now: another one ahead of it
-    /// asks the same of each node, and too few have room. It takes its place in the queue, and a plan is owed: what it is told may have changed.
+    /// Whether a job that is queued according to its status, and that this process has not planned
+    /// yet, certainly finds no placement now: a job ahead of it with the same resource requests
+    /// found too few nodes with room. The job enters the queue, and a plan is owed because its
+    /// status message may have changed.
     ///
-    /// After a failover that is nearly all of the queue, and the plan of a job that finds no place is the most expensive one.
+    /// After a failover this applies to most of the queue, and plans that find no placement are the
+    /// most expensive ones.
     pub fn waits_like_another(&mut self, key: &Key, rules: PlacementRules<'_>) -> bool {
         if self.waiting.contains_key(key) {
             return false;
@@ -198,14 +210,14 @@ impl Index {
         true
     }
 
-    /// The status of a job was written with this resource version.
+    /// Records the resource version of a status write.
     pub fn wrote_status(&mut self, key: &Key, version: &str) {
         if let Some(waiting) = self.waiting.get_mut(key) {
             waiting.version = Some(version.to_string());
         }
     }
 
-    /// A job is not planned now, although that may be worth it.
+    /// Records that a job was not planned although it may have been worthwhile.
     pub fn owes_a_plan(&mut self, key: &Key) {
         if let Some(waiting) = self.waiting.get_mut(key) {
             waiting.is_owed = true;
@@ -213,13 +225,14 @@ impl Index {
     }
 }
 
-/// The nodes as a job that waits sees them.
+/// The nodes as seen by a queued job.
 struct Seen<'a> {
     usage: &'a Usage,
 }
 
 impl Seen<'_> {
-    /// What is held for gangs that start again does not count as taken, nor, for a job that is ahead of the head, what the head holds.
+    /// A node on which the GPUs held for restarting gangs count as free and, for a job ahead of the
+    /// head of the queue, so do reserved ones.
     fn node(&self, name: &str, is_ahead: bool) -> Option<NodeView> {
         self.usage.node_without(name, |taker| taker.starts_with(HOLE) || is_ahead && taker.starts_with(HELD))
     }

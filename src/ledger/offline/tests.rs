@@ -1,4 +1,4 @@
-//! Jobs that compete for room, on clusters written down as objects.
+//! Jobs that compete for nodes, on clusters given as lists of objects.
 #![allow(clippy::unwrap_used)]
 
 mod backfill;
@@ -20,7 +20,7 @@ fn node(name: &str) -> Value {
     })
 }
 
-/// A job of one CPU-hungry pod per node: two of them do not fit on one node.
+/// A job with one pod per node, each requesting so much CPU that two do not fit on a node.
 fn job(name: &str, nodes: usize, created: &str, status: Value) -> Value {
     json!({
         "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob",
@@ -81,7 +81,7 @@ fn fresh(name: &str, nodes: usize, spec: Value) -> TrainJob {
     job
 }
 
-/// Three nodes, on the first of which a small job runs; a gang of all three waits.
+/// Three nodes with a small job running on the first, and a queued gang that needs all three.
 fn gang_waits(priority: i32) -> Vec<Value> {
     let mut items: Vec<Value> = ["n1", "n2", "n3"].map(node).into();
     items.push(job("small", 1, "2026-01-01T00:00:00Z", placed(&["n1"])));
@@ -96,7 +96,7 @@ fn nodes(verdict: &Verdict) -> Vec<&str> {
     placed.status.nodes.iter().map(|node| node.node_name.as_str()).collect()
 }
 
-/// Who is ahead, and when it can begin.
+/// The message about the job ahead.
 fn words(verdict: &Verdict) -> String {
     verdict.ahead.as_ref().map(ToString::to_string).unwrap_or_default()
 }
@@ -133,7 +133,7 @@ fn only_as_many_nodes_are_held_as_have_to_be() {
     items.extend(["n4", "n5"].iter().enumerate().map(|(rank, node)| pod("other", rank, Some(node), 0)));
     let late = cluster(&items).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
     assert_eq!(words(&late), "3 nodes are held for ns/gang, which is ahead in the queue");
-    // A sixth node is nobody's.
+    // A sixth node is not reserved.
     items.push(node("n6"));
     items.push(node("n7"));
     let late = cluster(&items).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
@@ -197,7 +197,8 @@ fn what_cannot_be_read_is_named() {
     assert!(matches!(&cluster.nodes()["n1"].machine, Some(Err(_))), "a report costs its own node only");
 }
 
-/// Any tenant could idle a cluster with `numNodes: all` and a fabric that no node has.
+/// Otherwise a tenant could idle a whole cluster with `numNodes` set to all nodes and a fabric that
+/// no node has.
 #[test]
 fn a_job_that_may_not_start_on_the_nodes_it_waits_for_holds_none() {
     for (mode, holds) in [("Auto", true), ("Required", false)] {
@@ -217,7 +218,7 @@ fn a_job_that_may_not_start_on_the_nodes_it_waits_for_holds_none() {
     }
 }
 
-/// The gang preempts the small job. What it and its pods say of that can be changed.
+/// A cluster in which the gang preempts the small job. `change` edits the objects first.
 fn preempting(change: impl Fn(&mut Vec<Value>)) -> Cluster {
     let mut items = gang_waits(9);
     items[5]["spec"]["topologyPolicy"] = json!({"preemption": "LowerPriority"});
@@ -243,7 +244,7 @@ fn a_priority_class_that_never_preempts_does_not_unless_that_is_meant_for_the_sc
     assert_eq!(gives_way_to(&never, "ns").as_deref(), Some("ns/gang (priority 9)"));
 }
 
-/// The status of a tenant's job named the projects of others.
+/// Regression test: the status of a tenant's job named the projects of other tenants.
 #[test]
 fn jobs_of_other_namespaces_are_not_named() {
     let mut cluster = preempting(|items| {

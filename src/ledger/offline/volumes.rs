@@ -1,4 +1,5 @@
-//! Claims, volumes and classes among the objects of a snapshot: where the pods of a job can use their volumes, as the controller reads it.
+//! Claims, volumes and classes of a snapshot: resolves where the pods of a job can use their
+//! volumes, as the controller does.
 
 use super::read;
 use serde_json::{Error, Value};
@@ -33,7 +34,8 @@ impl Storage {
         Ok(())
     }
 
-    /// Fills in what the rules of a pod leave open. A snapshot without any claim may be one whose user could not list them: it says nothing.
+    /// Resolves the volumes and devices in the rules of a pod. Without any claim in the snapshot,
+    /// claims are not checked, because the user may have been unable to list them.
     pub(super) fn resolve(&self, namespace: &str, rules: &mut NodeRules) {
         let named = |name: &String| (namespace.to_string(), name.clone());
         let mut reach: Vec<Reach> = Vec::new();
@@ -62,7 +64,8 @@ impl Storage {
     }
 }
 
-/// The first object that a pod names and that does not exist: until somebody creates it, the job waits without a place in the queue.
+/// The first missing object that a pod references. Until it is created, the job waits without a
+/// queue position.
 pub(super) fn absent<'a>(pods: impl Iterator<Item = &'a PodView>) -> Option<&'a str> {
     pods.filter_map(|pod| pod.rules.as_ref()).find_map(|rules| rules.absent.first()).map(String::as_str)
 }

@@ -1,4 +1,4 @@
-//! A controller without an API server, whose clocks are told, and whose writes go through.
+//! A controller with simulated clocks and without an API server. All its writes succeed.
 
 use super::*;
 use jiff::ToSpan;
@@ -7,7 +7,7 @@ use std::fmt::Write;
 use switchyard_crds::labels;
 use switchyard_plan::objects::{Object, observed_content};
 
-/// The controller, and the time.
+/// The controller and the simulated time.
 pub(super) struct Hour {
     pub context: Context,
     pub epoch: Timestamp,
@@ -17,14 +17,14 @@ pub(super) struct Hour {
     version: u64,
     pub writes: usize,
     pub plans: usize,
-    /// Pods are bound to their nodes and run at once; else there is no scheduler.
+    /// Whether a scheduler binds pods, which then run at once.
     pub binds: bool,
-    /// Those that the controller has made, by name.
+    /// Pods created by the controller, by name.
     pub pods: BTreeMap<String, Pod>,
 }
 
 impl Hour {
-    /// With so many empty nodes.
+    /// A cluster with this number of empty nodes.
     pub fn new(nodes: usize) -> Hour {
         let (leader, leading) = election::channel(boot_time);
         leader.forever();
@@ -47,7 +47,8 @@ impl Hour {
         self.epoch + SignedDuration::try_from(self.passed).unwrap()
     }
 
-    /// A node is ready, not ready, or silent (`Unknown`) from now on; one that is not there is registered.
+    /// Makes a node ready, not ready, or silent (`Unknown`) from now on. Registers it if it is
+    /// missing.
     pub fn set_node(&mut self, number: usize, ready: &str) {
         let name = format!("n{number}");
         let known = self.context.index().usage.nodes().get(&name).and_then(|node| node.registered);
@@ -60,7 +61,7 @@ impl Hour {
         self.take_in(Look::InAnyCase, |index, _| index.apply_node(&node));
     }
 
-    /// Jobs with so many pods of 4 CPUs, one a second.
+    /// Creates jobs with `nodes` pods of 4 CPUs each, one job per second.
     pub fn apply_jobs(&mut self, numbers: std::ops::Range<usize>, nodes: impl Fn(usize) -> usize) {
         numbers.for_each(|number| self.apply_job(number, nodes(number), "4"));
     }
@@ -84,14 +85,14 @@ impl Hour {
         self.start + self.passed
     }
 
-    /// What a watch shows.
+    /// Delivers a watch event.
     pub fn take_in(&mut self, look: Look, change: impl FnOnce(&mut Index, String) -> switchyard_ledger::index::Effect) {
         self.version += 1;
         let version = self.version.to_string();
         self.context.take_in(self.instant(), look, |index| change(index, version));
     }
 
-    /// A pod of somebody else, which takes most of a node.
+    /// A pod of another workload with this CPU request on a node.
     pub fn foreign(&mut self, node: usize, cpu: &str) -> Pod {
         let pod = json!({
             "metadata": {"name": format!("other-{node}"), "namespace": "o", "uid": format!("other-{node}-{}", self.version)},
@@ -103,7 +104,7 @@ impl Hour {
         pod
     }
 
-    /// Does what is due until then.
+    /// Runs everything that is due until `end`.
     pub fn work_until(&mut self, end: Duration) {
         loop {
             let next = self.context.queue.with(|schedule| schedule.next_due());
@@ -172,7 +173,7 @@ impl Hour {
         }
     }
 
-    /// A pod whose gate was lifted runs on its node.
+    /// Binds a released pod to its node and starts it.
     fn bind(&mut self, job: &TrainJob, name: &str) {
         let placement = switchyard_ledger::job::placement_of(job).unwrap();
         let rank: usize = name.rsplit('-').next().unwrap().parse().unwrap();
@@ -191,7 +192,8 @@ impl Hour {
         self.take_in(Look::InAnyCase, |index, _| index.apply_pod(&pod));
     }
 
-    /// How many bytes what is kept has, written down. Nothing is kept of that: it would be in the resident memory.
+    /// Size of the index as debug text, in bytes. The text itself is not stored, because it would
+    /// count as resident memory.
     pub fn kept(&self) -> usize {
         let mut bytes = Bytes(0);
         write!(bytes, "{:?}", self.context.index()).unwrap();

@@ -11,7 +11,7 @@ const fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// All nodes are in use, two for each job.
+/// A cluster in which all nodes are in use, two per job.
 fn training() -> Hour {
     let mut hour = Hour::new(NODES);
     hour.binds = true;
@@ -25,7 +25,7 @@ fn later(hour: &mut Hour, time: Duration) {
     hour.work_until(hour.passed + time);
 }
 
-/// So many jobs have started again; the others run in their first attempt.
+/// Checks that this number of jobs have restarted, and that the others run in their first attempt.
 fn restarts_are(hour: &Hour, expected: usize) {
     let index = hour.context.index();
     assert_eq!(index.jobs.len(), JOBS);
@@ -44,7 +44,8 @@ fn node_of(hour: &Hour, rank: usize) -> usize {
     name[1..].parse().unwrap()
 }
 
-/// The leaf switch of the management network: 30 % of the nodes lose the API server, one after the other, and come back the same way.
+/// A failing leaf switch of the management network: 30 % of the nodes lose the API server one after
+/// another, and recover in the same order.
 #[tokio::test]
 async fn a_third_of_the_nodes_that_cannot_reach_the_api_server_for_seven_minutes_ends_nothing() {
     let mut hour = training();
@@ -62,7 +63,7 @@ async fn a_third_of_the_nodes_that_cannot_reach_the_api_server_for_seven_minutes
     restarts_are(&hour, 0);
 }
 
-/// The brake is for nodes that went together: one alone is given up.
+/// The circuit breaker covers nodes that went silent together. A single one is given up.
 #[tokio::test]
 async fn a_node_that_is_silent_alone_for_seven_minutes_ends_its_job() {
     let mut hour = training();
@@ -85,7 +86,8 @@ async fn ten_restarts_of_the_network_plugin_on_all_nodes_end_nothing() {
     restarts_are(&hour, 0);
 }
 
-/// The log of rank 0 cannot be read then; that of rank 1 shows that all ranks train.
+/// The log of rank 0 is unavailable during this time, but the log of rank 1 shows that all ranks
+/// make progress.
 #[tokio::test]
 async fn a_kubelet_of_rank_0_that_is_silent_for_five_minutes_ends_nothing_while_rank_1_makes_steps() {
     for trains in [true, false] {
@@ -110,7 +112,7 @@ async fn a_kubelet_of_rank_0_that_is_silent_for_five_minutes_ends_nothing_while_
     }
 }
 
-/// `kubectl delete node` and a restart of its kubelet.
+/// `kubectl delete node`, then a restart of its kubelet.
 #[tokio::test]
 async fn a_node_that_is_deleted_and_registered_again_in_time_ends_nothing() {
     for (away, restarts) in [(35, 0), (45, 1)] {

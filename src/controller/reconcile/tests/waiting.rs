@@ -1,4 +1,4 @@
-//! A day with hundreds of jobs that wait, with simulated clocks and without an API server.
+//! A day with hundreds of queued jobs, with simulated clocks and without an API server.
 
 use super::hour::Hour;
 use super::*;
@@ -7,21 +7,21 @@ use k8s_openapi::api::core::v1::Pod;
 
 const JOBS: usize = 500;
 const NODES: usize = 6;
-/// Between two changes of what is free.
+/// Interval between two changes of the free resources.
 const CHANGE: Duration = Duration::from_secs(200);
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// What some hours cost.
+/// Cost of some simulated hours.
 struct Counted {
     writes: usize,
-    /// [`Hour::kept`] after half of the time, and at its end.
+    /// [`Hour::kept`] after half of the time, and at the end.
     kept: [usize; 2],
-    /// Resident memory of this process in KiB, at the same times.
+    /// Resident memory of this process at the same times, in KiB.
     resident: [u64; 2],
 }
 
 impl Counted {
-    /// By how much what is kept may have grown: a twentieth.
+    /// Checks that the index grows by at most a twentieth.
     fn is_flat(&self) {
         let [at_half, at_end] = self.kept;
         assert!(
@@ -37,8 +37,9 @@ fn resident() -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Five hundred jobs wrote their statuses once a minute each, and every pod that ended anywhere had all of them planned. `cargo xtask bench
-/// cluster-size` plays a day, which takes minutes, and reads the line that is printed.
+/// Regression test: five hundred jobs each wrote their status once a minute, and every pod exit in
+/// the cluster caused plans of all of them. `cargo xtask bench cluster-size` simulates a day, which
+/// takes minutes, and parses the line that is printed.
 #[tokio::test]
 async fn hundreds_that_wait_cost_one_write_a_second_at_most_and_no_memory() {
     let count = std::env::var("SWITCHYARD_SIMULATED_HOURS").map_or(1, |hours| hours.parse().unwrap());
@@ -58,8 +59,8 @@ async fn hundreds_that_wait_cost_one_write_a_second_at_most_and_no_memory() {
     println!("\nday: {result}");
 }
 
-/// Each node that became free had all jobs planned that it was enough for, and each status that was written its job once more. In a cluster of
-/// 10,000 nodes that was 6 s of work for each node.
+/// Regression test: each released node caused plans of all jobs that fit on it, and each status
+/// write caused another plan of its job. In a cluster of 10,000 nodes this took 6 s per node.
 #[tokio::test]
 async fn a_node_that_becomes_free_is_planned_for_by_the_head_and_by_whom_it_helps() {
     let mut hour = Hour::new(NODES);
@@ -77,7 +78,8 @@ async fn a_node_that_becomes_free_is_planned_for_by_the_head_and_by_whom_it_help
     }
 }
 
-/// A new leader planned the whole queue before it came to the job that had just been applied: with 500 jobs and 10,000 nodes that took 5 s.
+/// Regression test: a new leader planned the whole queue before a job that had just been created.
+/// With 500 jobs and 10,000 nodes this took 5 s.
 #[tokio::test]
 async fn a_new_leader_comes_to_a_job_that_finds_a_place_before_it_plans_the_whole_queue() {
     let mut hour = Hour::new(NODES);
@@ -88,7 +90,7 @@ async fn a_new_leader_comes_to_a_job_that_finds_a_place_before_it_plans_the_whol
     hour.apply_jobs(0..JOBS, big);
     hour.work_until(Duration::from_secs(1));
     assert_eq!(hour.context.index().waiting.len(), JOBS);
-    // Nothing of the last leader's plans is known to the next one.
+    // The next leader knows nothing of the last leader's plans.
     let last = hour.context.index().reservation.take();
     let held: Vec<String> = last.iter().flat_map(|held| held.takers()).collect();
     held.iter().for_each(|taker| drop(hour.context.index().usage.set_share(taker, None)));
@@ -98,7 +100,7 @@ async fn a_new_leader_comes_to_a_job_that_finds_a_place_before_it_plans_the_whol
     let keys = hour.context.index().all_in_order(hour.epoch);
     keys.into_iter().for_each(|key| hour.context.queue.add(key, hour.instant()));
     hour.plans = 0;
-    // Its pods are made, seen, and get their place.
+    // Long enough for the job's pods to be created, observed and placed.
     hour.work_until(hour.passed + PUT_OFF * 10);
     let (placed, waiting) = {
         let index = hour.context.index();
@@ -107,13 +109,14 @@ async fn a_new_leader_comes_to_a_job_that_finds_a_place_before_it_plans_the_whol
     };
     assert_eq!((placed, waiting), (true, JOBS));
     assert!(hour.plans <= 20, "{} plans", hour.plans);
-    // What was put off is done then: each job knows the new one, and is planned once.
+    // The deferred plans run then. Each job is planned once, because the new job is known.
     hour.plans = 0;
     hour.work_until(hour.passed + PUT_OFF * 2 * JOBS as u32);
     assert!((JOBS - 20..=JOBS + 10).contains(&hour.plans), "{} plans", hour.plans);
 }
 
-/// S16: 10,000 gated pods of gangs that wait made each later job wait for plans of theirs.
+/// Regression test (S16): with 10,000 gated pods of queued gangs, each later job waited for plans
+/// of these gangs.
 #[tokio::test]
 async fn a_small_job_costs_as_much_behind_ten_thousand_gated_pods_as_without_them() {
     let costs = [0, JOBS].map(|gangs| {
@@ -135,7 +138,8 @@ async fn a_small_job_costs_as_much_behind_ten_thousand_gated_pods_as_without_the
     assert_eq!(costs[1], costs[0], "plans and writes");
 }
 
-/// Some hours with changes of what is free, after one in which all jobs arrive.
+/// Simulates some hours with changes of the free resources, after one hour in which all jobs
+/// arrive.
 fn hours(count: u64) -> Counted {
     let mut hour = Hour::new(NODES);
     let mut busy: Vec<Pod> = (0..NODES).map(|node| hour.foreign(node, "6")).collect();
@@ -149,7 +153,8 @@ fn hours(count: u64) -> Counted {
         if number == changes / 2 {
             at_half = (hour.kept(), resident());
         }
-        // The head holds all nodes but the one that is used most: what is free there differs, and no gang fits.
+        // The head has reserved all nodes but the busiest one. The free resources there change, but
+        // no gang fits.
         let node = (number / 2) % NODES;
         let uid = busy[node].metadata.clone();
         hour.take_in(Look::InAnyCase, |index, _| index.delete_pod(&uid));

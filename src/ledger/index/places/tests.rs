@@ -6,7 +6,7 @@ use switchyard_plan::objects::placement_slices;
 const UID: &str = "11111111-1111-1111-1111-111111111111";
 const NODES: i32 = 300;
 
-/// A job with a place for each of its nodes, as a plan sees it: all nodes are in the status.
+/// A job placed on all its nodes, as planned: the nodes are in the status.
 fn whole(version: i32, prefix: &str) -> TrainJob {
     let nodes: Vec<Value> = (0..NODES)
         .map(|node| json!({"firstRank": node, "nodeName": format!("{prefix}{node}"), "gpus": [format!("GPU-{prefix}{node}")]}))
@@ -24,7 +24,7 @@ fn whole(version: i32, prefix: &str) -> TrainJob {
     job
 }
 
-/// The job as it stands in the cluster, and its slices.
+/// The job as stored in the cluster, and its slices.
 fn stored(whole: &TrainJob) -> (TrainJob, Vec<PlacementSlice>) {
     let placement = whole.status.as_ref().unwrap().placement.clone().unwrap();
     let mut job = whole.clone();
@@ -71,7 +71,8 @@ fn a_job_is_shown_with_all_its_nodes_or_as_it_was() {
     assert!(index.places.known.values().all(BTreeMap::is_empty), "nothing is kept twice");
 }
 
-/// A deleted slice costs nothing while somebody remembers the place: it is written again.
+/// A deleted slice does no harm while the placement is in memory: the controller writes the slice
+/// again.
 #[test]
 fn what_was_shown_once_needs_no_slices_any_more() {
     let (job, parts) = stored(&whole(1, "n"));

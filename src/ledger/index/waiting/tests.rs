@@ -1,4 +1,4 @@
-//! Which change is worth another plan for which job.
+//! Which changes justify planning which queued jobs again.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -11,7 +11,7 @@ use switchyard_plan::cluster::turn::Basis;
 use switchyard_plan::cluster::{PlacementRules, Waits};
 use switchyard_plan::objects::Defaults;
 
-/// A cluster in which every node is full.
+/// A cluster on which every node starts out full.
 struct Scene(Index);
 
 impl Scene {
@@ -33,7 +33,8 @@ impl Scene {
         self.0.woken(&effect.room)
     }
 
-    /// Somebody else takes so many CPUs of a node. Returns who is woken.
+    /// A pod of another workload requests this many CPUs of a node. Returns the jobs that are
+    /// woken.
     fn busy(&mut self, node: usize, cpu: &str) -> Vec<String> {
         let pod = json!({
             "metadata": {"name": format!("other-{node}"), "namespace": "o", "uid": format!("other-{node}")},
@@ -43,7 +44,7 @@ impl Scene {
         self.0.woken(&effect.room).into_iter().map(|key| key.name).collect()
     }
 
-    /// A job waits after a plan that found so many nodes. Returns whom that wakes.
+    /// Queues a job after a plan that found this many nodes. Returns the jobs that this wakes.
     fn waits(&mut self, name: &str, created: i64, nodes: u32, spec: serde_json::Value, waits: Waits) -> Vec<String> {
         let mut job = json!({
             "apiVersion": labels::API_VERSION, "kind": "TrainJob",
@@ -65,7 +66,7 @@ fn key(name: &str) -> Key {
     Key { namespace: "t".into(), name: name.into() }
 }
 
-/// Each change anywhere had every job planned that waited.
+/// Regression test: each change in the cluster caused a plan of every queued job.
 #[test]
 fn a_node_wakes_the_head_and_those_whom_it_may_help() {
     let mut scene = Scene::new(4);
@@ -76,7 +77,7 @@ fn a_node_wakes_the_head_and_those_whom_it_may_help() {
     scene.waits("selects", 3, 1, selects("fast"), Waits::Room { open: 0 });
     scene.waits("fabric", 4, 1, json!({}), Waits::Fabric);
     assert_eq!(scene.busy(0, "7"), ["fabric", "head"], "too little is free for a pod");
-    // The head holds all nodes against those behind it.
+    // The head has reserved all nodes against the jobs behind it.
     assert_eq!(scene.busy(0, "0"), ["fabric", "head"]);
     scene.0.waits_no_more(&key("head"), &JobId { namespace: "t".into(), uid: "head".into() });
     scene.busy(0, "8");
@@ -101,7 +102,7 @@ fn when_the_head_goes_the_next_one_is_looked_at() {
     assert_eq!(scene.0.reservation.as_ref().unwrap().job.uid, "first");
     let gone = scene.0.jobs[&key("first")].metadata.clone();
     assert!(scene.0.delete_job(&gone).jobs.contains(&key("second")));
-    // One that can never be placed comes after those that can.
+    // A job that can never be placed comes after those that can.
     let impossible = scene.waits("zeroth", -1, 9, json!({}), Waits::Room { open: 0 });
     assert_eq!((impossible, scene.0.head()), (Vec::new(), Some(key("second"))));
     let aside = scene.waits("second", 1, 2, json!({}), Waits::Fabric);
@@ -109,7 +110,7 @@ fn when_the_head_goes_the_next_one_is_looked_at() {
 }
 
 impl Scene {
-    /// Nodes that the head holds, as a job behind it finds them.
+    /// The reserved nodes and the start time, once a job behind the head is planned.
     fn held(&mut self, behind: &str, now: Timestamp) -> (Vec<String>, Option<Timestamp>) {
         let (defaults, levels) = (Defaults::default(), Levels::default());
         let rules = PlacementRules { defaults: &defaults, levels: &levels, now };
@@ -122,7 +123,8 @@ impl Scene {
     }
 }
 
-/// Nodes that were chosen once were waited for while others stood empty, and went to whoever came later.
+/// Regression test: the head waited for its first choice of nodes while others were free, and these
+/// went to later jobs.
 #[test]
 fn the_reservation_floats_to_the_nodes_that_become_free() {
     let mut scene = Scene::new(4);
@@ -143,7 +145,7 @@ fn the_reservation_floats_to_the_nodes_that_become_free() {
     assert_eq!(scene.busy(1, "0"), ["head", "late"], "a node that nobody holds any more");
 }
 
-/// Whoever may use the nodes of the head once it begins later than was expected is looked at then.
+/// When the start of the head is delayed, jobs that can now use the reserved nodes are woken.
 #[test]
 fn a_head_that_begins_later_wakes_those_that_end_before_it() {
     let mut scene = Scene::new(1);
@@ -178,7 +180,7 @@ fn a_head_that_begins_later_wakes_those_that_end_before_it() {
     assert_eq!(woken, ["ends"]);
 }
 
-/// What waits by a status that says so.
+/// Queues a job through its status only. Returns whether it waits like another job.
 fn told(scene: &mut Scene, name: &str, created: i64, nodes: u32, spec: serde_json::Value) -> bool {
     scene.waits(name, created, nodes, spec, Waits::Room { open: 0 });
     scene.0.waiting.remove(&key(name));
@@ -216,7 +218,7 @@ fn a_job_waits_like_one_ahead_of_it_that_asks_the_same_and_found_too_few_nodes()
     assert!(!told(&mut scene, "earlier", 1, 3, json!({})), "it comes before the other");
 }
 
-/// What the head holds is no room for those behind it, but for those that end before it begins.
+/// Reserved nodes count as room only for jobs that end before the head can start.
 #[test]
 fn a_job_that_may_use_what_the_head_holds_waits_like_none_that_may_not() {
     let mut scene = Scene::new(3);
@@ -228,7 +230,8 @@ fn a_job_that_may_use_what_the_head_holds_waits_like_none_that_may_not() {
     assert!(!told(&mut scene, "short", 3, 1, json!({"activeDeadlineSeconds": 60})));
 }
 
-/// A limit of a minute made a job the head of the queue, and a raise to a month left it there.
+/// Regression test: a limit of a minute put a job at the head of the queue, and it stayed there
+/// after its limit was raised to a month.
 #[test]
 fn a_job_whose_limit_is_raised_while_it_waits_loses_the_nodes_that_it_holds() {
     let mut scene = Scene::new(2);

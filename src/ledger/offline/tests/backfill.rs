@@ -1,4 +1,4 @@
-//! Who may use the nodes that the head of the queue holds, until it can begin.
+//! Backfill: which jobs may use the reserved nodes until the head of the queue can start.
 
 use super::*;
 use crate::predictor::Predictor;
@@ -7,7 +7,8 @@ use switchyard_plan::cluster::turn::Basis;
 
 const HOUR: SignedDuration = SignedDuration::from_hours(1);
 
-/// Three nodes; on the first a job runs that may do so for another hour, and a gang of all three waits.
+/// Three nodes: on the first runs a job with one hour left, and a gang that needs all three is
+/// queued.
 fn gang_waits_an_hour(now: Timestamp) -> Vec<Value> {
     let mut items = gang_waits(0);
     items[3]["spec"]["activeDeadlineSeconds"] = json!(7200);
@@ -56,7 +57,8 @@ fn where_nobody_knows_when_the_head_can_begin_its_nodes_stay_idle() {
     assert_eq!(verdict.ahead.unwrap().start, None);
 }
 
-/// A Job has a pod on a node: nobody knows when the head can begin only if it needs what others have.
+/// A Job's pod runs on a node. The start of the head becomes unknown only if it needs that pod's
+/// resources.
 #[test]
 fn pods_of_others_count_where_the_head_needs_what_they_have() {
     let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();
@@ -71,7 +73,8 @@ fn pods_of_others_count_where_the_head_needs_what_they_have() {
     }
 }
 
-/// One that was stopped late, or whose clock was wrong: its node is waited for, and nobody is let in for a time that is over.
+/// The job was stopped late or its clock was wrong. The head waits for its node, and no job is
+/// backfilled into the past.
 #[test]
 fn a_job_that_ran_longer_than_its_limit_ends_at_any_moment() {
     let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();
@@ -81,7 +84,7 @@ fn a_job_that_ran_longer_than_its_limit_ends_at_any_moment() {
     assert_eq!(verdict.ahead.unwrap().start, Some((now + HOUR * 2, Basis::Limits)));
 }
 
-/// The nodes that are empty first, not those that are least used.
+/// It prefers nodes that become free first over those that are least used.
 #[test]
 fn the_head_holds_the_nodes_on_which_it_can_begin_first() {
     let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();
@@ -102,14 +105,15 @@ fn the_head_holds_the_nodes_on_which_it_can_begin_first() {
     );
 }
 
-/// A cluster in which the job that runs has no limit and began an hour ago.
+/// A cluster in which the running job has no limit and started an hour ago.
 fn predicting(now: Timestamp, ended: i64) -> Cluster {
     let mut items = gang_waits_an_hour(now);
     items[3]["spec"].as_object_mut().unwrap().remove("activeDeadlineSeconds");
     with_past(&items, now, ended)
 }
 
-/// Run times stand in for limits: those of so many jobs, of 1 to so many minutes.
+/// A cluster with run time estimates from this many ended jobs, which ran for 1, 2, 3 and so on
+/// minutes.
 fn with_past(items: &[Value], now: Timestamp, ended: i64) -> Cluster {
     let mut cluster = Cluster::of(items, Defaults::default(), Levels::default(), now).unwrap();
     cluster.index.predictor = Some(Predictor::default());
@@ -121,7 +125,7 @@ fn with_past(items: &[Value], now: Timestamp, ended: i64) -> Cluster {
             "conditions": [{"type": "Complete", "status": "True", "reason": "Complete", "message": "", "lastTransitionTime": now}],
         });
         job.status = Some(serde_json::from_value(status).unwrap());
-        // Once, however often it is seen.
+        // A job counts once, however often the watch reports it.
         cluster.index.apply_job(job.clone());
         cluster.index.apply_job(job);
     }
@@ -130,7 +134,7 @@ fn with_past(items: &[Value], now: Timestamp, ended: i64) -> Cluster {
 }
 
 impl Cluster {
-    /// What is held is chosen again, as after a change.
+    /// Recomputes the reservation, as after a change.
     fn look_again(&mut self) {
         self.index.reservation.as_mut().unwrap().is_stale = true;
         self.queue();
@@ -141,12 +145,13 @@ impl Cluster {
 fn run_times_stand_in_for_limits_where_they_may() {
     let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();
     let late = fresh("late", 1, json!({}));
-    // The longest of the last 20 ran for 20 minutes, or for an hour and a minute: too long.
+    // The longest of the last 20 ran for 20 minutes, for an hour, or for an hour and a minute,
+    // which is too long.
     for (ended, goes) in [(19, false), (20, true), (60, true), (61, false)] {
         let verdict = predicting(now, ended).look(&late, Earlier::Forgotten).unwrap();
         assert_eq!(verdict.place.is_ok(), goes, "{ended} ended");
         let ahead = verdict.ahead.unwrap();
-        // One that has run for an hour is expected to run for another.
+        // A job that has run for an hour is expected to run for another.
         assert_eq!(ahead.start, Some((now + HOUR, Basis::RunTimes)));
         assert_eq!(ahead.ends_before, goes.then_some(Basis::RunTimes));
         let says = ahead.forecast(None).unwrap();
@@ -157,7 +162,7 @@ fn run_times_stand_in_for_limits_where_they_may() {
             assert_eq!(ahead.overtaken(&place.status).as_deref(), Some(expected));
         }
     }
-    // Another number of pods is another kind of job.
+    // A job with another number of pods is another kind of job.
     let verdict = predicting(now, 20).look(&fresh("late", 2, json!({})), Earlier::Forgotten).unwrap();
     assert!(verdict.place.is_err());
 }
@@ -168,7 +173,8 @@ fn the_head_is_not_put_off_again_and_again_for_run_times() {
     let mut cluster = predicting(now, 20);
     let late = fresh("late", 1, json!({}));
     assert!(cluster.look(&late, Earlier::Forgotten).unwrap().place.is_ok());
-    // The job that runs has not ended when it was expected to: it may run for another two hours, and nobody goes before the head for that.
+    // The running job has not ended when it was expected to. It may run for another two hours, but
+    // no job is backfilled because of that.
     cluster.now = now + HOUR + SignedDuration::from_secs(1);
     cluster.look_again();
     let verdict = cluster.look(&late, Earlier::Forgotten).unwrap();
@@ -191,7 +197,8 @@ fn no_guess_puts_off_what_limits_promise() {
     assert_eq!((ahead.start, ahead.ends_before), (Some((now + HOUR, Basis::Limits)), None));
 }
 
-/// A job that went first because of a short limit raised it once it had its place, and the head waited for a month.
+/// Regression test: a job that went first because of a short limit raised it once it was placed,
+/// and the head waited for a month.
 #[test]
 fn a_limit_that_was_raised_after_the_place_was_given_puts_nobody_off() {
     let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();

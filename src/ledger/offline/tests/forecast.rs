@@ -1,11 +1,12 @@
-//! When those that wait can begin.
+//! Start time estimates of queued jobs.
 
 use super::*;
 use jiff::SignedDuration;
 
 const NOW: &str = "2026-06-01T12:00:00Z";
 
-/// A job runs on one of three nodes, for an hour and with another hour to go; a gang of all three waits, and a job of one behind it.
+/// A job has run on one of three nodes for an hour and has another hour left. A gang that needs all
+/// three is queued, and a job of one pod is behind it.
 fn queue(small: Value, gang: Value) -> Vec<Value> {
     let mut items = gang_waits(0);
     items[3]["spec"]["activeDeadlineSeconds"] = small;
@@ -28,7 +29,8 @@ fn told(items: &[Value]) -> [String; 2] {
 
 #[test]
 fn each_that_waits_is_told_its_place_and_when_it_can_begin() {
-    // One in ten jobs that have run for an hour ends within 7 minutes. The gang may run for half an hour.
+    // Of jobs that have run for an hour, one in ten ends within 7 minutes. The gang may run for
+    // half an hour.
     assert_eq!(
         told(&queue(json!(7200), json!(1800))),
         [
@@ -54,7 +56,7 @@ fn a_job_without_a_limit_is_named_where_nobody_knows() {
     );
 }
 
-/// One that fits nowhere stands in nobody's way, and in no queue.
+/// A job that fits nowhere blocks no other job and has no queue position.
 #[test]
 fn a_job_that_fits_nowhere_gets_no_forecast() {
     let mut items = queue(json!(7200), json!(1800));
@@ -62,7 +64,7 @@ fn a_job_that_fits_nowhere_gets_no_forecast() {
     assert_eq!(told(&items)[0], "");
 }
 
-/// Once all that runs has ended, what others run is still there.
+/// When all running jobs have ended, other workloads still occupy their nodes.
 #[test]
 fn pods_of_others_are_not_expected_to_end() {
     let mut items = queue(json!(7200), json!(1800));
@@ -85,7 +87,7 @@ fn far_behind_there_is_only_a_place_in_the_queue() {
     assert_eq!(told(&items)[1], "66th in the queue, no forecast: more than 64 jobs are ahead");
 }
 
-/// Forecasts are made as seldom as they may be written.
+/// Forecasts are computed only as often as they may be written.
 #[test]
 fn a_forecast_is_made_again_after_a_minute() {
     let mut index =
@@ -102,7 +104,8 @@ fn a_forecast_is_made_again_after_a_minute() {
     assert!(told(60) > first);
 }
 
-/// "46th in the queue, no forecast: 47 of 47 jobs ahead have no activeDeadlineSeconds": the reason was a minute older than the place.
+/// Regression test: "46th in the queue, no forecast: 47 of 47 jobs ahead have no
+/// activeDeadlineSeconds", because the reason was a minute older than the position.
 #[test]
 fn the_place_in_the_queue_and_the_jobs_ahead_are_of_one_moment() {
     let mut items = queue(json!(7200), Value::Null);

@@ -1,4 +1,4 @@
-//! For how long the head of the queue holds nodes, and which.
+//! Which nodes the head of the queue reserves, and for how long.
 
 use super::*;
 use jiff::SignedDuration;
@@ -16,7 +16,8 @@ fn other(on: &str, spec: Value) -> Value {
     pod
 }
 
-/// Nodes with Deployments were held for a gang as if they would be empty one day, and the rest of them idled with it.
+/// Regression test: nodes with Deployments were reserved for a gang as if they would become empty,
+/// and the rest of the reservation idled with them.
 #[test]
 fn a_node_is_held_only_if_what_runs_there_ends_by_itself() {
     for (spec, is_held) in [
@@ -30,14 +31,14 @@ fn a_node_is_held_only_if_what_runs_there_ends_by_itself() {
         items.push(other("n2", spec.clone()));
         let late = cluster(&items).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
         assert_eq!((late.place.is_err(), words(&late).starts_with("3 nodes are held")), (is_held, is_held), "{spec}");
-        // A gang of two has the other nodes.
+        // With a fourth node, three nodes can be reserved without the other pod.
         items.push(node("n4"));
         let late = cluster(&items).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
         assert!(words(&late).starts_with("3 nodes are held"), "{spec}: {}", words(&late));
     }
 }
 
-/// An inference service with a GPU by claim never ends, so nobody can wait for that GPU.
+/// An inference service that has a GPU by claim never ends, so waiting for that GPU is futile.
 #[test]
 fn a_gpu_that_a_lasting_pod_has_by_a_claim_is_not_waited_for() {
     let gpu = |uuid: &str| json!({"index": uuid[4..].parse::<u32>().unwrap(), "uuid": uuid});
@@ -78,7 +79,7 @@ fn a_gpu_that_a_lasting_pod_has_by_a_claim_is_not_waited_for() {
     }
 }
 
-/// One gang that could not begin held its nodes for as long as it waited.
+/// Regression test: a gang that could not start held its reservation for as long as it was queued.
 #[test]
 fn the_head_gives_its_nodes_back_after_the_longest_time_and_holds_none_for_as_long() {
     let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();

@@ -1,8 +1,8 @@
-//! Jobs whose pods name claims.
+//! Jobs whose pods reference claims.
 
 use super::*;
 
-/// A job of one pod that waits with this claim.
+/// A queued job of one pod that uses this claim.
 fn with_claim(name: &str, claim: &str) -> [Value; 2] {
     let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]);
     let mut waits = job(name, 1, "2026-01-02T00:00:00Z", waiting());
@@ -24,14 +24,15 @@ fn volume(name: &str, node: &str) -> Value {
         "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchFields": [is_in]}]}}}})
 }
 
-/// Two nodes, the first of which is taken.
+/// Two nodes, the first of them busy.
 fn two_nodes() -> Vec<Value> {
     let mut items: Vec<Value> = ["n1", "n2"].map(node).into();
     items.extend([job("small", 1, "2026-01-01T00:00:00Z", placed(&["n1"])), pod("small", 0, Some("n1"), 0)]);
     items
 }
 
-/// `explain` said "placeable" of a job whose volume is on another node, and showed every other job a reservation for it.
+/// Regression test: `explain` called a job "placeable" whose volume is on another node, and showed
+/// every other job a reservation for it.
 #[test]
 fn a_job_waits_for_the_node_of_its_volume_and_holds_no_other() {
     let mut items = two_nodes();
