@@ -49,7 +49,8 @@ pub fn role(name: &str, rules: &[PolicyRule]) -> Value {
 /// Creates the operator's namespace and, in it, a service account bound to a ClusterRole of the
 /// same name with these rules. Returns the path of its kubeconfig.
 ///
-/// # Errors The API server rejects an object.
+/// # Errors
+/// The API server rejects an object.
 pub fn account(plane: &ControlPlane, name: &str, rules: &[PolicyRule]) -> Result<PathBuf> {
     let binding = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": name},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},

@@ -27,7 +27,8 @@ const ACCOUNT: &str = "switchyard-node-agent";
 
 /// Starts a control plane for agents, with the chart applied and an audit log.
 ///
-/// # Errors The control plane does not start, or rejects the chart.
+/// # Errors
+/// The control plane does not start, or rejects the chart.
 pub fn agent_plane() -> Result<ControlPlane> {
     let plane = ControlPlane::start(&Options { controller_manager: true, audit: true, ..Options::default() })?;
     plane.install_crds_now()?;
@@ -37,7 +38,8 @@ pub fn agent_plane() -> Result<ControlPlane> {
 
 /// Returns the path of the agent, building it if necessary.
 ///
-/// # Panics The build failed.
+/// # Panics
+/// The build failed.
 pub fn agent_program() -> &'static Path {
     programs::agent()
 }
@@ -51,7 +53,8 @@ pub struct Host {
 impl Host {
     /// Creates a host like this machine, but with a different kernel release.
     ///
-    /// # Errors Its files cannot be created.
+    /// # Errors
+    /// Its files cannot be created.
     pub fn new() -> Result<Host> {
         let host = Host { folder: tempfile::Builder::new().prefix("switchyard-host-").tempdir()? };
         host.link("/sys", "sys", &["bus"])?;
@@ -118,7 +121,8 @@ impl Host {
     /// Installs a driver with two GPUs, 0000:1b:00.0 and 0000:43:00.0: the mock NVML library from
     /// the node agent's own tests.
     ///
-    /// # Errors The library does not compile.
+    /// # Errors
+    /// The library does not compile.
     pub fn install_driver(&self) -> Result<()> {
         let source = root().join("node-agent/tests/nvml_reports/library.rs");
         let mut compiler = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
@@ -130,14 +134,16 @@ impl Host {
 
     /// Removes the driver.
     ///
-    /// # Errors The driver is not installed.
+    /// # Errors
+    /// The driver is not installed.
     pub fn remove_driver(&self) -> Result<()> {
         Ok(fs::remove_file(self.path(NVML))?)
     }
 
     /// From now on, every read of the kernel release hangs.
     ///
-    /// # Errors The named pipe cannot be created.
+    /// # Errors
+    /// The named pipe cannot be created.
     pub fn hang(&self) -> Result<()> {
         let pipe = self.path("pipe");
         // Opening a named pipe blocks until the other end is opened.
@@ -148,7 +154,8 @@ impl Host {
 
     /// Unblocks hung readers and restores the kernel release as a normal file.
     ///
-    /// # Errors The files cannot be written.
+    /// # Errors
+    /// The files cannot be written.
     pub fn release(&self, kernel: &str) -> Result<()> {
         self.set_kernel(kernel)?;
         // Non-blocking, because there may be no reader.
@@ -182,7 +189,8 @@ pub struct Agent {
 impl Agent {
     /// Starts an agent for a node, with a token like one mounted into its pod on that node.
     ///
-    /// # Errors No token was issued, or the program does not start.
+    /// # Errors
+    /// No token was issued, or the program does not start.
     pub fn start(plane: &ControlPlane, node: &str, host: &Host, options: &AgentOptions) -> Result<Agent> {
         let server = options.server.clone().unwrap_or_else(|| plane.url());
         let name = options.log.as_deref().unwrap_or(node);
@@ -223,7 +231,8 @@ impl Agent {
 /// Issues a token for the agents' account. With a node, the token is bound to a pod on that node,
 /// which is created if necessary; without one, it is unbound.
 ///
-/// # Errors The API server rejects the request.
+/// # Errors
+/// The API server rejects the request.
 pub fn agent_token(plane: &ControlPlane, node: Option<&str>) -> Result<String> {
     match node {
         Some(name) => pod_token(plane, ACCOUNT, &format!("agent-{name}"), node),
@@ -234,7 +243,8 @@ pub fn agent_token(plane: &ControlPlane, node: Option<&str>) -> Result<String> {
 /// Issues a token for an account in the agents' namespace, bound to a pod there. The pod is created
 /// if necessary, on this node or unscheduled.
 ///
-/// # Errors The API server rejects the pod, or issues no token.
+/// # Errors
+/// The API server rejects the pod, or issues no token.
 pub fn pod_token(plane: &ControlPlane, account: &str, pod: &str, node: Option<&str>) -> Result<String> {
     let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod, "namespace": SYSTEM}, "spec": {
         "serviceAccountName": account, "nodeName": node, "tolerations": [{"operator": "Exists"}],
@@ -276,7 +286,8 @@ pub struct Cable {
 impl Cable {
     /// Creates a connected cable.
     ///
-    /// # Errors No port is free.
+    /// # Errors
+    /// No port is free.
     pub async fn new(plane: &ControlPlane) -> Result<Cable> {
         let to = plane.url().trim_start_matches("https://").parse()?;
         let mut cable = Cable { from: SocketAddr::from(([127, 0, 0, 1], free_port()?)), to, tasks: JoinSet::new() };
@@ -296,7 +307,8 @@ impl Cable {
 
     /// Accepts connections again.
     ///
-    /// # Errors The port is taken.
+    /// # Errors
+    /// The port is taken.
     pub async fn mend(&mut self) -> Result<()> {
         let listener = TcpListener::bind(self.from).await?;
         let to = self.to;

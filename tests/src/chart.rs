@@ -14,7 +14,8 @@ pub const RELEASE: &str = "switchyard";
 
 /// Returns the path of helm, building it if necessary.
 ///
-/// # Panics The build failed.
+/// # Panics
+/// The build failed.
 pub fn helm() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -38,7 +39,8 @@ pub fn run_helm(arguments: &[&str]) -> Ended {
 
 /// Runs `helm template` on the chart with additional arguments, such as `--set` and `--values`.
 ///
-/// # Errors helm fails; the error contains its message.
+/// # Errors
+/// helm fails; the error contains its message.
 pub fn render(arguments: &[&str]) -> Result<String> {
     let all = [&["template", RELEASE, ".", "--namespace", SYSTEM][..], arguments].concat();
     let ended = run_helm(&all);
@@ -48,7 +50,8 @@ pub fn render(arguments: &[&str]) -> Result<String> {
 
 /// Parses the objects of a rendering.
 ///
-/// # Errors The rendering is not valid YAML.
+/// # Errors
+/// The rendering is not valid YAML.
 pub fn objects(rendering: &str) -> Result<Vec<Value>> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(rendering).context("a rendering that is no YAML")?;
     Ok(documents.into_iter().filter(|document| !document.is_null()).collect())
@@ -72,7 +75,8 @@ impl ControlPlane {
 
     /// Writes a kubeconfig for the controller's service account from the chart.
     ///
-    /// # Errors The service account does not exist.
+    /// # Errors
+    /// The service account does not exist.
     pub fn controller_kubeconfig(&self) -> Result<PathBuf> {
         let token = self.kubectl(&["create", "token", "switchyard-controller", "-n", SYSTEM]);
         ensure!(token.code == Some(0), "{}", token.stderr);
@@ -85,7 +89,8 @@ impl ControlPlane {
     /// Applies the chart, rendered with these helm arguments, without the CRDs and without
     /// controller pods, because tests start their own.
     ///
-    /// # Errors The chart does not render, or the API server rejects an object.
+    /// # Errors
+    /// The chart does not render, or the API server rejects an object.
     pub fn apply_chart(&self, arguments: &[&str]) -> Result<()> {
         let text = render(&[&["--set", "crds.enabled=false,controller.replicas=0"], arguments].concat())?;
         for (arguments, input) in [(&["create", "namespace", SYSTEM][..], ""), (&["apply", "-f", "-"], &text)] {

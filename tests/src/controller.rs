@@ -36,7 +36,8 @@ pub struct ControllerOptions {
 /// Starts `switchyard controller` against a control plane. Logs to `NAME.log` in the control
 /// plane's folder.
 ///
-/// # Errors It cannot be started, or would watch other tests' jobs on the shared control plane.
+/// # Errors
+/// It cannot be started, or would watch other tests' jobs on the shared control plane.
 pub fn start_controller(plane: &ControlPlane, name: &str, options: &ControllerOptions) -> Result<Daemon> {
     let is_of_all =
         options.namespace.is_none() && !options.arguments.iter().any(|a| a.starts_with("--watch-namespace"));
@@ -135,7 +136,8 @@ impl Jobs {
 
     /// Creates a job.
     ///
-    /// # Errors The API server rejects the job.
+    /// # Errors
+    /// The API server rejects the job.
     pub async fn create(&self, job: Value) -> Result<TrainJob> {
         let job: TrainJob = serde_json::from_value(job)?;
         let begin = Instant::now();
@@ -146,7 +148,8 @@ impl Jobs {
 
     /// Records the seconds from a job's creation to its verdict, for `cargo xtask bench scenes`.
     ///
-    /// # Errors The job was not created here, or the file cannot be written.
+    /// # Errors
+    /// The job was not created here, or the file cannot be written.
     pub fn verdict(&self, scene: &str, verdict: &str, name: &str) -> Result<()> {
         let created = self.created.lock().unwrap_or_else(PoisonError::into_inner).get(name).copied();
         let seconds = created.with_context(|| format!("{name} was not created here"))?.elapsed().as_secs_f64();
@@ -161,7 +164,8 @@ impl Jobs {
 
     /// Waits until a job satisfies a condition.
     ///
-    /// # Errors Timeout; the error contains the job's status.
+    /// # Errors
+    /// Timeout; the error contains the job's status.
     pub async fn wait(&self, name: &str, what: &str, is: impl Fn(&TrainJob) -> bool) -> Result<TrainJob> {
         let give_up = Instant::now() + PATIENCE;
         loop {
@@ -189,7 +193,8 @@ impl Jobs {
 
     /// Waits until a job is deleted.
     ///
-    /// # Errors Timeout, or the API server does not respond.
+    /// # Errors
+    /// Timeout, or the API server does not respond.
     pub async fn wait_gone(&self, name: &str) -> Result<()> {
         let give_up = Instant::now() + PATIENCE;
         while self.api().get_opt(name).await?.is_some() {
@@ -203,7 +208,8 @@ impl Jobs {
 
     /// Lists pods, sorted by name.
     ///
-    /// # Errors They cannot be listed.
+    /// # Errors
+    /// They cannot be listed.
     pub async fn pods(&self) -> Result<Vec<Pod>> {
         let mut pods = self.pods_api().list(&ListParams::default()).await?.items;
         pods.sort_by_key(ResourceExt::name_any);
@@ -212,7 +218,8 @@ impl Jobs {
 
     /// Waits until the pods satisfy a condition.
     ///
-    /// # Errors Timeout.
+    /// # Errors
+    /// Timeout.
     pub async fn wait_pods(&self, what: &str, is: impl Fn(&[Pod]) -> bool) -> Result<Vec<Pod>> {
         let give_up = Instant::now() + PATIENCE;
         loop {
@@ -233,7 +240,8 @@ impl Jobs {
 
     /// Applies a merge patch to a job.
     ///
-    /// # Errors The API server rejects the patch.
+    /// # Errors
+    /// The API server rejects the patch.
     pub async fn patch(&self, name: &str, patch: Value) -> Result<TrainJob> {
         Ok(self.api().patch(name, &Default::default(), &kube::api::Patch::Merge(patch)).await?)
     }
@@ -241,7 +249,8 @@ impl Jobs {
     /// Returns the notes of the job's events with this reason. Waits for the first one, because
     /// events are sent after the status update they describe.
     ///
-    /// # Errors The events cannot be listed, or none appeared in time.
+    /// # Errors
+    /// The events cannot be listed, or none appeared in time.
     pub async fn events(&self, name: &str, reason: &str) -> Result<Vec<String>> {
         let api = Api::<k8s_openapi::api::events::v1::Event>::namespaced(self.client.clone(), &self.namespace);
         let of_job = |event: &k8s_openapi::api::events::v1::Event| {

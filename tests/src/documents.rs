@@ -64,7 +64,8 @@ pub struct Command {
 impl Block {
     /// Parses the block's class.
     ///
-    /// # Errors A message, if the class is missing or unknown.
+    /// # Errors
+    /// A message, if the class is missing or unknown.
     pub fn class(&self) -> Result<Class, String> {
         let (_, class) = self.info.split_once(' ').unwrap_or_default();
         let unknown = || {
@@ -148,7 +149,8 @@ pub fn blocks_in(file: &str, text: &str) -> Vec<Block> {
 
 /// Returns the blocks with commands in a document.
 ///
-/// # Errors The document cannot be read.
+/// # Errors
+/// The document cannot be read.
 pub fn blocks(file: &str) -> Result<Vec<Block>> {
     let text = fs::read_to_string(root().join(file)).with_context(|| file.to_string())?;
     Ok(blocks_in(file, &text))

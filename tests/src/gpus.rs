@@ -55,14 +55,16 @@ pub const MACHINES: [Machine; 14] = [
 impl Machine {
     /// Returns the machine type of a fixture.
     ///
-    /// # Panics The fixture does not exist.
+    /// # Panics
+    /// The fixture does not exist.
     pub fn of(fixture: &str) -> Machine {
         *MACHINES.iter().find(|machine| machine.fixture == fixture).unwrap_or_else(|| panic!("no fixture {fixture}"))
     }
 
     /// Returns the report of the agent on a node of this type.
     ///
-    /// # Panics The fixture cannot be read.
+    /// # Panics
+    /// The fixture cannot be read.
     pub fn report(&self, node: &str) -> GPUTopology {
         let path = root().join(format!("tests/fixtures/topo/{}.txt", self.fixture));
         let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -108,7 +110,8 @@ pub struct GpuNodes {
 impl GpuNodes {
     /// Creates the device class if it is missing.
     ///
-    /// # Errors The API server rejects it.
+    /// # Errors
+    /// The API server rejects it.
     pub async fn start(client: Client) -> Result<GpuNodes> {
         let expression =
             format!("device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].?type.orValue('') == 'gpu'");
@@ -135,7 +138,8 @@ impl GpuNodes {
 
     /// Adds labels, report and offer for a node of this machine type.
     ///
-    /// # Errors The API server rejects an object.
+    /// # Errors
+    /// The API server rejects an object.
     pub async fn add(&self, node: &str, machine: &Machine, labels: &[(&str, &str)]) -> Result<GPUTopology> {
         let report = machine.report(node);
         self.label(node, labels).await?;
@@ -146,7 +150,8 @@ impl GpuNodes {
 
     /// Sets labels of a node.
     ///
-    /// # Errors The API server rejects the patch.
+    /// # Errors
+    /// The API server rejects the patch.
     pub async fn label(&self, node: &str, labels: &[(&str, &str)]) -> Result<()> {
         let labels: BTreeMap<&str, &str> = labels.iter().copied().collect();
         let patch = Patch::Merge(json!({"metadata": {"labels": labels}}));
@@ -156,7 +161,8 @@ impl GpuNodes {
 
     /// Writes a report, as the agent does.
     ///
-    /// # Errors The API server rejects the report.
+    /// # Errors
+    /// The API server rejects the report.
     pub async fn report(&self, report: &GPUTopology) -> Result<()> {
         let api = Api::<GPUTopology>::all(self.client.clone());
         let bare = GPUTopology { status: None, ..report.clone() };
@@ -180,7 +186,8 @@ impl GpuNodes {
 
     /// Deletes a node's report.
     ///
-    /// # Errors The API server rejects the request.
+    /// # Errors
+    /// The API server rejects the request.
     pub async fn silence(&self, node: &str) -> Result<()> {
         Api::<GPUTopology>::all(self.client.clone()).delete(node, &DeleteParams::default()).await?;
         Ok(())
@@ -188,7 +195,8 @@ impl GpuNodes {
 
     /// Offers a report's GPUs for claims, as the driver does.
     ///
-    /// # Errors The API server rejects the offer.
+    /// # Errors
+    /// The API server rejects the offer.
     pub async fn offer(&self, report: &GPUTopology) -> Result<()> {
         let node = report.name_any();
         let device = |gpu: &switchyard_crds::gpu_topology::Gpu| {
@@ -213,7 +221,8 @@ impl GpuNodes {
     /// Returns the UUIDs of the allocated GPUs by claim name, for a namespace's claims. Empty for
     /// unallocated claims.
     ///
-    /// # Errors The API server rejects a request, or a claim holds a device that no driver offers.
+    /// # Errors
+    /// The API server rejects a request, or a claim holds a device that no driver offers.
     pub async fn allocated(&self, namespace: &str) -> Result<BTreeMap<String, BTreeSet<String>>> {
         let slices = Api::<ResourceSlice>::all(self.client.clone()).list(&ListParams::default()).await?.items;
         let mut names = BTreeMap::new();
@@ -244,7 +253,8 @@ impl GpuNodes {
     /// Creates another user's claim for exactly these GPUs of a node, with a pod that uses it.
     /// Waits until they are allocated.
     ///
-    /// # Errors They are not allocated in time.
+    /// # Errors
+    /// They are not allocated in time.
     pub async fn take(&self, namespace: &str, name: &str, node: &str, uuids: &[String]) -> Result<()> {
         let list = serde_json::to_string(uuids)?;
         let expression = format!("device.attributes['{DRIVER}'].?uuid.orValue('') in {list}");

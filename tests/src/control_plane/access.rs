@@ -57,7 +57,8 @@ impl ControlPlane {
     /// Writes an administrator kubeconfig for another address of this API server, such as a proxy
     /// in front of it.
     ///
-    /// # Errors The file cannot be written.
+    /// # Errors
+    /// The file cannot be written.
     pub fn kubeconfig_for(&self, name: &str, server: &str) -> Result<PathBuf> {
         let path = self.folder.join(format!("{name}.kubeconfig"));
         let admin = self.write_kubeconfig("admin", server)?;
@@ -74,7 +75,8 @@ impl ControlPlane {
     /// Returns the administrator's client configuration. It does not retry, because tests check
     /// individual responses.
     ///
-    /// # Errors The kubeconfig cannot be read.
+    /// # Errors
+    /// The kubeconfig cannot be read.
     pub async fn config(&self) -> Result<Config> {
         let file = Kubeconfig::read_from(self.kubeconfig("admin"))?;
         Ok(Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)

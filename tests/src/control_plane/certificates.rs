@@ -8,7 +8,7 @@ use std::path::Path;
 ///
 /// - `ca.crt`;
 /// - `server.crt` and `server.key`, for these names in addition to the default ones;
-/// - `kubelet-client.crt` and `kubelet-client.key`, with which the API server authenticates to
+/// - `kubelet-client.crt` and `kubelet-client.key`, the API server's client certificate for
 ///   kubelets;
 /// - `accounts.key` and `accounts.pub`, which sign and verify service account tokens.
 pub(super) fn write(folder: &Path, names: &[&str]) -> Result<()> {

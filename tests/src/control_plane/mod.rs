@@ -35,8 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(90);
 /// Components to start, and their configuration.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Run the real controller manager: garbage collection, service accounts, namespaces, node
-    /// lifecycle.
+    /// Run the real controller manager (garbage collection, service accounts, node lifecycle, …).
     pub controller_manager: bool,
     /// Run the real scheduler.
     pub scheduler: bool,
@@ -101,8 +100,8 @@ struct Ports {
 impl ControlPlane {
     /// Starts a control plane and waits until it is ready.
     ///
-    /// # Errors A program is missing, or does not become ready. The error contains the end of its
-    /// log.
+    /// # Errors
+    /// A program is missing, or does not become ready. The error contains the end of its log.
     pub fn start(options: &Options) -> Result<ControlPlane> {
         let programs = built()?;
         let temporary = match &options.folder {
@@ -147,7 +146,8 @@ impl ControlPlane {
     /// Returns the control plane shared by this test binary, with the controller manager, the
     /// scheduler and our CRDs. The first call starts it.
     ///
-    /// # Panics It does not start.
+    /// # Panics
+    /// It does not start.
     pub fn shared() -> &'static ControlPlane {
         SHARED.get_or_init(|| {
             let options = Options { controller_manager: true, scheduler: true, ..Options::default() };
@@ -187,7 +187,8 @@ impl ControlPlane {
 
     /// Creates a namespace with a name that is unique in this process.
     ///
-    /// # Errors The namespace cannot be created.
+    /// # Errors
+    /// The namespace cannot be created.
     pub async fn namespace(&self, prefix: &str) -> Result<String> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let name = format!("{prefix}-{}", NEXT.fetch_add(1, Ordering::Relaxed));
@@ -208,7 +209,8 @@ impl ControlPlane {
 
     /// Installs our CRDs and waits until they are established.
     ///
-    /// # Errors The API server rejects a CRD.
+    /// # Errors
+    /// The API server rejects a CRD.
     pub async fn install_crds(&self) -> Result<()> {
         let api = Api::<CustomResourceDefinition>::all(self.client().await?);
         for (_, crd) in switchyard_crds::generate::crds() {
@@ -222,7 +224,8 @@ impl ControlPlane {
 
     /// Like [`ControlPlane::install_crds`], for synchronous code.
     ///
-    /// # Errors See [`ControlPlane::install_crds`].
+    /// # Errors
+    /// See [`ControlPlane::install_crds`].
     pub fn install_crds_now(&self) -> Result<()> {
         std::thread::scope(|scope| {
             let install = || {
@@ -257,7 +260,8 @@ impl ControlPlane {
 
     /// Starts or restarts the API server with the same data and port.
     ///
-    /// # Errors The API server does not become ready.
+    /// # Errors
+    /// The API server does not become ready.
     pub fn start_api_server(&mut self) -> Result<()> {
         let file = |name: &str| self.folder.join(name).display().to_string();
         let mut arguments = vec![
@@ -360,7 +364,8 @@ impl ControlPlane {
 
     /// Kills etcd and the API server, then starts both again.
     ///
-    /// # Errors A component does not become ready.
+    /// # Errors
+    /// A component does not become ready.
     pub fn restart_all(&mut self) -> Result<()> {
         self.api_server = None;
         self.etcd = None;
@@ -471,7 +476,8 @@ fn built() -> Result<Programs> {
 
 /// Returns the folders of third-party programs, building missing ones.
 ///
-/// # Errors A build failed.
+/// # Errors
+/// A build failed.
 pub fn programs_of(names: &[&str]) -> Result<Vec<PathBuf>> {
     let mut command = cargo(&["run", "--quiet", "-p", "xtask", "--", "programs"]);
     let output = command.args(names).output().context("cannot start cargo")?;

@@ -39,7 +39,8 @@ pub struct Daemon {
 impl Daemon {
     /// Starts a program. The kernel kills it when this process ends for any reason.
     ///
-    /// # Errors The program cannot be started.
+    /// # Errors
+    /// The program cannot be started.
     pub fn start(program: &Path, arguments: &[String], environment: &[(&str, String)], log: &Path) -> Result<Daemon> {
         let output = File::options().create(true).append(true).open(log).with_context(|| log.display().to_string())?;
         let mut command = Command::new("setpriv");
@@ -61,7 +62,8 @@ impl Daemon {
 
     /// Checks that the process is still running.
     ///
-    /// # Errors It has ended; the error contains the end of its log.
+    /// # Errors
+    /// It has ended; the error contains the end of its log.
     pub fn must_run(&mut self) -> Result<()> {
         let Some(status) = self.child.try_wait()? else { return Ok(()) };
         bail!("{} ended: {status}\n{}", self.name, self.tail());

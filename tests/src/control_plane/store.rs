@@ -15,7 +15,8 @@ impl ControlPlane {
     /// complete, as the API server would store them: with defaults, a UID and a creation time.
     /// Returns their number.
     ///
-    /// # Errors etcd rejects a write.
+    /// # Errors
+    /// etcd rejects a write.
     pub async fn store(&self, objects: impl Iterator<Item = (String, Value)>) -> Result<usize> {
         let url = format!("http://127.0.0.1:{}", self.ports.etcd).parse()?;
         let client = kube::Client::try_from(kube::Config::new(url))?;

@@ -21,7 +21,8 @@ pub struct Temporary {
 impl Temporary {
     /// Creates a folder inside `parent`.
     ///
-    /// # Errors The folder cannot be created.
+    /// # Errors
+    /// The folder cannot be created.
     pub fn new(parent: &Path) -> Result<Temporary> {
         remove_ended(parent)?;
         let folder = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent)?;

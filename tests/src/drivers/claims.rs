@@ -45,7 +45,8 @@ struct Node {
 impl ClaimDriver {
     /// Registers with a node's kubelet, then offers the GPUs of its report.
     ///
-    /// # Errors The kubelet rejects the driver, or the API server rejects the offer.
+    /// # Errors
+    /// The kubelet rejects the driver, or the API server rejects the offer.
     pub async fn start(nodes: &Nodes, gpus: &GpuNodes, report: &GPUTopology) -> Result<ClaimDriver> {
         let name = report.name_any();
         let folder = format!("/var/lib/kubelet/plugins/{DRIVER}");

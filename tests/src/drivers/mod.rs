@@ -2,8 +2,8 @@
 //! count.
 //!
 //! ```text
-//! GPUTopology ─┬> ClaimDriver   ResourceSlice; NodePrepareResources ─> CDI file ─> the container's environment
-//!              └> DevicePlugin  ListAndWatch;  Allocate ─> the container's environment
+//! GPUTopology ─┬> ClaimDriver   ResourceSlice; NodePrepareResources ─> CDI file ─> container environment
+//!              └> DevicePlugin  ListAndWatch;  Allocate ─> container environment
 //! ```
 //!
 //! Both put the UUIDs of a container's GPUs in `NVIDIA_VISIBLE_DEVICES`. There are no device files.

@@ -22,7 +22,8 @@ pub struct DevicePlugin {
 impl DevicePlugin {
     /// Registers the GPUs of a report with its node's kubelet.
     ///
-    /// # Errors The kubelet rejects the plugin.
+    /// # Errors
+    /// The kubelet rejects the plugin.
     pub async fn start(nodes: &Nodes, report: &GPUTopology) -> Result<DevicePlugin> {
         let name = report.name_any();
         let healthy = |id: String| Device { id, health: "Healthy".into() };

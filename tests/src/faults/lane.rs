@@ -87,7 +87,8 @@ impl<'a> Lane<'a> {
     /// Creates a lane. The controller starts with these options, in the lane's namespace and behind
     /// its proxy.
     ///
-    /// # Errors A component does not start.
+    /// # Errors
+    /// A component does not start.
     pub async fn new(
         plane: &'a ControlPlane,
         kubelet: &'a Kubelet,
@@ -130,7 +131,8 @@ impl<'a> Lane<'a> {
 
     /// Kills and restarts the controller.
     ///
-    /// # Errors The controller does not start.
+    /// # Errors
+    /// The controller does not start.
     pub fn start_again(&mut self) -> Result<()> {
         self.controller.kill();
         self.controller = Lane::start(self.plane, &self.proxy, &self.options)?;
@@ -184,7 +186,8 @@ impl<'a> Lane<'a> {
 
     /// Runs a scenario under a fault plan.
     ///
-    /// # Errors A step is not reached in time.
+    /// # Errors
+    /// A step is not reached in time.
     pub async fn play(&mut self, scenario: Scenario, name: &str, plan: Plan) -> Result<()> {
         self.proxy.set(plan);
         self.jobs.create(scenario.job(name, &self.kubelet.nodes())).await?;
@@ -232,7 +235,8 @@ impl<'a> Lane<'a> {
 
     /// Returns the state after it has stopped changing, or the last one at the timeout.
     ///
-    /// # Errors The controller ended, or the API server does not respond.
+    /// # Errors
+    /// The controller ended, or the API server does not respond.
     pub async fn settled(&mut self, name: &str) -> Result<Value> {
         let mut last = (self.state(name).await?, Instant::now());
         let give_up = Instant::now() + self.patience;
@@ -250,7 +254,8 @@ impl<'a> Lane<'a> {
 
     /// Waits until the job reaches the expected final state and stays there.
     ///
-    /// # Errors The job reached a different state; the error contains both.
+    /// # Errors
+    /// The job reached a different state; the error contains both.
     pub async fn must_become(&mut self, name: &str, expected: &Value) -> Result<()> {
         let give_up = Instant::now() + self.patience;
         let mut since = None;
@@ -327,7 +332,8 @@ impl<'a> Lane<'a> {
 
     /// Deletes the scenario's job.
     ///
-    /// # Errors The job or its pods still exist after the timeout.
+    /// # Errors
+    /// The job or its pods still exist after the timeout.
     pub async fn clear(&mut self, name: &str) -> Result<()> {
         self.proxy.set(Plan::Quiet);
         if self.jobs.api().get_opt(name).await?.is_some() {
@@ -339,7 +345,8 @@ impl<'a> Lane<'a> {
     /// Runs a scenario with a fault and compares its final state to a run without it. Returns
     /// whether the fault was injected.
     ///
-    /// # Errors The final states differ; the error contains the writes so far.
+    /// # Errors
+    /// The final states differ; the error contains the writes so far.
     pub async fn point(&mut self, point: &Point, name: &str, expected: &Value) -> Result<bool> {
         let plan = Plan::AtWrite(point.write, point.fault.clone());
         let before = self.proxy.faults();

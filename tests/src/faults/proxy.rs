@@ -44,7 +44,8 @@ struct Shared {
 impl Proxy {
     /// Starts a proxy in front of a control plane, for a controller with administrator rights.
     ///
-    /// # Errors No client, or no port.
+    /// # Errors
+    /// No client, or no port.
     pub async fn start(plane: &ControlPlane, name: &str) -> Result<Proxy> {
         let file = Kubeconfig::read_from(plane.kubeconfig("switchyard-controller"))?;
         let mut config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;

@@ -24,7 +24,7 @@ fn plans<'a>(world: &World<'a>) -> impl Iterator<Item = (&'a PodFact, &'a Placed
 /// No GPU is planned for two pods, or for one pod while another holds it, from the write of a
 /// placement until the pods have ended.
 ///
-/// A pod whose gang was rolled back may still get its claim before it is deleted, so its claim
+/// A pod whose gang was rolled back can still get its claim before it is deleted, so its claim
 /// counts only while the pod runs. The scheduler resolves claims that other users make after the
 /// plan.
 pub fn double_gpus(history: &History) -> Vec<Violation> {

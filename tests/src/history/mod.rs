@@ -1,7 +1,7 @@
 //! Records every change in a control plane, and checks the history against oracles.
 //!
 //! ```text
-//! Recorder (one raw watch per kind) ─> History (one list, by revision) ─> oracle (pure) ─> Violations
+//! Recorder (one raw watch per kind) ─> History (list by revision) ─> oracle (pure) ─> Violations
 //! ```
 //!
 //! All objects are stored in one etcd, so their resource versions form a single sequence. Sorted by
@@ -216,8 +216,9 @@ pub struct History {
 impl History {
     /// Sorts the changes.
     ///
-    /// # Errors A change is missing or duplicated: a missing object changes, or an existing one is
-    /// added again.
+    /// # Errors
+    /// A change is missing or duplicated: a missing object changes, or an existing one is added
+    /// again.
     pub fn new(mut changes: Vec<Change>) -> Result<History> {
         changes.sort_by_key(|change| change.revision);
         let mut alive = BTreeSet::new();

@@ -79,7 +79,7 @@ pub fn over_allocated(history: &History) -> Vec<Violation> {
 /// same time do not share resources.
 ///
 /// The scheduler binds nothing that does not fit, so without this oracle the bug would only show as
-/// delay. Pods of finished attempts do not count: one whose gate was lifted may still be bound
+/// delay. Pods of finished attempts do not count: one whose gate was lifted can still be bound
 /// after its resources were released, and is then deleted at once.
 pub fn over_promised(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
@@ -141,7 +141,7 @@ pub fn partial_gangs(history: &History) -> Vec<Violation> {
 /// NotReady node does not end an attempt.
 pub fn ended_in_health(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
-    // Attempts with a fault that may end them, by job UID and attempt number.
+    // Attempts with a fault that can end them, by job UID and attempt number.
     let mut met: BTreeSet<(String, u32)> = BTreeSet::new();
     let is_away = |world: &World<'_>, node: &str| world.nodes.get(node).is_none_or(|node| node.silent);
     let has_place = |job: &JobFact, node: &str| {
@@ -266,7 +266,7 @@ pub fn monotone_attempts(history: &History) -> Vec<Violation> {
 /// newer view, progress while acting on it, and a delayed update of figures.
 ///
 /// A reconcile writes the status at most once, and only if it differs, so without news the second
-/// reconcile writes nothing. News may be seen late, so each of the four writes can have a cause
+/// reconcile writes nothing. News can be seen late, so each of the four writes can have a cause
 /// before the first one. A loop or a fight between writers is unbounded. The measured maximum is 2.
 const LONGEST_BURST: usize = 4;
 

@@ -58,7 +58,8 @@ impl Record {
 impl Recorder {
     /// Starts with the existing objects, at the revisions of their last changes.
     ///
-    /// # Errors The API server does not respond.
+    /// # Errors
+    /// The API server does not respond.
     pub async fn start(client: Client) -> Result<Recorder> {
         let record = Arc::default();
         let watches = vec![
@@ -91,7 +92,8 @@ impl Recorder {
 
     /// Waits until the history has caught up with the API server, then returns it.
     ///
-    /// # Errors The history does not catch up in time, or has a gap.
+    /// # Errors
+    /// The history does not catch up in time, or has a gap.
     pub async fn history(&self) -> Result<History> {
         let give_up = Instant::now() + PATIENCE;
         loop {
