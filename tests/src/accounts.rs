@@ -1,4 +1,4 @@
-//! Service accounts with the rights of the chart, or with some of them.
+//! Service accounts with all or some of the chart's RBAC rights.
 
 use crate::ControlPlane;
 use crate::chart::{objects, render};
@@ -7,10 +7,11 @@ use k8s_openapi::api::rbac::v1::PolicyRule;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// Namespace of the operator.
+/// The operator's namespace.
 pub const SYSTEM: &str = "switchyard-system";
 
-/// Every rule that the chart has for the controller, one verb of one resource each.
+/// Returns every rule that the chart grants the controller, split into one verb on one resource
+/// each.
 ///
 /// # Errors
 /// The chart does not render.
@@ -18,7 +19,7 @@ pub fn chart_rules() -> Result<Vec<PolicyRule>> {
     chart_rules_with(&[])
 }
 
-/// The same with values.
+/// Like [`chart_rules`], with additional `--set` values.
 ///
 /// # Errors
 /// The chart does not render.
@@ -40,15 +41,16 @@ pub fn chart_rules_with(values: &[&str]) -> Result<Vec<PolicyRule>> {
     Ok(all)
 }
 
-/// A role with these rules.
+/// Returns a ClusterRole with these rules.
 pub fn role(name: &str, rules: &[PolicyRule]) -> Value {
     json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name}, "rules": rules})
 }
 
-/// Makes the operator's namespace, and in it a service account with a role of its name that has these rules. Answers its kubeconfig.
+/// Creates the operator's namespace and, in it, a service account bound to a ClusterRole of the
+/// same name with these rules. Returns the path of its kubeconfig.
 ///
 /// # Errors
-/// The API server refuses.
+/// The API server rejects an object.
 pub fn account(plane: &ControlPlane, name: &str, rules: &[PolicyRule]) -> Result<PathBuf> {
     let binding = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": name},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},

@@ -1,4 +1,5 @@
-//! The real node agent as a process, a host for it to describe, and a cable to the API server that can be cut.
+//! Runs the real node agent as a process, on a fake host, over a connection to the API server that
+//! tests can cut.
 
 use crate::control_plane::free_port;
 use crate::{ControlPlane, Daemon, Options, page, programs, root};
@@ -15,19 +16,19 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-/// The file of a fact that tests change.
+/// File that holds the kernel release, a fact that tests change.
 const KERNEL: &str = "proc/sys/kernel/osrelease";
-/// The driver's library; there is none at first.
+/// Path of the NVML library on the host; it does not exist at first.
 const NVML: &str = "nvml.so";
-/// Namespace of the agents.
+/// The agents' namespace.
 const SYSTEM: &str = "switchyard-system";
-/// Their account.
+/// The agents' service account.
 const ACCOUNT: &str = "switchyard-node-agent";
 
-/// A control plane with the chart and an audit log, for agents.
+/// Starts a control plane for agents, with the chart applied and an audit log.
 ///
 /// # Errors
-/// It does not start, or does not take the chart.
+/// The control plane does not start, or rejects the chart.
 pub fn agent_plane() -> Result<ControlPlane> {
     let plane = ControlPlane::start(&Options { controller_manager: true, audit: true, ..Options::default() })?;
     plane.install_crds_now()?;
@@ -35,25 +36,25 @@ pub fn agent_plane() -> Result<ControlPlane> {
     Ok(plane)
 }
 
-/// Where the program is, built if need be.
+/// Returns the path of the agent, building it if necessary.
 ///
 /// # Panics
-/// It does not build.
+/// The build failed.
 pub fn agent_program() -> &'static Path {
     programs::agent()
 }
 
-/// A host: this machine through links, with files of its own where a test changes something.
+/// A fake host: symlinks to this machine, with separate files where a test changes something.
 #[derive(Debug)]
 pub struct Host {
     folder: TempDir,
 }
 
 impl Host {
-    /// Like this machine, with another kernel.
+    /// Creates a host like this machine, but with a different kernel release.
     ///
     /// # Errors
-    /// Its files cannot be made.
+    /// Its files cannot be created.
     pub fn new() -> Result<Host> {
         let host = Host { folder: tempfile::Builder::new().prefix("switchyard-host-").tempdir()? };
         host.link("/sys", "sys", &["bus"])?;
@@ -67,7 +68,8 @@ impl Host {
         Ok(host)
     }
 
-    /// Links to what is in a folder of this machine; nothing if there is no such folder.
+    /// Links to the contents of a folder on this machine. Does nothing if the folder does not
+    /// exist.
     fn link(&self, from: &str, to: &str, but: &[&str]) -> Result<()> {
         fs::create_dir_all(self.path(to))?;
         for entry in fs::read_dir(from).into_iter().flatten().flatten() {
@@ -92,13 +94,13 @@ impl Host {
     pub fn file(&self, path: &str, text: &str) -> Result<()> {
         let path = self.path(path);
         fs::create_dir_all(path.parent().context("a file lies in a folder")?)?;
-        // At once: an agent never reads half of it.
+        // Rename into place, so that an agent never reads a partial file.
         let new = path.with_extension("new");
         fs::write(&new, text)?;
         Ok(fs::rename(new, path)?)
     }
 
-    /// Changes a fact: the release of the kernel.
+    /// Changes one fact: the kernel release.
     ///
     /// # Errors
     /// It cannot be written.
@@ -116,10 +118,11 @@ impl Host {
         self.file(&format!("{device}/class"), "0x030200")
     }
 
-    /// Installs a driver for two GPUs, at 0000:1b:00.0 and 0000:43:00.0: the mock of the node agent's own tests.
+    /// Installs a driver with two GPUs, 0000:1b:00.0 and 0000:43:00.0: the mock NVML library from
+    /// the node agent's own tests.
     ///
     /// # Errors
-    /// It does not compile.
+    /// The library does not compile.
     pub fn install_driver(&self) -> Result<()> {
         let source = root().join("node-agent/tests/nvml_reports/library.rs");
         let mut compiler = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
@@ -132,50 +135,50 @@ impl Host {
     /// Removes the driver.
     ///
     /// # Errors
-    /// It is not there.
+    /// The driver is not installed.
     pub fn remove_driver(&self) -> Result<()> {
         Ok(fs::remove_file(self.path(NVML))?)
     }
 
-    /// From now on whoever reads the host hangs.
+    /// From now on, every read of the kernel release hangs.
     ///
     /// # Errors
-    /// The file that hangs cannot be made.
+    /// The named pipe cannot be created.
     pub fn hang(&self) -> Result<()> {
         let pipe = self.path("pipe");
-        // Opening a pipe waits for its other end.
+        // Opening a named pipe blocks until the other end is opened.
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, Mode::from_raw_mode(0o600), 0)?;
         fs::hard_link(&pipe, self.path("new"))?;
         Ok(fs::rename(self.path("new"), self.path(KERNEL))?)
     }
 
-    /// Lets those go who hang, and nobody hang any more.
+    /// Unblocks hung readers and restores the kernel release as a normal file.
     ///
     /// # Errors
     /// The files cannot be written.
     pub fn release(&self, kernel: &str) -> Result<()> {
         self.set_kernel(kernel)?;
-        // Not blocking: nobody may be there.
+        // Non-blocking, because there may be no reader.
         let pipe = rustix::fs::open(self.path("pipe"), OFlags::RDWR | OFlags::NONBLOCK, Mode::empty())?;
         rustix::io::write(&pipe, format!("{kernel}\n").as_bytes())?;
         Ok(fs::remove_file(self.path("pipe"))?)
     }
 }
 
-/// How an agent is started.
+/// Start options of an agent.
 #[derive(Debug, Clone, Default)]
 pub struct AgentOptions {
-    /// More arguments.
+    /// Additional arguments.
     pub arguments: Vec<String>,
-    /// Address of the API server other than its own, such as that of a [`Cable`].
+    /// API server URL to use instead of the real one, for example a [`Cable`]'s.
     pub server: Option<String>,
-    /// Name of the log; that of the node otherwise.
+    /// Log name; the node name if `None`.
     pub log: Option<String>,
-    /// Seconds between two looks; one otherwise.
+    /// Seconds between two scans; 1 if `None`.
     pub period: Option<u16>,
 }
 
-/// An agent.
+/// A running agent.
 #[derive(Debug)]
 pub struct Agent {
     /// The process.
@@ -184,10 +187,10 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts one for a node, with a token as its pod on that node would have it.
+    /// Starts an agent for a node, with a token like one mounted into its pod on that node.
     ///
     /// # Errors
-    /// There is no token, or the program does not start.
+    /// No token was issued, or the program does not start.
     pub fn start(plane: &ControlPlane, node: &str, host: &Host, options: &AgentOptions) -> Result<Agent> {
         let server = options.server.clone().unwrap_or_else(|| plane.url());
         let name = options.log.as_deref().unwrap_or(node);
@@ -212,12 +215,12 @@ impl Agent {
         Ok(Agent { daemon, address })
     }
 
-    /// One of its pages: status line, headers and body.
+    /// Fetches a page from the agent: status line, headers and body. Empty if unreachable.
     pub fn page(&self, path: &str) -> String {
         page(self.address, path).unwrap_or_default()
     }
 
-    /// A value of its metrics; zero for one that is not exported yet.
+    /// Returns a metric's value, or zero if it is not exported yet.
     pub fn metric(&self, line: &str) -> f64 {
         let text = self.page("/metrics");
         let value = text.lines().find_map(|found| found.strip_prefix(line)?.strip_prefix(' '));
@@ -225,10 +228,11 @@ impl Agent {
     }
 }
 
-/// A token of the agents' account: bound to a pod on this node, which is made if need be, or to nothing.
+/// Issues a token for the agents' account. With a node, the token is bound to a pod on that node,
+/// which is created if necessary; without one, it is unbound.
 ///
 /// # Errors
-/// The API server gives none.
+/// The API server rejects the request.
 pub fn agent_token(plane: &ControlPlane, node: Option<&str>) -> Result<String> {
     match node {
         Some(name) => pod_token(plane, ACCOUNT, &format!("agent-{name}"), node),
@@ -236,10 +240,11 @@ pub fn agent_token(plane: &ControlPlane, node: Option<&str>) -> Result<String> {
     }
 }
 
-/// A token of an account in the namespace of the agents, bound to a pod there, which is made if need be: on this node, or on none yet.
+/// Issues a token for an account in the agents' namespace, bound to a pod there. The pod is created
+/// if necessary, on this node or unscheduled.
 ///
 /// # Errors
-/// The API server does not take the pod, or gives no token.
+/// The API server rejects the pod, or issues no token.
 pub fn pod_token(plane: &ControlPlane, account: &str, pod: &str, node: Option<&str>) -> Result<String> {
     let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod, "namespace": SYSTEM}, "spec": {
         "serviceAccountName": account, "nodeName": node, "tolerations": [{"operator": "Exists"}],
@@ -256,7 +261,7 @@ fn token(plane: &ControlPlane, account: &str, bound: &[&str]) -> Result<String> 
     Ok(made.stdout.trim().to_string())
 }
 
-/// A kubeconfig with a token.
+/// Writes a kubeconfig with a token.
 fn kubeconfig(plane: &ControlPlane, name: &str, server: &str, token: &str) -> Result<PathBuf> {
     let config = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "bench",
@@ -269,20 +274,20 @@ fn kubeconfig(plane: &ControlPlane, name: &str, server: &str, token: &str) -> Re
     Ok(path)
 }
 
-/// A connection to an API server that can be cut: whoever is connected is cut off, and whoever comes is refused.
+/// A proxy to an API server that can be cut: existing connections drop and new ones are refused.
 #[derive(Debug)]
 pub struct Cable {
     from: SocketAddr,
     to: SocketAddr,
-    /// Accepts and carries; empty while it is cut.
+    /// Accept loop and its connections; empty while the cable is cut.
     tasks: JoinSet<()>,
 }
 
 impl Cable {
-    /// A whole one.
+    /// Creates a connected cable.
     ///
     /// # Errors
-    /// There is no port.
+    /// No port is free.
     pub async fn new(plane: &ControlPlane) -> Result<Cable> {
         let to = plane.url().trim_start_matches("https://").parse()?;
         let mut cable = Cable { from: SocketAddr::from(([127, 0, 0, 1], free_port()?)), to, tasks: JoinSet::new() };
@@ -290,17 +295,17 @@ impl Cable {
         Ok(cable)
     }
 
-    /// Its near end.
+    /// URL of the near end.
     pub fn url(&self) -> String {
         format!("https://{}", self.from)
     }
 
-    /// Cuts it.
+    /// Drops all connections and refuses new ones.
     pub async fn cut(&mut self) {
         self.tasks.shutdown().await;
     }
 
-    /// Makes it whole again.
+    /// Accepts connections again.
     ///
     /// # Errors
     /// The port is taken.

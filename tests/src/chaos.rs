@@ -1,30 +1,30 @@
-//! Long tests: how much of them is done, and where their results go.
+//! Long tests: how many iterations they run, and where their results are written.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// Folder for results: set by `cargo xtask chaos`, which has everything done in full.
+/// Folder for results. Set by `cargo xtask chaos`, which runs every test at full size.
 fn folder() -> Option<PathBuf> {
     std::env::var_os("SWITCHYARD_CHAOS").map(PathBuf::from)
 }
 
-/// True where everything is done in full.
+/// True if tests run at full size.
 pub fn is_full() -> bool {
     folder().is_some()
 }
 
-/// How many, in CI and in `cargo xtask chaos`.
+/// Returns the number of iterations: `ci` in CI, `full` in `cargo xtask chaos`.
 pub fn size(ci: usize, full: usize) -> usize {
     if is_full() { full } else { ci }
 }
 
-/// The seed of this run, where somebody asks for one: a failure is played again by it.
+/// Returns the seed from `SWITCHYARD_SEED`, if set, to reproduce a failure.
 pub fn seed() -> Option<u64> {
     std::env::var("SWITCHYARD_SEED").ok().and_then(|text| text.parse().ok())
 }
 
-/// Says what was counted, and writes it down where `cargo xtask chaos` collects it.
+/// Prints a result, and writes it to the folder that `cargo xtask chaos` collects.
 ///
 /// # Errors
 /// The file cannot be written.

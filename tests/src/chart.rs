@@ -1,4 +1,4 @@
-//! The Helm chart, as the real helm renders and installs it.
+//! The Helm chart, rendered and installed by the real helm.
 
 use crate::{ControlPlane, Ended, Program, SYSTEM, programs_of, root};
 use anyhow::{Context, Result, ensure};
@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// Time for one call of helm, on a loaded machine.
+/// Timeout of one helm call, on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Name of the release in tests.
+/// Release name in tests.
 pub const RELEASE: &str = "switchyard";
 
-/// The program, built if need be.
+/// Returns the path of helm, building it if necessary.
 ///
 /// # Panics
-/// It does not build.
+/// The build failed.
 pub fn helm() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -29,7 +29,7 @@ pub fn chart() -> PathBuf {
     root().join("charts/switchyard")
 }
 
-/// Runs helm without a cluster, in the folder of the chart.
+/// Runs helm without a cluster, in the chart's folder.
 pub fn run_helm(arguments: &[&str]) -> Ended {
     Program::new(helm(), &chart(), arguments)
         .env("HOME", "/nonexistent")
@@ -37,10 +37,10 @@ pub fn run_helm(arguments: &[&str]) -> Ended {
         .run(PATIENCE)
 }
 
-/// `helm template` of the chart with more arguments, such as `--set` and `--values`.
+/// Runs `helm template` on the chart with additional arguments, such as `--set` and `--values`.
 ///
 /// # Errors
-/// helm refuses; its words are in the error.
+/// helm fails; the error contains its message.
 pub fn render(arguments: &[&str]) -> Result<String> {
     let all = [&["template", RELEASE, ".", "--namespace", SYSTEM][..], arguments].concat();
     let ended = run_helm(&all);
@@ -48,16 +48,16 @@ pub fn render(arguments: &[&str]) -> Result<String> {
     Ok(ended.stdout)
 }
 
-/// The objects of a rendering.
+/// Parses the objects of a rendering.
 ///
 /// # Errors
-/// It is no YAML.
+/// The rendering is not valid YAML.
 pub fn objects(rendering: &str) -> Result<Vec<Value>> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(rendering).context("a rendering that is no YAML")?;
     Ok(documents.into_iter().filter(|document| !document.is_null()).collect())
 }
 
-/// What a rendering tells the controller of the admission policies.
+/// Returns the `--admission-policy` arguments that a rendering passes to the controller.
 pub fn policy_arguments(rendering: &[Value]) -> Vec<String> {
     let deployment = rendering.iter().find(|object| object["kind"] == "Deployment");
     let arguments = deployment.map(|object| &object["spec"]["template"]["spec"]["containers"][0]["args"]);
@@ -66,17 +66,17 @@ pub fn policy_arguments(rendering: &[Value]) -> Vec<String> {
 }
 
 impl ControlPlane {
-    /// Runs helm as administrator of this cluster.
+    /// Runs helm as the cluster's administrator.
     pub fn helm(&self, arguments: &[&str]) -> Ended {
         let home = self.folder().display().to_string();
         let config = self.kubeconfig("admin").display().to_string();
         Program::new(helm(), &chart(), arguments).env("KUBECONFIG", &config).env("HOME", &home).run(PATIENCE)
     }
 
-    /// A kubeconfig of the account that the chart gives the controller.
+    /// Writes a kubeconfig for the controller's service account from the chart.
     ///
     /// # Errors
-    /// There is no such account.
+    /// The service account does not exist.
     pub fn controller_kubeconfig(&self) -> Result<PathBuf> {
         let token = self.kubectl(&["create", "token", "switchyard-controller", "-n", SYSTEM]);
         ensure!(token.code == Some(0), "{}", token.stderr);
@@ -86,10 +86,11 @@ impl ControlPlane {
         Ok(path)
     }
 
-    /// Applies what the chart renders with these arguments of helm, but for the CRDs and for pods of the controller: tests start their own.
+    /// Applies the chart, rendered with these helm arguments, without the CRDs and without
+    /// controller pods, because tests start their own.
     ///
     /// # Errors
-    /// The chart does not render, or the API server takes something not.
+    /// The chart does not render, or the API server rejects an object.
     pub fn apply_chart(&self, arguments: &[&str]) -> Result<()> {
         let text = render(&[&["--set", "crds.enabled=false,controller.replicas=0"], arguments].concat())?;
         for (arguments, input) in [(&["create", "namespace", SYSTEM][..], ""), (&["apply", "-f", "-"], &text)] {

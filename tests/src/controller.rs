@@ -1,4 +1,4 @@
-//! The real controller as a process, and what tests ask about jobs.
+//! Runs the real controller as a process, and helpers to observe jobs.
 
 use crate::{ControlPlane, Daemon, programs};
 use anyhow::{Context, Result, bail, ensure};
@@ -15,28 +15,29 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use switchyard_crds::{TrainJob, conditions};
 
-/// Time for anything to happen on a loaded machine.
+/// Timeout for any single condition, on a loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How a controller is started.
+/// Start options of a controller.
 #[derive(Debug, Clone, Default)]
 pub struct ControllerOptions {
-    /// Only this namespace.
+    /// Watch only this namespace.
     pub namespace: Option<String>,
-    /// More arguments.
+    /// Additional arguments.
     pub arguments: Vec<String>,
-    /// Environment, such as faults.
+    /// Environment variables, such as injected faults.
     pub environment: Vec<(&'static str, String)>,
-    /// A kubeconfig other than the administrator's.
+    /// Kubeconfig; the `switchyard-controller` user's if `None`.
     pub kubeconfig: Option<PathBuf>,
-    /// A `switchyard-controller` in place of the `switchyard controller` of the test's profile.
+    /// A `switchyard-controller` binary to run instead of this profile's `switchyard controller`.
     pub program: Option<PathBuf>,
 }
 
-/// Starts `switchyard controller` against a control plane. Its log is `NAME.log` in the control plane's folder.
+/// Starts `switchyard controller` against a control plane. Logs to `NAME.log` in the control
+/// plane's folder.
 ///
 /// # Errors
-/// It cannot be started, or would take part in the jobs of other tests.
+/// It cannot be started, or would watch other tests' jobs on the shared control plane.
 pub fn start_controller(plane: &ControlPlane, name: &str, options: &ControllerOptions) -> Result<Daemon> {
     let is_of_all =
         options.namespace.is_none() && !options.arguments.iter().any(|a| a.starts_with("--watch-namespace"));
@@ -67,20 +68,20 @@ pub fn start_controller(plane: &ControlPlane, name: &str, options: &ControllerOp
     Daemon::start(&program, &arguments, &options.environment, &plane.folder().join(format!("{name}.log")))
 }
 
-/// Where a controller serves its pages, once it does.
+/// Returns the address of a controller's HTTP server, once it is listening.
 pub fn pages_of(controller: &Daemon) -> Option<SocketAddr> {
     let log = std::fs::read_to_string(&controller.log).ok()?;
     log.split("listen=").nth(1)?.split_whitespace().next()?.parse().ok()
 }
 
-/// A pod template that only these nodes take: the nodes of other tests' kubelets are there as well.
+/// Returns a pod template restricted to these nodes, because other tests' nodes exist as well.
 pub fn template_on(nodes: &[String]) -> Value {
     json!({"spec": {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
         {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": nodes}]},
     ]}}}}})
 }
 
-/// Sets every field of `source` in `target`.
+/// Merges `source` into `target`, field by field.
 pub fn merge(target: &mut Value, source: Value) {
     match (target, source) {
         (Value::Object(target), Value::Object(source)) => {
@@ -92,7 +93,7 @@ pub fn merge(target: &mut Value, source: Value) {
     }
 }
 
-/// A TrainJob of `nodes` pods of another program, whose pods do what `policy` says.
+/// Returns a Plain TrainJob of `nodes` pods that behave according to `policy`.
 pub fn plain_job(name: &str, nodes: u32, policy: &str) -> Value {
     json!({
         "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": name},
@@ -106,29 +107,29 @@ pub fn plain_job(name: &str, nodes: u32, policy: &str) -> Value {
     })
 }
 
-/// Jobs and pods of one namespace.
+/// Jobs and pods in one namespace.
 #[derive(Clone)]
 pub struct Jobs {
-    /// Client of the administrator.
+    /// Client with administrator rights.
     pub client: Client,
     /// The namespace.
     pub namespace: String,
-    /// When each job was created.
+    /// Creation time of each job.
     created: Arc<Mutex<BTreeMap<String, Instant>>>,
 }
 
 impl Jobs {
-    /// Of a namespace.
+    /// Creates a helper for a namespace.
     pub fn new(client: Client, namespace: &str) -> Jobs {
         Jobs { client, namespace: namespace.into(), created: Arc::default() }
     }
 
-    /// The API of TrainJobs.
+    /// API for TrainJobs.
     pub fn api(&self) -> Api<TrainJob> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// The API of pods.
+    /// API for pods.
     pub fn pods_api(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
@@ -136,7 +137,7 @@ impl Jobs {
     /// Creates a job.
     ///
     /// # Errors
-    /// It is refused.
+    /// The API server rejects the job.
     pub async fn create(&self, job: Value) -> Result<TrainJob> {
         let job: TrainJob = serde_json::from_value(job)?;
         let begin = Instant::now();
@@ -145,7 +146,7 @@ impl Jobs {
         Ok(job)
     }
 
-    /// Writes down how long ago a job was created, of which the verdict is known now, for `cargo xtask bench scenes`.
+    /// Records the seconds from a job's creation to its verdict, for `cargo xtask bench scenes`.
     ///
     /// # Errors
     /// The job was not created here, or the file cannot be written.
@@ -161,10 +162,10 @@ impl Jobs {
         )?)
     }
 
-    /// Waits until a job is as wanted.
+    /// Waits until a job satisfies a condition.
     ///
     /// # Errors
-    /// It is not so in time; its status is in the error.
+    /// Timeout; the error contains the job's status.
     pub async fn wait(&self, name: &str, what: &str, is: impl Fn(&TrainJob) -> bool) -> Result<TrainJob> {
         let give_up = Instant::now() + PATIENCE;
         loop {
@@ -182,7 +183,7 @@ impl Jobs {
         }
     }
 
-    /// Waits for a stage.
+    /// Waits until a job reaches a stage.
     ///
     /// # Errors
     /// See [`Jobs::wait`].
@@ -190,10 +191,10 @@ impl Jobs {
         self.wait(name, stage, |job| stage_of(job) == Some(stage)).await
     }
 
-    /// Waits until a job is gone.
+    /// Waits until a job is deleted.
     ///
     /// # Errors
-    /// It is not.
+    /// Timeout, or the API server does not respond.
     pub async fn wait_gone(&self, name: &str) -> Result<()> {
         let give_up = Instant::now() + PATIENCE;
         while self.api().get_opt(name).await?.is_some() {
@@ -205,7 +206,7 @@ impl Jobs {
         Ok(())
     }
 
-    /// Pods, in the order of their names.
+    /// Lists pods, sorted by name.
     ///
     /// # Errors
     /// They cannot be listed.
@@ -215,10 +216,10 @@ impl Jobs {
         Ok(pods)
     }
 
-    /// Waits until the pods are as wanted.
+    /// Waits until the pods satisfy a condition.
     ///
     /// # Errors
-    /// They are not so in time.
+    /// Timeout.
     pub async fn wait_pods(&self, what: &str, is: impl Fn(&[Pod]) -> bool) -> Result<Vec<Pod>> {
         let give_up = Instant::now() + PATIENCE;
         loop {
@@ -237,18 +238,19 @@ impl Jobs {
         }
     }
 
-    /// Sets fields of a job by a merge patch.
+    /// Applies a merge patch to a job.
     ///
     /// # Errors
-    /// It is refused.
+    /// The API server rejects the patch.
     pub async fn patch(&self, name: &str, patch: Value) -> Result<TrainJob> {
         Ok(self.api().patch(name, &Default::default(), &kube::api::Patch::Merge(patch)).await?)
     }
 
-    /// Notes of the job's events with this reason. An event is sent after the status it tells of, so the first one is waited for.
+    /// Returns the notes of the job's events with this reason. Waits for the first one, because
+    /// events are sent after the status update they describe.
     ///
     /// # Errors
-    /// They cannot be listed, or there is none.
+    /// The events cannot be listed, or none appeared in time.
     pub async fn events(&self, name: &str, reason: &str) -> Result<Vec<String>> {
         let api = Api::<k8s_openapi::api::events::v1::Event>::namespaced(self.client.clone(), &self.namespace);
         let of_job = |event: &k8s_openapi::api::events::v1::Event| {
@@ -270,17 +272,17 @@ impl Jobs {
     }
 }
 
-/// The stage of a job.
+/// Returns a job's stage.
 pub fn stage_of(job: &TrainJob) -> Option<&str> {
     condition_of(job, conditions::SUCCEEDED).map(|condition| condition.reason.as_str())
 }
 
-/// Whether the status tells that somebody undoes what the controller writes.
+/// Returns whether the status reports that another writer reverts the controller's changes.
 pub fn tells_of_a_fight(job: &TrainJob) -> bool {
     condition_of(job, "Succeeded").is_some_and(|told| told.message.contains("somebody undoes"))
 }
 
-/// A condition of a job.
+/// Returns a condition of a job.
 pub fn condition_of<'a>(
     job: &'a TrainJob,
     kind: &str,
@@ -288,7 +290,7 @@ pub fn condition_of<'a>(
     job.status.as_ref()?.conditions.iter().find(|condition| condition.type_ == kind)
 }
 
-/// Folder of the worker for pods in worker mode.
+/// Folder with the worker program, for pods in worker mode.
 pub fn worker_folder() -> &'static Path {
     programs()
 }

@@ -1,18 +1,18 @@
-//! The commands that the documents show, and where each is run: behind the language of a fenced block stands its class, which a reader of
-//! the rendered page does not see.
+//! Commands shown in the documentation, and where each one runs. The info string of a fenced block
+//! holds its class after the language; rendered pages do not show it.
 //!
 //! | after `sh` or `console` | the commands run |
 //! |---|---|
-//! | `local` | in a folder with the files of the repository; `local exit=1`: the last one ends with this code |
-//! | `plane` | on a real API server with nodes whose kubelet is ours |
+//! | `local` | in a folder with the repository's files; `local exit=1`: the last one exits with 1 |
+//! | `plane` | on a real API server, on nodes with our own kubelet |
 //! | `cluster` | on real nodes, page by page |
-//! | `job` | there too, while the job of docs/first-job-on-a-laptop.md is there |
-//! | `build` | not at all, since they take minutes: they are commands of cargo, whose arguments are checked |
+//! | `job` | on real nodes, while the job from docs/first-job-on-a-laptop.md exists |
+//! | `build` | not at all, since they take minutes; only the arguments of cargo are checked |
 //! | `other: REASON` | not at all, for this reason |
 //!
-//! Commands of cargo are checked and not run in blocks of all classes, and lines that set variables of the shell (`export`) are the test's own
-//! matter. A command is a line; in a `console` block it is a line after `$ `, and
-//! what follows is what it prints.
+//! cargo commands are checked but not run, in blocks of every class. Lines that set shell variables
+//! (`export`) are left to the test. Each line is a command; in a `console` block, lines after `$ `
+//! are commands and the lines that follow are their output.
 
 use crate::root;
 use anyhow::{Context, Result};
@@ -24,7 +24,7 @@ pub const SHELLS: [&str; 5] = ["sh", "console", "bash", "shell", "zsh"];
 /// Where the commands of a block run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Class {
-    /// In a folder with the files of the repository; the last one ends with this code.
+    /// In a folder with the repository's files; the last command exits with this code.
     Local {
         /// Exit code.
         exit: i32,
@@ -33,39 +33,39 @@ pub enum Class {
     Plane,
     /// On real nodes.
     Cluster,
-    /// On real nodes with the job of docs/first-job-on-a-laptop.md.
+    /// On real nodes, with the job from docs/first-job-on-a-laptop.md.
     Job,
-    /// Commands of cargo only.
+    /// Not run; contains only cargo commands.
     Build,
-    /// Nowhere, for this reason.
+    /// Not run, for this reason.
     Other(String),
 }
 
 /// A fenced block with commands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
-    /// File and line of its beginning.
+    /// File and line of the opening fence.
     pub place: String,
-    /// Its language, and what stands behind it.
+    /// Info string: the language, and the text after it.
     pub info: String,
-    /// What is in it.
+    /// Contents.
     pub text: String,
 }
 
-/// One line of a block.
+/// One command of a block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Command {
-    /// For the shell.
+    /// Shell command line.
     pub line: String,
-    /// What the page says that it prints.
+    /// Output that the page shows, if any.
     pub output: Option<String>,
 }
 
 impl Block {
-    /// Its class.
+    /// Parses the block's class.
     ///
     /// # Errors
-    /// It has none, or one that does not exist: a sentence.
+    /// A message, if the class is missing or unknown.
     pub fn class(&self) -> Result<Class, String> {
         let (_, class) = self.info.split_once(' ').unwrap_or_default();
         let unknown = || {
@@ -86,7 +86,7 @@ impl Block {
         }
     }
 
-    /// Its commands, in order.
+    /// Returns the commands, in order.
     pub fn commands(&self) -> Vec<Command> {
         if !self.info.starts_with("console") {
             let lines = self.text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
@@ -103,7 +103,8 @@ impl Block {
 }
 
 impl Command {
-    /// What the line tells cargo, also in the midst of it.
+    /// Returns the arguments of every cargo call in the line, including calls inside pipelines and
+    /// lists.
     pub fn of_cargo(&self) -> Vec<Vec<&str>> {
         let code = self.line.split(" #").next().unwrap_or_default();
         let parts = code.split(['(', ')', '|', ';', '&']).map(str::split_whitespace);
@@ -114,13 +115,14 @@ impl Command {
         commands.collect()
     }
 
-    /// Whether tests leave it out: it calls cargo, or sets the variables of a shell, which a test has set.
+    /// Returns whether tests skip the line: it calls cargo, or exports a shell variable that the
+    /// test sets itself.
     pub fn is_left_out(&self) -> bool {
         !self.of_cargo().is_empty() || self.line.starts_with("export ")
     }
 }
 
-/// Blocks with commands in a text.
+/// Returns the blocks with commands in a text.
 pub fn blocks_in(file: &str, text: &str) -> Vec<Block> {
     let mut blocks: Vec<Block> = Vec::new();
     let mut open: Option<&str> = None;
@@ -145,16 +147,16 @@ pub fn blocks_in(file: &str, text: &str) -> Vec<Block> {
     blocks
 }
 
-/// Blocks with commands of a document.
+/// Returns the blocks with commands in a document.
 ///
 /// # Errors
-/// It cannot be read.
+/// The document cannot be read.
 pub fn blocks(file: &str) -> Result<Vec<Block>> {
     let text = fs::read_to_string(root().join(file)).with_context(|| file.to_string())?;
     Ok(blocks_in(file, &text))
 }
 
-/// The documents for users and developers, by their paths in the repository.
+/// Returns the user and developer documents, as paths in the repository.
 ///
 /// # Errors
 /// A folder cannot be read.

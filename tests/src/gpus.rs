@@ -1,6 +1,6 @@
-//! GPU nodes of a cluster without GPUs: what the node agent would report of them, what a driver would offer, and where they stand.
+//! GPU nodes in a cluster without GPUs: node agent reports, driver offers, and topology labels.
 //!
-//! The machines are those of `tests/fixtures/topo`, read as `switchyard topo import` reads them.
+//! The machines are the fixtures in `tests/fixtures/topo`, parsed like `switchyard topo import`.
 
 use crate::root;
 use anyhow::{Context, Result};
@@ -18,23 +18,23 @@ use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_topology::import::{NicRate, Options, import};
 use switchyard_topology::matrix::parse;
 
-/// Driver of the GPUs, and name of their device class.
+/// GPU driver, and name of its device class.
 pub const DRIVER: &str = "gpu.nvidia.com";
 /// Extended resource of the device plugin.
 pub const RESOURCE: &str = "nvidia.com/gpu";
 
-/// A kind of machine.
+/// A machine type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Machine {
-    /// File of its matrix, without the ending.
+    /// Name of the topology matrix file, without extension.
     pub fixture: &'static str,
-    /// Product name of its GPUs.
+    /// Product name of the GPUs.
     pub model: &'static str,
-    /// Rate of its NICs, gigabits per second.
+    /// NIC rate in gigabits per second.
     pub gigabits: u64,
 }
 
-/// All machines of the fixtures.
+/// Machine types of all fixtures.
 pub const MACHINES: [Machine; 14] = [
     Machine { fixture: "f01-dgx-1v", model: "V100", gigabits: 100 },
     Machine { fixture: "f02-dgx-a100", model: "A100", gigabits: 200 },
@@ -53,15 +53,15 @@ pub const MACHINES: [Machine; 14] = [
 ];
 
 impl Machine {
-    /// The machine of a fixture.
+    /// Returns the machine type of a fixture.
     ///
     /// # Panics
-    /// There is no such fixture.
+    /// The fixture does not exist.
     pub fn of(fixture: &str) -> Machine {
         *MACHINES.iter().find(|machine| machine.fixture == fixture).unwrap_or_else(|| panic!("no fixture {fixture}"))
     }
 
-    /// What the agent of a node of this kind reports.
+    /// Returns the report of the agent on a node of this type.
     ///
     /// # Panics
     /// The fixture cannot be read.
@@ -75,12 +75,12 @@ impl Machine {
     }
 }
 
-/// UUIDs of the GPUs of a report, in the order of their numbers.
+/// UUIDs of a report's GPUs, ordered by index.
 pub fn uuids(report: &GPUTopology) -> Vec<String> {
     report.status.iter().flat_map(|status| &status.gpus).map(|gpu| gpu.uuid.clone()).collect()
 }
 
-/// The agent's note that the device plugin gave a GPU to the trainer of a pod.
+/// Returns the agent's record that the device plugin assigned a GPU to a pod's trainer container.
 pub fn given(uuid: &str, namespace: &str, pod: &str) -> DeviceUse {
     DeviceUse {
         device: uuid.into(),
@@ -93,7 +93,7 @@ pub fn given(uuid: &str, namespace: &str, pod: &str) -> DeviceUse {
     }
 }
 
-/// A TrainJob of `nodes` pods of another program with `gpus` GPUs each.
+/// Returns a Plain TrainJob of `nodes` pods with `gpus` GPUs each.
 pub fn gpu_job(name: &str, nodes: u32, gpus: u32, policy: &str) -> Value {
     let mut job = crate::plain_job(name, nodes, policy);
     job["spec"]["trainer"]["numProcPerNode"] = gpus.into();
@@ -101,17 +101,17 @@ pub fn gpu_job(name: &str, nodes: u32, gpus: u32, policy: &str) -> Value {
     job
 }
 
-/// The part of an agent and of a driver, for all nodes.
+/// Acts as the agent and the driver of all nodes.
 #[derive(Clone)]
 pub struct GpuNodes {
     client: Client,
 }
 
 impl GpuNodes {
-    /// Makes the device class, where it is missing.
+    /// Creates the device class if it is missing.
     ///
     /// # Errors
-    /// The API server refuses.
+    /// The API server rejects it.
     pub async fn start(client: Client) -> Result<GpuNodes> {
         let expression =
             format!("device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].?type.orValue('') == 'gpu'");
@@ -136,10 +136,10 @@ impl GpuNodes {
         Ok(())
     }
 
-    /// A node of this kind: labels, report and offer.
+    /// Adds labels, report and offer for a node of this machine type.
     ///
     /// # Errors
-    /// The API server refuses.
+    /// The API server rejects an object.
     pub async fn add(&self, node: &str, machine: &Machine, labels: &[(&str, &str)]) -> Result<GPUTopology> {
         let report = machine.report(node);
         self.label(node, labels).await?;
@@ -151,7 +151,7 @@ impl GpuNodes {
     /// Sets labels of a node.
     ///
     /// # Errors
-    /// The API server refuses.
+    /// The API server rejects the patch.
     pub async fn label(&self, node: &str, labels: &[(&str, &str)]) -> Result<()> {
         let labels: BTreeMap<&str, &str> = labels.iter().copied().collect();
         let patch = Patch::Merge(json!({"metadata": {"labels": labels}}));
@@ -159,10 +159,10 @@ impl GpuNodes {
         Ok(())
     }
 
-    /// The agent writes its report.
+    /// Writes a report, as the agent does.
     ///
     /// # Errors
-    /// The API server refuses.
+    /// The API server rejects the report.
     pub async fn report(&self, report: &GPUTopology) -> Result<()> {
         let api = Api::<GPUTopology>::all(self.client.clone());
         let bare = GPUTopology { status: None, ..report.clone() };
@@ -184,19 +184,19 @@ impl GpuNodes {
         Ok(())
     }
 
-    /// The agent of a node reports no more.
+    /// Deletes a node's report.
     ///
     /// # Errors
-    /// The API server refuses.
+    /// The API server rejects the request.
     pub async fn silence(&self, node: &str) -> Result<()> {
         Api::<GPUTopology>::all(self.client.clone()).delete(node, &DeleteParams::default()).await?;
         Ok(())
     }
 
-    /// The driver offers the GPUs of a report for claims.
+    /// Offers a report's GPUs for claims, as the driver does.
     ///
     /// # Errors
-    /// The API server refuses.
+    /// The API server rejects the offer.
     pub async fn offer(&self, report: &GPUTopology) -> Result<()> {
         let node = report.name_any();
         let device = |gpu: &switchyard_crds::gpu_topology::Gpu| {
@@ -218,10 +218,11 @@ impl GpuNodes {
         self.apply::<ResourceSlice>(&name, slice).await
     }
 
-    /// UUIDs of the GPUs that the claims of a namespace got, by the name of the claim; of one without any, none.
+    /// Returns the UUIDs of the allocated GPUs by claim name, for a namespace's claims. Empty for
+    /// unallocated claims.
     ///
     /// # Errors
-    /// The API server refuses, or a claim has a device that nobody offers.
+    /// The API server rejects a request, or a claim holds a device that no driver offers.
     pub async fn allocated(&self, namespace: &str) -> Result<BTreeMap<String, BTreeSet<String>>> {
         let slices = Api::<ResourceSlice>::all(self.client.clone()).list(&ListParams::default()).await?.items;
         let mut names = BTreeMap::new();
@@ -249,10 +250,11 @@ impl GpuNodes {
         Ok(allocated)
     }
 
-    /// Somebody else's claim for exactly these GPUs of a node, with a pod that has it. Answers when they are allocated.
+    /// Creates another user's claim for exactly these GPUs of a node, with a pod that uses it.
+    /// Waits until they are allocated.
     ///
     /// # Errors
-    /// They are not in time.
+    /// They are not allocated in time.
     pub async fn take(&self, namespace: &str, name: &str, node: &str, uuids: &[String]) -> Result<()> {
         let list = serde_json::to_string(uuids)?;
         let expression = format!("device.attributes['{DRIVER}'].?uuid.orValue('') in {list}");

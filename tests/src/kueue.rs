@@ -1,7 +1,8 @@
-//! A real Kueue before a control plane of this machine, as `cargo xtask programs kueue` builds it.
+//! Runs a real Kueue, built by `cargo xtask programs kueue`, against a control plane on this
+//! machine.
 //!
-//! Only its integration for pods is on. Its webhooks are called on loopback; what its pod would find mounted under `/etc/kueue` is put there in
-//! a mount namespace of its own, which needs root.
+//! Only its pod integration is enabled. Its webhooks are served on loopback. Files that its pod
+//! would mount under `/etc/kueue` are provided in a mount namespace, which requires root.
 
 use crate::ControlPlane;
 use crate::control_plane::{Daemon, free_port, self_signed};
@@ -12,13 +13,15 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Time to become ready.
+/// Startup timeout.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Installs Kueue's CRDs and webhooks, starts it, and waits until it takes pods. `settings` are added to its configuration.
+/// Installs Kueue's CRDs and webhooks, starts it, and waits until it accepts pods. `settings` are
+/// merged into its configuration.
 ///
 /// # Errors
-/// Something is missing in the folder, or it does not become ready; the end of its log is in the error.
+/// A file is missing from the folder, or Kueue does not become ready. The error contains the end of
+/// its log.
 pub async fn start(plane: &ControlPlane, folder: &Path, settings: Value) -> Result<Daemon> {
     let own = plane.folder().join("kueue");
     let certificates = own.join("etc/kueue/metrics/certs");
@@ -46,7 +49,7 @@ pub async fn start(plane: &ControlPlane, folder: &Path, settings: Value) -> Resu
     kubectl(&["apply", "--server-side", "-f", &crds], "")?;
     kubectl(&["wait", "--for=condition=Established", "--timeout=60s", "crd", "--all"], "")?;
     kubectl(&["create", "namespace", "kueue-system"], "")?;
-    // Kueue sees /etc of this machine, and its certificates in it.
+    // Kueue sees this machine's /etc, with its certificates added.
     let script = r#"cp -a /etc/. "$0/etc/" && mount --bind "$0/etc" /etc && exec "$@""#;
     let manager = folder.join("kueue").display().to_string();
     let config = format!("--config={}", own.join("config.json").display());
@@ -71,17 +74,17 @@ pub async fn start(plane: &ControlPlane, folder: &Path, settings: Value) -> Resu
     Ok(kueue)
 }
 
-/// What the program says that it was built from.
+/// Returns the version that Kueue logs at startup.
 ///
 /// # Errors
-/// It says nothing.
+/// The log has no version.
 pub fn version(kueue: &Daemon) -> Result<String> {
     let log = fs::read_to_string(&kueue.log)?;
     let after = log.split(r#""gitVersion":""#).nth(1).and_then(|rest| rest.split('"').next());
     Ok(after.context("no gitVersion in Kueue's log")?.into())
 }
 
-/// Keeps the webhooks of pods and of Kueue's own kinds, and has them called at this port of this machine.
+/// Keeps the webhooks for pods and for Kueue's own kinds, and redirects them to this loopback port.
 fn on_loopback(configuration: &mut Value, port: u16, authority: &str) {
     let Some(webhooks) = configuration["webhooks"].as_array_mut() else { return };
     webhooks.retain(|webhook| {

@@ -1,7 +1,8 @@
-//! Finds what a run left behind: processes, and by them the sockets and the shared memory that they keep alive.
+//! Finds leftovers of a run: processes, and the sockets and shared memory that they keep alive.
 //!
-//! Abstract sockets, memfd and mappings have no life of their own: each ends with the last process that holds it. So whatever
-//! is left of a run is left in a process, which is found by the folder of its test in its environment or command line.
+//! Abstract sockets, memfds and mappings end with the last process that holds them. Therefore every
+//! leftover belongs to a process, identified by the test's folder in its environment or command
+//! line.
 
 use crate::program::MARK;
 use rustix::process::{Pid, Signal, kill_process};
@@ -10,22 +11,22 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Beginning of the names of our abstract sockets and memory files.
+/// Prefix of the names of our abstract sockets and memfds.
 const PREFIX: &str = "switchyard-";
 
 /// A process that should have ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leftover {
-    /// Process id.
+    /// Process ID.
     pub pid: u32,
-    /// Its command line.
+    /// Command line.
     pub command: String,
-    /// Sockets and shared memory of ours that it holds.
+    /// Our sockets and shared memory that the process holds.
     pub holds: Vec<String>,
 }
 
 impl Leftover {
-    /// Ends the process.
+    /// Kills the process.
     pub fn end(&self) {
         if let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) {
             let _ = kill_process(pid, Signal::KILL);
@@ -33,13 +34,14 @@ impl Leftover {
     }
 }
 
-/// Processes of the test whose folder is `folder`, other than zombies, which only wait to be read by their parent.
+/// Returns live processes of the test with this folder. Zombies, which only wait for their parent,
+/// are not included.
 pub fn leftovers(folder: &Path) -> Vec<Leftover> {
     let mark = [MARK.as_bytes(), b"=", folder.as_os_str().as_bytes()].concat();
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        // Gone, or another user's: not ours.
+        // Unreadable if it has ended or belongs to another user; then it is not ours.
         let read = |name: &str| fs::read(entry.path().join(name)).unwrap_or_default();
         let (environment, command) = (read("environ"), read("cmdline"));
         let is_marked = environment.split(|byte| *byte == 0).any(|variable| variable == mark);
@@ -52,7 +54,7 @@ pub fn leftovers(folder: &Path) -> Vec<Leftover> {
     found
 }
 
-/// Our sockets and memory files that a process holds.
+/// Our sockets and memfds held by a process.
 fn holds(process: &Path) -> Vec<String> {
     let mut found = BTreeSet::new();
     let sockets = fs::read_to_string(process.join("net/unix")).unwrap_or_default();
@@ -69,13 +71,13 @@ fn holds(process: &Path) -> Vec<String> {
     found.into_iter().collect()
 }
 
-/// Our memory files in a table of `/proc/PID/maps`.
+/// Our memfds in the text of `/proc/PID/maps`.
 fn mappings(table: &str) -> Vec<String> {
     let mapped = table.lines().filter_map(|line| line.split_once("/memfd:"));
     mapped.filter(|(_, name)| name.starts_with(PREFIX)).map(|(_, name)| format!("mapping of {name}")).collect()
 }
 
-/// The name of an abstract socket of ours in the table of `/proc/net/unix`, by its inode.
+/// Finds the name of our abstract socket with this inode in the text of `/proc/net/unix`.
 fn socket_name(table: &str, inode: &str) -> Option<String> {
     table.lines().find_map(|line| {
         let columns: Vec<&str> = line.split_whitespace().collect();

@@ -1,10 +1,11 @@
-//! What the tests with real processes share.
+//! Shared harness for tests that run real processes.
 //!
 //! ```text
-//! Scene (a folder with data and a manifest) -> Program (switchyard with a deadline) -> Ended (code, texts) -> nothing left
+//! Scene (folder with data, manifest) -> Program (with a deadline) -> Ended (code, output) -> no leftovers
 //! ```
 //!
-//! The two programs are built by [`programs`]: cargo does not build the programs of other packages for a test.
+//! [`programs`] builds the two programs, because cargo does not build other packages' programs for
+//! a test.
 #![forbid(unsafe_code)]
 
 mod accounts;
@@ -53,7 +54,7 @@ pub use seen::{PodSeen, PodsSeen};
 
 use std::path::Path;
 
-/// Folder of the repository.
+/// Root folder of the repository.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("invariant: this package lies in a folder of the repository")
 }

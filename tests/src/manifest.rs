@@ -2,12 +2,12 @@
 
 use serde_json::{Value, json};
 
-/// A TrainJob that can be changed field by field.
+/// A TrainJob manifest whose fields can be changed one by one.
 #[derive(Debug, Clone)]
 pub struct Manifest(Value);
 
 impl Manifest {
-    /// A GPT that takes about a millisecond per step, two processes, 30 steps on the text in `data`.
+    /// A GPT with about a millisecond per step: two processes, 30 steps, on the text in `data`.
     pub fn small(data: &str) -> Self {
         Manifest(json!({
             "apiVersion": "training.switchyard.dev/v1alpha1",
@@ -26,7 +26,8 @@ impl Manifest {
         }))
     }
 
-    /// Sets a field by its path below `spec`, such as `engine.steps`; objects on the way are made.
+    /// Sets a field by its path below `spec`, such as `engine.steps`; creates missing objects on
+    /// the way.
     #[must_use]
     pub fn with(mut self, field: &str, value: impl Into<Value>) -> Self {
         let mut place = &mut self.0["spec"];
@@ -37,7 +38,7 @@ impl Manifest {
         self
     }
 
-    /// Sets the name of the job.
+    /// Sets the job name.
     #[must_use]
     pub fn named(mut self, name: &str) -> Self {
         self.0["metadata"]["name"] = name.into();
@@ -55,7 +56,7 @@ impl Manifest {
         self
     }
 
-    /// The text of the manifest.
+    /// Returns the manifest as YAML.
     ///
     /// # Panics
     /// Never: JSON values can be written as YAML.

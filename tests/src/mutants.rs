@@ -1,24 +1,26 @@
-//! Bugs that the fault tests must catch, as edits of the source: the product knows nothing of them.
+//! Mutants that the fault tests must catch, defined as source edits. The product does not contain
+//! them.
 //!
-//! The workspace is copied below the target folder, every edit is applied to the copy, and the program is built from there as
-//! `switchyard-planted`, in the same target folder and with the same third-party crates. `SWITCHYARD_PLANTED` names the active bug; without it
-//! the program behaves like `switchyard-controller`.
+//! The workspace is copied below the target folder, and all edits are applied to the copy. The
+//! program is built there as `switchyard-planted`, in the same target folder and with the same
+//! third-party crates. `SWITCHYARD_PLANTED` selects the active mutant; without it, the program
+//! behaves like `switchyard-controller`.
 
 use crate::{root, target};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Variable of the environment that names the active bug.
+/// Environment variable with the name of the active mutant.
 pub const ACTIVE: &str = "SWITCHYARD_PLANTED";
 
-/// One bug: what is inserted in front of a text that occurs once in a file.
+/// A mutant: code inserted before a text that occurs exactly once in a file.
 struct Mutant {
     name: &'static str,
     file: &'static str,
-    /// Text of the product, as it is.
+    /// Unmodified product text.
     before: &'static str,
-    /// Rust that stands in front of it in the mutant; `bug!()` is true when the bug is active.
+    /// Rust code inserted before it; `bug!()` is true when the mutant is active.
     insert: &'static str,
 }
 
@@ -76,10 +78,10 @@ const MUTANTS: [Mutant; 7] = [
     },
 ];
 
-/// Edits the text of a file.
+/// Applies a mutant to the text of a file.
 ///
 /// # Errors
-/// The text in front of which the bug belongs does not occur exactly once in the product.
+/// The product does not contain the anchor text exactly once.
 fn edited(mutant: &Mutant, product: &str, text: &str) -> Result<String, String> {
     let count = product.matches(mutant.before).count();
     if count != 1 {
@@ -93,10 +95,11 @@ fn edited(mutant: &Mutant, product: &str, text: &str) -> Result<String, String> 
     Ok(format!("{}{}{}", &text[..at], mutant.insert.replace("bug!()", &active), &text[at..]))
 }
 
-/// Writes the mutants into a copy of the workspace and returns its folder. Files that have not changed keep their times.
+/// Writes the mutants to a copy of the workspace and returns its folder. Unchanged files keep their
+/// modification times.
 ///
 /// # Panics
-/// A file cannot be read or written, or an edit does not fit.
+/// A file cannot be read or written, or an edit does not apply.
 pub(crate) fn copy() -> PathBuf {
     let folder = target().join("mutants");
     let files = Command::new("git")
@@ -115,17 +118,19 @@ pub(crate) fn copy() -> PathBuf {
     folder
 }
 
-/// The text of a file in the copy.
+/// Returns the text of a file in the copy.
 fn changed(file: &str, product: String) -> Result<String, String> {
     if file == "Cargo.toml" {
-        // Cargo tells packages apart by their place in a workspace and their version, not by the workspace's folder. With the product's
-        // version the two would overwrite, and take, each other's crates in the target folder, which they share for the crates of others.
+        // Cargo distinguishes packages by their path in the workspace and their version, not by the
+        // workspace's folder. Both workspaces share a target folder for third-party crates, so with
+        // the same version they would overwrite and reuse each other's crates.
         let (before, after) = product.split_once("\nversion = \"").ok_or("Cargo.toml has no version; expected one")?;
         let (version, after) = after.split_once('"').ok_or("the version of Cargo.toml has no end")?;
         return Ok(format!("{before}\nversion = \"{version}-planted\"{after}"));
     }
     if file == "src/daemon/Cargo.toml" {
-        // The controller alone: the other commands of `switchyard` are half of what would be compiled.
+        // Build only the controller, because the other commands of `switchyard` would double the
+        // build.
         return Ok(format!("{product}\n[[bin]]\nname = \"switchyard-planted\"\npath = \"main.rs\"\n"));
     }
     let mut mutants = MUTANTS.iter().filter(|mutant| mutant.file == file);

@@ -1,10 +1,10 @@
-//! What a program of ours tells over HTTP.
+//! Fetches pages that our programs serve over HTTP.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// Status line, headers and body of a page; `None` if nobody responds.
+/// Returns the status line, headers and body of a page; `None` if the server does not respond.
 pub fn page(address: SocketAddr, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;

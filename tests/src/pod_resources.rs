@@ -1,6 +1,8 @@
-//! A kubelet that reports who uses which device: gRPC over a unix socket, with replies that a test chooses, byte by byte.
+//! A kubelet endpoint that reports device assignments: gRPC over a unix socket, with replies that a
+//! test controls byte by byte.
 //!
-//! The messages are put together here by hand, from the numbers of the kubelet's `api.proto`, and share no code with the agent.
+//! Messages are encoded by hand from the field numbers in the kubelet's `api.proto`, and share no
+//! code with the agent.
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
@@ -11,36 +13,36 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::oneshot;
 
-/// What is answered to a call.
+/// Response to a call.
 #[derive(Debug, Clone)]
 pub enum Reply {
-    /// A message, framed as it should be.
+    /// A message with correct framing.
     Message(Vec<u8>),
-    /// These bytes as they are.
+    /// These bytes, unmodified.
     Raw(Vec<u8>),
-    /// This status of gRPC.
+    /// This gRPC status.
     Refused(u16),
-    /// Nothing.
+    /// No response.
     Silence,
 }
 
-/// Answers to `List` and to `GetAllocatableResources`.
+/// Responses to `List` and `GetAllocatableResources`.
 type Replies = Arc<Mutex<(Reply, Reply)>>;
 
-/// The server; ended on drop.
+/// The server; it stops on drop.
 #[derive(Debug)]
 pub struct PodResources {
-    /// Its socket.
+    /// Path of the socket.
     pub socket: PathBuf,
     replies: Replies,
     _stop: oneshot::Sender<()>,
 }
 
 impl PodResources {
-    /// Listens at a new socket in this folder; nothing is in use.
+    /// Listens on a new socket in this folder. Initially no device is in use.
     ///
     /// # Errors
-    /// The socket cannot be made.
+    /// The socket cannot be created.
     pub fn start(folder: &Path) -> Result<PodResources> {
         let socket = folder.join("kubelet.sock");
         let _ = std::fs::remove_file(&socket);
@@ -61,7 +63,7 @@ impl PodResources {
         Ok(PodResources { socket, replies, _stop: stop })
     }
 
-    /// Answers so from now on: `List`, and `GetAllocatableResources`.
+    /// Sets the responses to `List` and `GetAllocatableResources`.
     pub fn set(&self, list: Reply, allocatable: Reply) {
         *self.replies.lock().unwrap_or_else(PoisonError::into_inner) = (list, allocatable);
     }
@@ -96,7 +98,7 @@ async fn answer(request: Request<h2::RecvStream>, mut respond: SendResponse<Byte
     let sent = body.data().await.context("a call has a message")??;
     let head = |status: u16| Response::builder().status(status).header("content-type", "application/grpc");
     let bytes = match reply {
-        // The message of both calls is empty.
+        // The request message of both calls is empty.
         _ if !is_grpc || sent[..] != [0; 5] => {
             respond.send_response(head(415).body(())?, true)?;
             return Ok(());
@@ -122,11 +124,11 @@ async fn answer(request: Request<h2::RecvStream>, mut respond: SendResponse<Byte
     Ok(())
 }
 
-/// A message of texts and messages: their numbers and contents.
+/// Encodes a message of strings and nested messages, given field numbers and contents.
 pub fn message<'a>(fields: impl IntoIterator<Item = (u8, &'a [u8])>) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (number, content) in fields {
-        // Wire type 2: a length, then so many bytes.
+        // Wire type 2: a length, followed by that many bytes.
         bytes.push(number << 3 | 2);
         let mut length = content.len();
         while length >= 0x80 {

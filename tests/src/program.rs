@@ -1,4 +1,4 @@
-//! One program of ours, with a deadline.
+//! Runs one of our programs with a deadline.
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Environment variable by which everything that a test starts is found again.
+/// Environment variable that marks every process a test starts.
 pub(crate) const MARK: &str = "SYTEST_SCENE";
 
-/// A program to be started.
+/// A program to start.
 #[derive(Debug)]
 pub struct Program {
     command: Command,
@@ -19,7 +19,7 @@ pub struct Program {
     input: Option<Vec<u8>>,
 }
 
-/// A program that runs.
+/// A running program.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
@@ -32,25 +32,25 @@ pub struct Running {
 /// A program that has ended.
 #[derive(Debug, Clone)]
 pub struct Ended {
-    /// Exit code; `None` when a signal ended it.
+    /// Exit code; `None` if a signal ended it.
     pub code: Option<i32>,
-    /// The signal that ended it.
+    /// Signal that ended it, if any.
     pub signal: Option<i32>,
     /// Standard output.
     pub stdout: String,
     /// Standard error.
     pub stderr: String,
-    /// From start to end.
+    /// Duration from start to end.
     pub time: Duration,
 }
 
 impl Program {
-    /// `program` with arguments, to run in `folder`.
+    /// Creates a command that runs `program` with these arguments in `folder`.
     pub fn new<A: AsRef<str>>(program: &Path, folder: &Path, arguments: impl IntoIterator<Item = A>) -> Self {
         let mut command = Command::new(program);
         command.args(arguments.into_iter().map(|argument| argument.as_ref().to_string())).current_dir(folder);
         for (name, _) in std::env::vars_os() {
-            // What is set around the tests must not change what they see.
+            // Settings of the test's environment must not affect the program.
             if name.to_string_lossy().starts_with("SWITCHYARD_") {
                 command.env_remove(name);
             }
@@ -66,19 +66,20 @@ impl Program {
         self
     }
 
-    /// Gives this to the program's standard input, which is empty otherwise.
+    /// Sets the program's standard input, which is empty by default.
     #[must_use]
     pub fn input(mut self, input: impl Into<Vec<u8>>) -> Self {
         self.input = Some(input.into());
         self
     }
 
-    /// Starts it.
+    /// Starts the program.
     ///
     /// # Panics
-    /// It cannot be started.
+    /// The program cannot be started.
     pub fn start(mut self) -> Running {
-        // Files and no pipes: a process that outlives the program cannot hold the test by an open pipe.
+        // Files instead of pipes, because a process that outlives the program would keep a pipe
+        // open and block the test.
         let file = || tempfile::tempfile().expect("a temporary file");
         let (stdout, stderr) = (file(), file());
         let copy = |file: &File| Stdio::from(file.try_clone().expect("a second descriptor"));
@@ -93,39 +94,39 @@ impl Program {
         Running { child, start: Instant::now(), stdout, stderr, name }
     }
 
-    /// Starts it and waits for its end.
+    /// Starts the program and waits until it ends.
     ///
     /// # Panics
-    /// It cannot be started, or does not end within `deadline`; then it is killed.
+    /// The program cannot be started, or does not end within `deadline`; then it is killed.
     pub fn run(self, deadline: Duration) -> Ended {
         self.start().wait(deadline)
     }
 }
 
 impl Running {
-    /// The process id.
+    /// Process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends it a signal.
+    /// Sends a signal.
     ///
     /// # Panics
-    /// It cannot be sent.
+    /// The signal cannot be sent.
     pub fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw).expect("invariant: a process id fits");
         kill_process(pid, signal).unwrap_or_else(|error| panic!("cannot signal {}: {error}", self.name));
     }
 
-    /// What it has printed so far on standard output and standard error.
+    /// Returns standard output and standard error so far.
     pub fn output(&self) -> (String, String) {
         (text(&self.stdout), text(&self.stderr))
     }
 
-    /// Waits until it has printed `word` on either stream.
+    /// Waits until the program has printed `word` on either stream.
     ///
     /// # Panics
-    /// It ends, or `deadline` passes, before.
+    /// The program ends, or `deadline` passes, before that.
     pub fn wait_for(&mut self, word: &str, deadline: Duration) {
         let start = Instant::now();
         loop {
@@ -142,10 +143,10 @@ impl Running {
         }
     }
 
-    /// Waits for its end.
+    /// Waits until the program ends.
     ///
     /// # Panics
-    /// It does not end within `deadline` from now; then it is killed.
+    /// The program does not end within `deadline` from now; then it is killed.
     pub fn wait(mut self, deadline: Duration) -> Ended {
         let from = Instant::now();
         loop {
@@ -168,7 +169,8 @@ impl Running {
     }
 }
 
-/// The content of a file that the program is still writing to; our offset is shared with it and stays where it is.
+/// Reads a file that the program is still writing. Reading at an offset leaves the shared file
+/// position unchanged.
 fn text(file: &File) -> String {
     use std::os::unix::fs::FileExt;
     let mut bytes = vec![0; file.metadata().map_or(0, |metadata| metadata.len() as usize)];

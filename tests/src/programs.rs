@@ -1,4 +1,4 @@
-//! Builds the programs that the tests start.
+//! Builds the programs that tests start.
 
 use crate::{mutants, root};
 use std::io::Write;
@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The folder in which `switchyard` and `switchyard-worker` lie side by side, built in the profile of the test.
+/// Returns the folder that contains `switchyard` and `switchyard-worker`, built in the test's
+/// profile.
 ///
-/// Cargo builds them when they are not up to date, once per test process, in the target folder of the running test.
+/// Cargo builds them if they are outdated, once per test process, in the running test's target
+/// folder.
 ///
 /// # Panics
-/// They do not build.
+/// The build failed.
 pub fn programs() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -20,10 +22,10 @@ pub fn programs() -> &'static Path {
     })
 }
 
-/// The node agent.
+/// Returns the path of the node agent.
 ///
 /// # Panics
-/// It does not build.
+/// The build failed.
 pub(crate) fn agent() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -32,41 +34,44 @@ pub(crate) fn agent() -> &'static Path {
     })
 }
 
-/// The developer commands.
+/// Returns the path of xtask.
 ///
 /// # Panics
-/// They do not build.
+/// The build failed.
 pub fn xtask() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| build(&["--workspace", "--bin", "xtask"], &["xtask"]).join("xtask"))
 }
 
-/// The probe of GPUs.
+/// Returns the path of the GPU probe.
 ///
 /// # Panics
-/// It does not build.
+/// The build failed.
 pub fn gpu_probe() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| build(&["--workspace", "--bin", "gpu-probe"], &["gpu-probe"]).join("gpu-probe"))
 }
 
-/// `switchyard-controller` with bugs that the fault tests must catch; `SWITCHYARD_PLANTED` chooses one (see `tests/src/mutants.rs`).
+/// Returns the path of a `switchyard-controller` with mutants that the fault tests must catch.
+/// `SWITCHYARD_PLANTED` selects one (see `tests/src/mutants.rs`).
 ///
 /// # Panics
-/// It does not build.
+/// The build failed.
 pub fn planted() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         let name = "switchyard-planted";
-        // The whole workspace is selected, as for every other build: the crates of others are built with the same features.
+        // Select the whole workspace, as in every other build, so that third-party crates get the
+        // same features.
         build_in(&mutants::copy(), &["--workspace", "--bin", name], &[name]).join(name)
     })
 }
 
-/// Environment by which a program's wall clock is off by the whole seconds that are written in this file, from when they are written.
+/// Returns environment variables that shift a program's wall clock by the whole seconds in this
+/// file, as soon as they are written to it.
 ///
 /// # Panics
-/// The library that does it does not build.
+/// The clock library does not build.
 pub fn clock_by(file: &Path) -> Vec<(&'static str, String)> {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let library = "libswitchyard_test_clock.so";
@@ -75,21 +80,21 @@ pub fn clock_by(file: &Path) -> Vec<(&'static str, String)> {
     vec![("LD_PRELOAD", text(&folder.join(library))), ("SYTEST_CLOCK_OFFSET", text(file))]
 }
 
-/// The target folder of the running test.
+/// Returns the running test's target folder.
 ///
 /// # Panics
-/// The test was moved elsewhere.
+/// The test binary was moved out of it.
 pub fn target() -> PathBuf {
     profile_folder().parent().expect("invariant: the profile's folder lies in the target folder").to_path_buf()
 }
 
-/// The folder of the profile that the running program was built with.
+/// Returns the profile folder that contains the running program.
 fn profile_folder() -> PathBuf {
     profile_of(&std::env::current_exe().expect("the path of the running test"))
 }
 
-/// Tests are TARGET/PROFILE/deps/test-0123, wherever CARGO_TARGET_DIR or a configuration put it; the bench of clusters is
-/// TARGET/PROFILE/switchyard-bench-cluster.
+/// Tests are TARGET/PROFILE/deps/test-0123, for any CARGO_TARGET_DIR or configuration; the cluster
+/// benchmark is TARGET/PROFILE/switchyard-bench-cluster.
 fn profile_of(program: &Path) -> PathBuf {
     let folder = program.parent().expect("invariant: a program lies in a folder");
     let is_test = folder.file_name().is_some_and(|name| name == "deps");
@@ -97,12 +102,12 @@ fn profile_of(program: &Path) -> PathBuf {
     profile.expect("invariant: tests lie in a folder of the profile").to_path_buf()
 }
 
-/// A cargo command in the repository, with the target folder of the running test.
+/// Returns a cargo command in the repository, with the running test's target folder.
 pub fn cargo(arguments: &[&str]) -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(arguments).current_dir(root()).env("CARGO_TARGET_DIR", target());
-    // What cargo says to a test about its package, and what makes the test's runner report times: build scripts that read it would
-    // build half the tree again each time.
+    // Remove cargo's variables about the test's package, and the one that makes the test runner
+    // report times. Build scripts read them, and would rebuild half of the tree each time.
     let is_of_the_test =
         |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") || name == "RUSTC_BOOTSTRAP";
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_of_the_test)) {
@@ -111,11 +116,13 @@ pub fn cargo(arguments: &[&str]) -> Command {
     cargo
 }
 
-/// Builds files in the profile and target folder of the running test. Returns their folder.
+/// Builds files in the running test's profile and target folder. Returns their folder.
 ///
-/// Programs are chosen from the whole workspace, as the tests themselves are: their crates are built already.
+/// Programs are selected from the whole workspace, like the tests themselves, so their crates are
+/// already built.
 ///
-/// `cargo xtask test` has built all programs, and says so by a variable: cargo need not check the whole tree again in each test process.
+/// `cargo xtask test` builds all programs first and sets an environment variable, so that cargo
+/// need not check the whole tree again in each test process.
 fn build(what: &[&str], files: &[&str]) -> PathBuf {
     let folder = profile_folder();
     let are_programs = what.contains(&"--bin") && files.iter().all(|file| folder.join(file).is_file());
@@ -125,7 +132,7 @@ fn build(what: &[&str], files: &[&str]) -> PathBuf {
     build_in(root(), what, files)
 }
 
-/// The same for the workspace in a folder.
+/// Like [`build`], for the workspace in this folder.
 fn build_in(workspace: &Path, what: &[&str], files: &[&str]) -> PathBuf {
     let folder = profile_folder();
     let profile = match folder.file_name().and_then(|name| name.to_str()) {
@@ -133,7 +140,8 @@ fn build_in(workspace: &Path, what: &[&str], files: &[&str]) -> PathBuf {
         Some(profile) => profile,
     };
     let names = files.join(" and ");
-    // Not by `eprintln!`, which the test harness keeps to itself: a first build takes minutes, and silence looks like a hang.
+    // The test harness captures `eprintln!`, but a first build takes minutes, and silence looks
+    // like a hang.
     let note = format!("building {names} for the tests (profile {profile})\n");
     let _ = std::io::stderr().write_all(note.as_bytes());
     let status = cargo(&["build", "--quiet", "--profile", profile]).args(what).current_dir(workspace).status();
@@ -149,7 +157,8 @@ fn build_in(workspace: &Path, what: &[&str], files: &[&str]) -> PathBuf {
 mod tests {
     use super::*;
 
-    /// The bench took the repository for its target folder, and built `xtask` once more there.
+    /// Regression: the benchmark used the repository as its target folder, and rebuilt `xtask`
+    /// there.
     #[test]
     fn tests_and_programs_have_the_same_profile() {
         for program in ["/t/release/deps/test-0123", "/t/release/switchyard-bench-cluster"] {

@@ -1,4 +1,5 @@
-//! Run directories of runs that never were: what a healthy run leaves behind, and what runs with one trouble each do. Decided by a seed.
+//! Synthetic run directories: a healthy run, and runs with one problem each. A seed
+//! determines them.
 
 use crate::Random;
 use serde_json::{Value, json};
@@ -7,47 +8,47 @@ use std::fs;
 use std::path::Path;
 use switchyard_worker_contract::record::{self, StepRecord};
 
-/// What is wrong with a run.
+/// Problem of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trouble {
-    /// Nothing.
+    /// A healthy run.
     None,
     /// The reader has too few threads.
     Input,
-    /// The all-reduce goes over a slow network, in one piece.
+    /// The all-reduce runs over a slow network, in a single bucket.
     Communication,
     /// The last rank is slow.
     Straggler,
     /// FP16 gradients overflow too often.
     Overflow,
-    /// The driver reports an error of the GPU of the last rank.
+    /// The driver reports an error on the last rank's GPU.
     Gpu,
 }
 
 impl Trouble {
-    /// All of them.
+    /// All problems.
     pub const ALL: [Trouble; 6] =
         [Trouble::None, Trouble::Input, Trouble::Communication, Trouble::Straggler, Trouble::Overflow, Trouble::Gpu];
 }
 
-/// A run to be made up.
+/// Parameters of a synthetic run.
 #[derive(Debug, Clone)]
 pub struct MadeUpRun {
-    /// Ranks; eight to a node.
+    /// Number of ranks; eight per node.
     pub ranks: u32,
-    /// Steps.
+    /// Number of steps.
     pub steps: u64,
-    /// What is wrong.
+    /// Problem of the run.
     pub trouble: Trouble,
-    /// Steps after which it fails and goes on 50 steps before, in a new attempt.
+    /// Steps after which the run fails; a new attempt resumes 50 steps earlier.
     pub failures: Vec<u64>,
-    /// Decides everything else.
+    /// Seed for everything else.
     pub seed: u64,
 }
 
-/// Ranks of a node.
+/// Ranks per node.
 const PER_NODE: u32 = 8;
-/// Steps between two checkpoints.
+/// Steps between checkpoints.
 const CHECKPOINT: u64 = 100;
 /// 2026-11-20T14:00:00Z in microseconds.
 const START_US: i64 = 1_795_183_200_000_000;
@@ -58,7 +59,7 @@ impl MadeUpRun {
         MadeUpRun { ranks, steps, trouble, failures: Vec::new(), seed: 7 }
     }
 
-    /// Writes its run directory.
+    /// Writes the run directory.
     ///
     /// # Panics
     /// A file cannot be written.
@@ -68,7 +69,7 @@ impl MadeUpRun {
             fs::create_dir_all(path.parent().expect("invariant: it lies in the folder")).expect("a folder");
             fs::write(&path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         };
-        // JSON is YAML.
+        // JSON is valid YAML.
         put("plan.yaml", &self.plan().to_string());
         put("engine.json", &self.engine().to_string());
         put("inspection.json", &self.inspection().to_string());
@@ -180,7 +181,7 @@ impl MadeUpRun {
         })
     }
 
-    /// The steps of all attempts: the events, and the records of each rank.
+    /// Simulates the steps of all attempts. Returns the events and each rank's records.
     fn train(&self) -> (String, Vec<String>) {
         let random = Random::new(self.seed);
         let noise = || (random.below(2001) as f32 - 1000.0) / 1000.0;
@@ -293,7 +294,7 @@ impl MadeUpRun {
         (events, steps)
     }
 
-    /// What a rank does by itself in a step.
+    /// Returns a rank's local times in a step.
     fn compute(&self, rank: u32, slow: f32, noise: &dyn Fn() -> f32) -> StepRecord {
         let slow = slow * if self.trouble == Trouble::Straggler && rank + 1 == self.ranks { 1.15 } else { 1.0 };
         let time = |mean: f32| mean * slow * (1.0 + 0.02 * noise());

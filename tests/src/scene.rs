@@ -1,4 +1,4 @@
-//! A folder for one test.
+//! A temporary folder for one test.
 
 use crate::leftovers::{Leftover, leftovers};
 use crate::program::Program;
@@ -10,39 +10,39 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// A folder with the data of one test, in which its programs run. It is removed at the end.
+/// A folder with one test's data, in which its programs run. It is removed on drop.
 ///
-/// Its path is in the environment of everything that is started in it, and so finds what is left over.
+/// Every process started in it has its path in the environment, which identifies leftovers.
 #[derive(Debug)]
 pub struct Scene {
     folder: TempDir,
 }
 
 impl Scene {
-    /// A new folder.
+    /// Creates the folder.
     ///
     /// # Panics
-    /// It cannot be made.
+    /// The folder cannot be created.
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
         let folder = tempfile::Builder::new().prefix("switchyard-test-").tempdir().expect("a temporary folder");
         Scene { folder }
     }
 
-    /// The folder.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// A path in the folder.
+    /// Returns a path in the folder.
     pub fn join(&self, name: &str) -> PathBuf {
         self.path().join(name)
     }
 
-    /// Writes a file, with the folders it lies in.
+    /// Writes a file, and creates its parent folders.
     ///
     /// # Panics
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.join(name);
         let folder = path.parent().expect("invariant: it lies in the scene");
@@ -51,7 +51,7 @@ impl Scene {
         path
     }
 
-    /// Writes a file of about `kibibytes` KiB of text that a small model can learn something of.
+    /// Writes about `kibibytes` KiB of text from which a small model can learn.
     pub fn write_text(&self, name: &str, kibibytes: usize) -> PathBuf {
         let mut text = String::new();
         let mut line = 0_u64;
@@ -64,20 +64,20 @@ impl Scene {
         self.write(name, text)
     }
 
-    /// Writes a manifest.
+    /// Writes a manifest to a file.
     pub fn manifest(&self, name: &str, manifest: &Manifest) -> PathBuf {
         self.write(name, manifest.yaml())
     }
 
-    /// `switchyard` with these arguments, in this folder.
+    /// Returns a command that runs `switchyard` with these arguments in the folder.
     pub fn switchyard<A: AsRef<str>>(&self, arguments: impl IntoIterator<Item = A>) -> Program {
         Program::new(&programs().join("switchyard"), self.path(), arguments)
     }
 
-    /// The status that a run wrote into its directory.
+    /// Returns the status that a run wrote to its directory.
     ///
     /// # Panics
-    /// There is none, or it cannot be read.
+    /// The status is missing or cannot be read.
     pub fn status(&self, run_dir: &str) -> Value {
         let path = self.join(run_dir).join("status.yaml");
         let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -86,7 +86,7 @@ impl Scene {
         document["status"].clone()
     }
 
-    /// Everything in the folder, as relative paths, sorted.
+    /// Returns everything in the folder, as sorted relative paths.
     pub fn entries(&self) -> Vec<String> {
         fn collect(folder: &Path, root: &Path, found: &mut Vec<String>) {
             for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -103,7 +103,7 @@ impl Scene {
         found
     }
 
-    /// Processes that were started in this folder and still exist after `patience`.
+    /// Returns processes that were started in the folder and still exist after `patience`.
     pub fn leftovers(&self, patience: Duration) -> Vec<Leftover> {
         let start = Instant::now();
         loop {
@@ -115,7 +115,8 @@ impl Scene {
         }
     }
 
-    /// Fails if a process, socket or shared memory of this folder is left; ends it first, so that it does not outlive the test.
+    /// Fails if processes, sockets or shared memory of the folder are left. Kills them first, so
+    /// that they do not outlive the test.
     ///
     /// # Panics
     /// Something is left.
@@ -128,7 +129,7 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        // A test that fails in the middle leaves nothing running either.
+        // Also clean up after a test that fails midway.
         leftovers(self.path()).iter().for_each(Leftover::end);
     }
 }

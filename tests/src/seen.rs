@@ -1,4 +1,4 @@
-//! What a watch has seen of the pods of a namespace: for benchmarks, which ask about thousands of them again and again.
+//! A watch-backed view of a namespace's pods, for benchmarks that poll thousands of pods.
 
 use anyhow::{Result, bail};
 use futures::TryStreamExt;
@@ -9,19 +9,19 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Longest time for any milestone.
+/// Timeout of any milestone.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// A pod as it is now.
+/// Current state of a pod.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PodSeen {
-    /// It has a scheduling gate.
+    /// The pod has a scheduling gate.
     pub gated: bool,
-    /// Its phase is `Running`.
+    /// The pod's phase is `Running`.
     pub running: bool,
 }
 
-/// Pods by name, as they are now.
+/// Current pods by name.
 #[derive(Clone)]
 pub struct PodsSeen(Arc<Mutex<HashMap<String, PodSeen>>>);
 
@@ -55,15 +55,15 @@ impl PodsSeen {
         seen
     }
 
-    /// Number of pods that are so.
+    /// Number of pods that satisfy a condition.
     pub fn count(&self, is: impl Fn(&str, &PodSeen) -> bool) -> usize {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().filter(|(name, pod)| is(name, pod)).count()
     }
 
-    /// Waits for a number of pods.
+    /// Waits until exactly `count` pods satisfy a condition.
     ///
     /// # Errors
-    /// There are others when the time is up.
+    /// Timeout.
     pub async fn until(&self, what: &str, count: usize, is: impl Fn(&str, &PodSeen) -> bool) -> Result<()> {
         let give_up = Instant::now() + LIMIT;
         while self.count(&is) != count {

@@ -1,4 +1,5 @@
-//! A cluster for developers, with nodes whose kubelet is ours or with real ones: `cargo xtask cluster up|down|status|check`.
+//! A development cluster, with our own kubelet or with real nodes: `cargo xtask cluster
+//! up|down|status|check`.
 #![forbid(unsafe_code)]
 #![allow(missing_docs)]
 
@@ -18,18 +19,19 @@ use std::time::{Duration, Instant};
 use switchyard_tests::nodes::{MOST, Nodes, NodesOptions, clean_all, missing};
 use switchyard_tests::{ControlPlane, Kubelet, KubeletOptions, Options, Policy, root};
 
-/// Time to become ready, on a loaded machine.
+/// Startup timeout, for a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 const _: () = assert!(MOST_NODES == MOST, "the most real nodes: xtask's arguments and the tests' library differ");
 
-/// A cluster for developers.
+/// A development cluster.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask cluster", bin_name = "cargo xtask cluster")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
-    /// Folder of the cluster's state; by default one in the cache, by the place of this clone.
+    /// Folder for the cluster's state; by default a folder in the cache, chosen by this clone's
+    /// path.
     #[arg(long, global = true, hide = true, value_name = "FOLDER")]
     folder: Option<PathBuf>,
 }
@@ -38,24 +40,24 @@ struct Cli {
 enum Command {
     #[command(flatten)]
     Action(Action),
-    /// What runs in the background.
+    /// Runs the cluster in the background.
     #[command(hide = true)]
     Serve(Up),
 }
 
-/// What `status` and `down` know.
+/// State that `status` and `down` read.
 #[derive(Debug, Serialize, Deserialize)]
 struct State {
     pid: i32,
     url: String,
     kubeconfig: PathBuf,
     nodes: Vec<String>,
-    /// What pods do, on nodes whose kubelet is ours.
+    /// Policy of the pods, if the nodes use our own kubelet.
     policy: Option<String>,
 }
 
 impl State {
-    /// The nodes in words.
+    /// Describes the nodes as text.
     fn kind(&self) -> String {
         match &self.policy {
             Some(policy) => format!("{} nodes, pods do `{policy}`", self.nodes.len()),
@@ -82,7 +84,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The folder of this clone's cluster.
+/// Returns the folder of this clone's cluster.
 fn own_folder() -> Result<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let base = base.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")));
@@ -93,7 +95,7 @@ fn own_folder() -> Result<PathBuf> {
         .join(format!("switchyard/cluster-{:016x}", hasher.finish())))
 }
 
-/// The cluster that runs, if one does.
+/// Returns the running cluster's state, if one is running.
 fn running(folder: &Path) -> Option<State> {
     let state: State = serde_json::from_slice(&std::fs::read(folder.join("state.json")).ok()?).ok()?;
     let pid = Pid::from_raw(state.pid)?;
@@ -113,14 +115,14 @@ fn start(folder: &Path, up: &Up) -> Result<ExitCode> {
         eprintln!("skipped: {what}");
         return Ok(ExitCode::from(SKIPPED));
     }
-    // What a killed one left. Its processes ended with it.
+    // Left over from a killed cluster. Its processes ended with it.
     let _ = std::fs::remove_dir_all(folder);
     std::fs::create_dir_all(folder)?;
     let begin = Instant::now();
     let log = std::fs::File::create(folder.join("cluster.log"))?;
-    // A session of its own: it outlives the terminal.
+    // A separate session, so that the cluster outlives the terminal.
     let (nodes, own_nodes) = (up.nodes.to_string(), up.own_nodes.to_string());
-    // A missing folder is reported now, not by the process in the background.
+    // Report a missing folder here, because the background process cannot.
     let images = up.images.as_ref().map(|images| images.canonicalize().with_context(|| images.display().to_string()));
     let images = images.transpose()?;
     let mut child = std::process::Command::new("setsid")
@@ -195,7 +197,7 @@ fn serve(folder: &Path, up: &Up) -> Result<ExitCode> {
     })
 }
 
-/// The archives of images in a folder.
+/// Lists the image archives in a folder.
 fn archives(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(folder).with_context(|| folder.display().to_string())?;
     let paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<PathBuf>>>()?;
@@ -210,12 +212,12 @@ fn archives(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(archives)
 }
 
-/// Reports that it is up, and waits until it is told to stop.
+/// Writes the state file, then waits for SIGTERM.
 async fn stay(folder: &Path, plane: &ControlPlane, nodes: Vec<String>, policy: Option<String>) -> Result<ExitCode> {
     let pid = i32::try_from(std::process::id())?;
     let state = State { pid, url: plane.url(), kubeconfig: plane.kubeconfig("admin"), nodes, policy };
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-    // Complete or not there.
+    // Rename into place, so that readers never see a partial file.
     std::fs::write(folder.join("state.new"), serde_json::to_vec(&state)?)?;
     std::fs::rename(folder.join("state.new"), folder.join("state.json"))?;
     terminate.recv().await;
@@ -238,7 +240,7 @@ fn down(folder: &Path) -> Result<ExitCode> {
     } else {
         println!("nothing runs");
     }
-    // What a killed one left, of this clone or of another.
+    // Left over from killed clusters, of this clone or another.
     for name in clean_all()? {
         println!("cleaned up {name}, whose owner was killed");
     }

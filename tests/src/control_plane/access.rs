@@ -1,4 +1,4 @@
-//! Who may talk to a control plane: users with static tokens, their kubeconfigs, clients.
+//! Access to a control plane: users with static tokens, their kubeconfigs, and clients.
 
 use super::ControlPlane;
 use anyhow::Result;
@@ -17,12 +17,13 @@ const USERS: [(&str, &str); 6] = [
     ("training-operator", "system:masters"),
 ];
 
-/// The user of a node's kubelet.
+/// Returns the user name of a node's kubelet.
 pub(crate) fn kubelet_user(node: &str) -> String {
     format!("system:node:{node}")
 }
 
-/// A kubeconfig of a user with a static token, for a server whose certificate is signed by the authority in this file.
+/// Returns a kubeconfig for a user with a static token. The CA file must have signed the server's
+/// certificate.
 pub(crate) fn kubeconfig_text(user: &str, server: &str, authority: &Path) -> String {
     format!(
         "apiVersion: v1\nkind: Config\ncurrent-context: bench\nclusters:\n- name: bench\n  cluster:\n    server: {server}\n    \
@@ -53,10 +54,11 @@ impl ControlPlane {
         Ok(path)
     }
 
-    /// A kubeconfig of the administrator for another address of this API server, such as a proxy before it.
+    /// Writes an administrator kubeconfig for another address of this API server, such as a proxy
+    /// in front of it.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn kubeconfig_for(&self, name: &str, server: &str) -> Result<PathBuf> {
         let path = self.folder.join(format!("{name}.kubeconfig"));
         let admin = self.write_kubeconfig("admin", server)?;
@@ -65,12 +67,13 @@ impl ControlPlane {
         Ok(path)
     }
 
-    /// The kubeconfig of a user.
+    /// Returns the path of a user's kubeconfig.
     pub fn kubeconfig(&self, user: &str) -> PathBuf {
         self.folder.join(format!("{}.kubeconfig", user.replace(':', "-")))
     }
 
-    /// Configuration of a client as administrator. No retries: a test wants to see what happens.
+    /// Returns the administrator's client configuration. It does not retry, because tests check
+    /// individual responses.
     ///
     /// # Errors
     /// The kubeconfig cannot be read.
@@ -79,7 +82,7 @@ impl ControlPlane {
         Ok(Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)
     }
 
-    /// A client as administrator.
+    /// Returns a client with administrator rights.
     ///
     /// # Errors
     /// See [`ControlPlane::config`].

@@ -1,12 +1,16 @@
-//! A certificate authority of its own for every control plane, so that clients verify whom they talk to.
+//! A certificate authority for each control plane, so that clients can verify servers.
 
 use anyhow::Result;
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use std::path::Path;
 
-/// Writes `ca.crt`; `server.crt` and `server.key` for these names beside the usual ones; `kubelet-client.crt` and
-/// `kubelet-client.key`, by which kubelets know the API server; `accounts.key` with `accounts.pub` (which sign and verify
-/// tokens of service accounts).
+/// Writes the CA and its certificates:
+///
+/// - `ca.crt`;
+/// - `server.crt` and `server.key`, for these names in addition to the default ones;
+/// - `kubelet-client.crt` and `kubelet-client.key`, the API server's client certificate for
+///   kubelets;
+/// - `accounts.key` and `accounts.pub`, which sign and verify service account tokens.
 pub(super) fn write(folder: &Path, names: &[&str]) -> Result<()> {
     let key = KeyPair::generate()?;
     let mut authority = CertificateParams::default();
@@ -23,7 +27,7 @@ pub(super) fn write(folder: &Path, names: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Writes a certificate and its key: for a server with these names, or for a user of this group.
+/// Writes a certificate and its key, for a server with these names or a client in this group.
 fn signed(issuer: &Issuer<'_, KeyPair>, names: &[&str], group: Option<&str>, path: &Path) -> Result<()> {
     let key = KeyPair::generate()?;
     let mut parameters = CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>())?;
@@ -37,7 +41,7 @@ fn signed(issuer: &Issuer<'_, KeyPair>, names: &[&str], group: Option<&str>, pat
     Ok(())
 }
 
-/// A certificate that nobody verifies, for a kubelet: certificate and key in PEM.
+/// Returns a self-signed certificate and key in PEM, for a kubelet; clients do not verify it.
 pub(crate) fn self_signed() -> Result<(String, String)> {
     let key = KeyPair::generate()?;
     let certificate = CertificateParams::new(["127.0.0.1".to_string()])?.self_signed(&key)?;

@@ -1,7 +1,9 @@
-//! A real Kubernetes control plane on this machine: etcd, API server, and where asked for controller manager and scheduler.
+//! A real Kubernetes control plane on this machine: etcd, the API server, and optionally the
+//! controller manager and the scheduler.
 //!
-//! Everything is on loopback, on free ports, in a folder of its own, with a certificate authority of its own; it ends with the
-//! value, or with the process. There is no kubelet: see [`crate::Kubelet`].
+//! Everything runs on loopback, on free ports, with its own folder and its own certificate
+//! authority. It stops when the value is dropped or the process ends. There is no kubelet: see
+//! [`crate::Kubelet`].
 
 mod access;
 mod certificates;
@@ -27,53 +29,54 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use temporary::Temporary;
 
-/// Time for one component to become ready, on a loaded machine.
+/// Startup timeout of one component, on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// What is started, and how.
+/// Components to start, and their configuration.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// The real controller manager: garbage collection, service accounts, namespaces, node lifecycle.
+    /// Run the real controller manager (garbage collection, service accounts, node lifecycle, …).
     pub controller_manager: bool,
-    /// The real scheduler.
+    /// Run the real scheduler.
     pub scheduler: bool,
-    /// etcd writes to disk before it replies: for tests that kill it.
+    /// etcd syncs to disk before it replies, for tests that kill it.
     pub fsync: bool,
-    /// The API server notes every write of an operator in `audit.log`, and every call of a service account in `switchyard-system`.
+    /// Write `audit.log`: every write by an operator, and every call by a service account in
+    /// `switchyard-system`.
     pub audit: bool,
-    /// The API server knows MutatingAdmissionPolicies, by which a test changes pods as webhooks do.
+    /// Enable MutatingAdmissionPolicies, which tests use to change pods as webhooks do.
     pub mutating: bool,
-    /// API server and scheduler know DeviceTaintRules.
+    /// Enable DeviceTaintRules in the API server and the scheduler.
     pub device_taints: bool,
-    /// Keeps the folder here instead of in a temporary one.
+    /// Folder for data and logs; a temporary one if `None`.
     pub folder: Option<PathBuf>,
-    /// Real nodes; without them everything is on loopback.
+    /// Network reach for real nodes; if `None`, everything is on loopback.
     pub reach: Option<Reach>,
 }
 
-/// Real nodes, which are not on loopback.
+/// Addresses for real nodes, which cannot use loopback.
 #[derive(Debug, Clone)]
 pub struct Reach {
-    /// The address of this machine at which they reach the API server.
+    /// Address of this machine at which the nodes reach the API server.
     pub address: Ipv4Addr,
-    /// Their names.
+    /// Node names.
     pub nodes: Vec<String>,
 }
 
-/// Addresses of Services; the first is the API server's.
+/// Service address range; the first address is the API server's.
 pub(crate) const SERVICES: &str = "10.96.0.0/16";
 const FIRST_SERVICE: &str = "10.96.0.1";
 
 static SHARED: OnceLock<ControlPlane> = OnceLock::new();
 
-/// A control plane.
+/// A running control plane.
 #[derive(Debug)]
 pub struct ControlPlane {
     folder: PathBuf,
     programs: Programs,
     options: Options,
     ports: Ports,
-    // In the order in which they end.
+    // Fields are dropped in this order.
     scheduler: Option<Daemon>,
     controller_manager: Option<Daemon>,
     api_server: Option<Daemon>,
@@ -95,10 +98,10 @@ struct Ports {
 }
 
 impl ControlPlane {
-    /// Starts one and waits until it is ready.
+    /// Starts a control plane and waits until it is ready.
     ///
     /// # Errors
-    /// A program is missing, or does not become ready; the end of its log is in the error.
+    /// A program is missing, or does not become ready. The error contains the end of its log.
     pub fn start(options: &Options) -> Result<ControlPlane> {
         let programs = built()?;
         let temporary = match &options.folder {
@@ -135,15 +138,16 @@ impl ControlPlane {
         Ok(plane)
     }
 
-    /// Whether other tests use it at the same time.
+    /// Returns whether this is the plane that all tests of this binary share.
     pub fn is_shared(&self) -> bool {
         SHARED.get().is_some_and(|shared| std::ptr::eq(shared, self))
     }
 
-    /// The one of this test binary, with controller manager and scheduler and our CRDs; started at first use.
+    /// Returns the control plane shared by this test binary, with the controller manager, the
+    /// scheduler and our CRDs. The first call starts it.
     ///
     /// # Panics
-    /// It cannot be started.
+    /// It does not start.
     pub fn shared() -> &'static ControlPlane {
         SHARED.get_or_init(|| {
             let options = Options { controller_manager: true, scheduler: true, ..Options::default() };
@@ -153,12 +157,12 @@ impl ControlPlane {
         })
     }
 
-    /// Folder of data, logs and configurations.
+    /// Folder with data, logs and configuration.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Address of the API server.
+    /// URL of the API server.
     pub fn url(&self) -> String {
         format!("https://{}:{}", self.address(), self.ports.api_server)
     }
@@ -172,7 +176,7 @@ impl ControlPlane {
         self.kubectl_with(arguments, "")
     }
 
-    /// Runs kubectl as administrator with a standard input.
+    /// Runs kubectl as administrator with this standard input.
     pub fn kubectl_with(&self, arguments: &[&str], input: &str) -> Ended {
         let config = self.kubeconfig("admin").display().to_string();
         Program::new(&self.programs.kubernetes.join("kubectl"), &self.folder, arguments)
@@ -181,10 +185,10 @@ impl ControlPlane {
             .run(Duration::from_secs(60))
     }
 
-    /// A namespace that no other test has.
+    /// Creates a namespace with a name that is unique in this process.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The namespace cannot be created.
     pub async fn namespace(&self, prefix: &str) -> Result<String> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let name = format!("{prefix}-{}", NEXT.fetch_add(1, Ordering::Relaxed));
@@ -193,7 +197,7 @@ impl ControlPlane {
         let client = self.client().await?;
         Api::all(client.clone()).create(&Default::default(), &object).await?;
         if self.options.controller_manager {
-            // Without its service account a namespace takes no pods.
+            // Pods cannot be created before the namespace has its default service account.
             let accounts = Api::<k8s_openapi::api::core::v1::ServiceAccount>::namespaced(client, &name);
             let exists = await_condition(accounts, "default", |account: Option<&_>| account.is_some());
             tokio::time::timeout(PATIENCE, exists)
@@ -203,10 +207,10 @@ impl ControlPlane {
         Ok(name)
     }
 
-    /// Installs our CRDs and waits until they are served.
+    /// Installs our CRDs and waits until they are established.
     ///
     /// # Errors
-    /// The API server does not take them.
+    /// The API server rejects a CRD.
     pub async fn install_crds(&self) -> Result<()> {
         let api = Api::<CustomResourceDefinition>::all(self.client().await?);
         for (_, crd) in switchyard_crds::generate::crds() {
@@ -218,10 +222,10 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// [`ControlPlane::install_crds`] for code without a runtime.
+    /// Like [`ControlPlane::install_crds`], for synchronous code.
     ///
     /// # Errors
-    /// See there.
+    /// See [`ControlPlane::install_crds`].
     pub fn install_crds_now(&self) -> Result<()> {
         std::thread::scope(|scope| {
             let install = || {
@@ -243,7 +247,7 @@ impl ControlPlane {
             format!("--initial-advertise-peer-urls={}", url(etcd_peers)),
             format!("--initial-cluster=default={}", url(etcd_peers)),
             "--log-level=warn".into(),
-            // Its default is 2 GiB; a full one refuses every write.
+            // The default is 2 GiB, and etcd rejects every write once the quota is reached.
             "--quota-backend-bytes=8589934592".into(),
         ];
         if !self.options.fsync {
@@ -254,10 +258,10 @@ impl ControlPlane {
         wait(&mut self.etcd, "etcd", || std::net::TcpStream::connect(("127.0.0.1", etcd)).is_ok())
     }
 
-    /// Starts the API server (again), with the same data and port.
+    /// Starts or restarts the API server with the same data and port.
     ///
     /// # Errors
-    /// It does not become ready.
+    /// The API server does not become ready.
     pub fn start_api_server(&mut self) -> Result<()> {
         let file = |name: &str| self.folder.join(name).display().to_string();
         let mut arguments = vec![
@@ -280,7 +284,8 @@ impl ControlPlane {
         ];
         arguments.push(match &self.options.reach {
             Some(reach) => format!("--advertise-address={}", reach.address),
-            // The address of the Service `kubernetes` may not be on loopback; nothing here uses it.
+            // The endpoint of the `kubernetes` Service cannot be a loopback address, and nothing
+            // uses it.
             None => "--endpoint-reconciler-type=none".into(),
         });
         if self.options.mutating {
@@ -321,11 +326,12 @@ impl ControlPlane {
             format!("--service-account-private-key-file={}", file("accounts.key")),
             format!("--root-ca-file={}", file("ca.crt")),
             "--secure-port=0".into(),
-            // What it does for us (garbage collection, node lifecycle) is not what is tested: it must not be the slow part.
+            // Raise the limits, because the garbage collector and the node lifecycle controller are
+            // not under test and must not be the bottleneck.
             "--kube-api-qps=500".into(),
             "--kube-api-burst=1000".into(),
             "--concurrent-gc-syncs=20".into(),
-            // Nodes whose kubelet is ours renew no leases.
+            // Our own kubelet does not renew node leases.
             format!("--node-monitor-grace-period={}", if self.options.reach.is_some() { "20s" } else { "1h" }),
         ];
         let program = self.programs.kubernetes.join("kube-controller-manager");
@@ -356,10 +362,10 @@ impl ControlPlane {
         self.api_server = None;
     }
 
-    /// Kills etcd and the API server, and starts both again.
+    /// Kills etcd and the API server, then starts both again.
     ///
     /// # Errors
-    /// One does not become ready.
+    /// A component does not become ready.
     pub fn restart_all(&mut self) -> Result<()> {
         self.api_server = None;
         self.etcd = None;
@@ -367,12 +373,12 @@ impl ControlPlane {
         self.start_api_server()
     }
 
-    /// The API server's process.
+    /// Process of the API server.
     pub fn api_server(&self) -> Option<&Daemon> {
         self.api_server.as_ref()
     }
 
-    /// Seconds of a core that its programs have used so far, by name.
+    /// CPU seconds used by each component so far, by name.
     pub fn cpu_seconds(&self) -> std::collections::BTreeMap<&'static str, f64> {
         let programs = [
             ("apiServer", &self.api_server),
@@ -383,7 +389,7 @@ impl ControlPlane {
         programs.into_iter().filter_map(|(name, daemon)| Some((name, daemon.as_ref()?.usage().cpu_seconds))).collect()
     }
 
-    /// Writes of a user so far by resource and verb, from the audit log; Leases are not counted.
+    /// Counts a user's writes so far by verb and resource, from the audit log. Leases are excluded.
     pub fn writes_of(&self, user: &str) -> std::collections::BTreeMap<String, u64> {
         let mut counts = std::collections::BTreeMap::new();
         for entry in self.audited() {
@@ -397,13 +403,13 @@ impl ControlPlane {
         counts
     }
 
-    /// All entries of the audit log so far.
+    /// Returns all entries of the audit log so far.
     pub fn audited(&self) -> Vec<serde_json::Value> {
         let text = fs::read_to_string(self.folder.join("audit.log")).unwrap_or_default();
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
-    /// Where kubectl is.
+    /// Path of kubectl.
     pub fn kubectl_program(&self) -> PathBuf {
         self.programs.kubernetes.join("kubectl")
     }
@@ -411,7 +417,8 @@ impl ControlPlane {
 
 impl Drop for ControlPlane {
     fn drop(&mut self) {
-        // A test that ends with an error does not panic: in full, where none is easily played again, they are kept in any case.
+        // A test that returns an error does not panic. Full-size runs are hard to reproduce, so
+        // they always keep their logs.
         if (std::thread::panicking() || crate::chaos::is_full())
             && let Some(temporary) = self._temporary.take()
         {
@@ -421,7 +428,7 @@ impl Drop for ControlPlane {
     }
 }
 
-/// Waits until a component is ready; fails at once when it has ended.
+/// Waits until a component is ready. Fails at once if it has ended.
 fn wait(daemon: &mut Option<Daemon>, name: &str, is_ready: impl Fn() -> bool) -> Result<()> {
     let daemon = daemon.as_mut().context("invariant: it was started")?;
     let give_up = Instant::now() + PATIENCE;
@@ -435,13 +442,13 @@ fn wait(daemon: &mut Option<Daemon>, name: &str, is_ready: impl Fn() -> bool) ->
     bail!("{name} is not ready after {} s\n{}", PATIENCE.as_secs(), daemon.tail())
 }
 
-/// A port that nobody listens at now. It is below those that Linux gives to outgoing connections (32768 and higher, `ip(7)`), of which any may have
-/// taken one that was free a moment before, and none that Kubernetes uses by default; processes begin at places of their own, and no process is
-/// given one twice.
+/// Returns a port with no listener. Ports are below the ephemeral range (32768 and above, `ip(7)`),
+/// where an outgoing connection could take a port that was free a moment earlier, and avoid the
+/// Kubernetes defaults. Each process starts at a different offset and never returns a port twice.
 pub(crate) fn free_port() -> Result<u16> {
     const FIRST: u32 = 12_000;
     const COUNT: u32 = 30_000 - FIRST;
-    /// More than a process of tests needs.
+    /// Ports reserved per process, more than a test process needs.
     const OF_A_PROCESS: u32 = 211;
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let start = std::process::id().wrapping_mul(OF_A_PROCESS) % COUNT;
@@ -455,7 +462,7 @@ pub(crate) fn free_port() -> Result<u16> {
     bail!("no port of {FIRST} to {} is free", FIRST + COUNT - 1)
 }
 
-/// Builds the programs, where they are missing.
+/// Builds the programs if they are missing.
 fn built() -> Result<Programs> {
     static BUILT: OnceLock<Result<Programs, String>> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
@@ -467,10 +474,10 @@ fn built() -> Result<Programs> {
     built.clone().map_err(|error| anyhow::anyhow!(error))
 }
 
-/// Folders of programs of others, built where they are missing.
+/// Returns the folders of third-party programs, building missing ones.
 ///
 /// # Errors
-/// They do not build.
+/// A build failed.
 pub fn programs_of(names: &[&str]) -> Result<Vec<PathBuf>> {
     let mut command = cargo(&["run", "--quiet", "-p", "xtask", "--", "programs"]);
     let output = command.args(names).output().context("cannot start cargo")?;

@@ -1,4 +1,5 @@
-//! Long-running processes of others: started by a thread that lives as long as this process, ended with it.
+//! Long-running third-party processes. A thread that lives as long as this process starts them, and
+//! they end with it.
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
@@ -11,7 +12,8 @@ use std::time::Duration;
 
 type Order = (Command, mpsc::Sender<std::io::Result<Child>>);
 
-/// The kernel ends a child when the *thread* that started it ends, and threads of tests end early. So one thread starts them all.
+/// The kernel kills a child when the *thread* that started it ends, and test threads end early.
+/// Therefore a single thread starts all children.
 fn starter() -> &'static Mutex<mpsc::Sender<Order>> {
     static STARTER: OnceLock<Mutex<mpsc::Sender<Order>>> = OnceLock::new();
     STARTER.get_or_init(|| {
@@ -25,20 +27,20 @@ fn starter() -> &'static Mutex<mpsc::Sender<Order>> {
     })
 }
 
-/// A process with a log, ended on drop.
+/// A logged process, killed on drop.
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
-    /// Its standard output and error.
+    /// Log file with standard output and error.
     pub log: PathBuf,
     name: String,
 }
 
 impl Daemon {
-    /// Starts a program; the kernel kills it when this process ends, however it ends.
+    /// Starts a program. The kernel kills it when this process ends for any reason.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The program cannot be started.
     pub fn start(program: &Path, arguments: &[String], environment: &[(&str, String)], log: &Path) -> Result<Daemon> {
         let output = File::options().create(true).append(true).open(log).with_context(|| log.display().to_string())?;
         let mut command = Command::new("setpriv");
@@ -58,16 +60,16 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Fails with the end of its log if it has ended.
+    /// Checks that the process is still running.
     ///
     /// # Errors
-    /// It has ended.
+    /// It has ended; the error contains the end of its log.
     pub fn must_run(&mut self) -> Result<()> {
         let Some(status) = self.child.try_wait()? else { return Ok(()) };
         bail!("{} ended: {status}\n{}", self.name, self.tail());
     }
 
-    /// The end of its log.
+    /// Returns the end of the log.
     pub fn tail(&self) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text[text.len().saturating_sub(4000)..]).into_owned();
@@ -81,13 +83,14 @@ impl Daemon {
         }
     }
 
-    /// Kills it and waits for its end.
+    /// Kills the process and waits until it has ended.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Waits for its end by itself. Answers its exit code, or `None` when a signal ended it or it still runs.
+    /// Waits until the process exits. Returns its exit code, or `None` if a signal ended it or it
+    /// is still running after this time.
     pub fn wait(&mut self, patience: Duration) -> Option<i32> {
         let give_up = std::time::Instant::now() + patience;
         while std::time::Instant::now() < give_up {
@@ -99,7 +102,7 @@ impl Daemon {
         None
     }
 
-    /// CPU seconds and resident memory in bytes, so far and now.
+    /// CPU seconds so far and current resident memory in bytes.
     pub fn usage(&self) -> Usage {
         Usage::of(self.pid())
     }
@@ -111,7 +114,7 @@ impl Drop for Daemon {
     }
 }
 
-/// What a process uses.
+/// Resource usage of a process.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Usage {
     /// CPU time so far, seconds.
@@ -121,11 +124,12 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Reads `/proc/PID`; zero when it is gone.
+    /// Reads `/proc/PID`; zero if the process has ended.
     pub fn of(pid: u32) -> Usage {
         let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
         let stat = read("stat");
-        // After the name in parentheses, which may contain anything; fields 14 and 15 of proc(5), in ticks of 10 ms.
+        // Skip the name in parentheses, which may contain any characters. CPU time is in fields 14
+        // and 15 of proc(5), in clock ticks (usually 10 ms).
         let fields: Vec<u64> = stat
             .rsplit_once(')')
             .map(|(_, rest)| rest.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect())

@@ -1,5 +1,6 @@
-//! Folder of a control plane that nobody gave a folder. The one that a test binary shares lives in a `static`, which is never
-//! dropped, and a killed process drops nothing: so each new folder removes those whose process has ended.
+//! Temporary folder of a control plane. The shared plane of a test binary is a `static` that is
+//! never dropped, and a killed process drops nothing, so creating a folder first removes those of
+//! processes that have ended.
 
 use anyhow::Result;
 use std::fs::{self, File};
@@ -7,10 +8,10 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 const PREFIX: &str = "switchyard-control-plane-";
-/// Locked as long as the process lives that made the folder.
+/// Lock file, held while the process that created the folder is alive.
 const LOCK: &str = "in-use";
 
-/// Removed on drop, or by the next one.
+/// A folder that is removed on drop, or when a later process creates one.
 #[derive(Debug)]
 pub struct Temporary {
     folder: TempDir,
@@ -18,14 +19,15 @@ pub struct Temporary {
 }
 
 impl Temporary {
-    /// A new folder in this one.
+    /// Creates a folder inside `parent`.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The folder cannot be created.
     pub fn new(parent: &Path) -> Result<Temporary> {
         remove_ended(parent)?;
         let folder = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent)?;
-        // Locked before it has its name: a lock that can be taken is then always one whose process has ended.
+        // Lock before the rename, so that an unlocked file with this name always means that its
+        // process has ended.
         let nameless = folder.path().join("starting");
         let lock = File::create(&nameless)?;
         lock.lock()?;
@@ -33,14 +35,14 @@ impl Temporary {
         Ok(Temporary { folder, _lock: lock })
     }
 
-    /// Where it is.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Keeps it for good.
+    /// Keeps the folder permanently.
     pub fn keep(self) -> PathBuf {
-        // Without a lock the next one lets it be.
+        // Folders without a lock file are never cleaned up.
         let _ = fs::remove_file(self.path().join(LOCK));
         self.folder.keep()
     }
@@ -52,7 +54,7 @@ fn remove_ended(parent: &Path) -> Result<()> {
             continue;
         }
         if File::open(entry.path().join(LOCK)).is_ok_and(|lock| lock.try_lock().is_ok()) {
-            // Another process may be about to do the same.
+            // Ignore errors: another process may be removing the same folder.
             let _ = fs::remove_dir_all(entry.path());
         }
     }
@@ -68,7 +70,7 @@ mod tests {
         let parent = tempfile::tempdir()?;
         let used = Temporary::new(parent.path())?;
         let ended = Temporary::new(parent.path())?;
-        // As at the end of a process: the lock is gone, the folder is not.
+        // Like the end of a process: the lock is released, but the folder remains.
         let Temporary { folder, _lock: lock } = ended;
         let left = folder.keep();
         drop(lock);

@@ -1,4 +1,5 @@
-//! A driver of dynamic resource allocation: offers the GPUs of a report, and puts those that a claim got into the container.
+//! A dynamic resource allocation (DRA) driver: offers the GPUs of a report, and passes allocated
+//! GPUs to the container.
 
 use super::grpc::{Answer, Server};
 use super::messages::{
@@ -21,31 +22,31 @@ use std::time::Duration;
 use switchyard_crds::gpu_topology::GPUTopology;
 use tokio::task::JoinSet;
 
-/// Between two checks of what is offered; a change costs a write, and nothing else does.
+/// Interval between checks of the offered devices; only a change causes a write.
 const OFFERED_AGAIN: Duration = Duration::from_secs(2);
 
-/// The driver's part on one node; it ends on drop.
+/// The driver on one node; it stops on drop.
 #[derive(Debug)]
 pub struct ClaimDriver {
     _servers: [Server; 2],
     _offers: JoinSet<()>,
 }
 
-/// What it knows.
+/// State of the driver.
 struct Node {
     client: Client,
     name: String,
-    /// Where containerd looks for CDI files.
+    /// Folder that containerd watches for CDI files.
     cdi: PathBuf,
-    /// UUIDs by the name of the device.
+    /// GPU UUIDs by device name.
     uuids: BTreeMap<String, String>,
 }
 
 impl ClaimDriver {
-    /// Registers with the kubelet of a node, and then offers the GPUs of its report.
+    /// Registers with a node's kubelet, then offers the GPUs of its report.
     ///
     /// # Errors
-    /// The kubelet does not take it, or the API server refuses.
+    /// The kubelet rejects the driver, or the API server rejects the offer.
     pub async fn start(nodes: &Nodes, gpus: &GpuNodes, report: &GPUTopology) -> Result<ClaimDriver> {
         let name = report.name_any();
         let folder = format!("/var/lib/kubelet/plugins/{DRIVER}");
@@ -67,15 +68,16 @@ impl ClaimDriver {
             supported_versions: ["v1.DRAPlugin", "v1beta1.DRAPlugin"].map(String::from).to_vec(),
         };
         let registration = register(nodes, &name, info).await?;
-        // Not before: the kubelet removes what a driver offers that it does not know.
+        // Register first: the kubelet deletes ResourceSlices of drivers it does not know.
         gpus.offer(report).await?;
-        // A kubelet that starts takes back what the drivers of its node offer.
+        // A restarted kubelet deletes the ResourceSlices of its node's drivers, so offer them
+        // repeatedly.
         let (gpus, report) = (gpus.clone(), report.clone());
         let mut offers = JoinSet::new();
         offers.spawn(async move {
             loop {
                 tokio::time::sleep(OFFERED_AGAIN).await;
-                // The API server may be away: the next time will do.
+                // Ignore errors: the API server may be down, and the next attempt follows soon.
                 let _ = gpus.offer(&report).await;
             }
         });
@@ -85,7 +87,7 @@ impl ClaimDriver {
 
 impl Node {
     async fn answer(&self, path: &str, message: Bytes) -> Result<Answer> {
-        // v1 and v1beta1 have the same messages.
+        // The messages are the same in v1 and v1beta1.
         match path.rsplit_once('/').map(|(_, method)| method) {
             Some("NodePrepareResources") => {
                 let mut claims = HashMap::new();
@@ -99,7 +101,7 @@ impl Node {
             }
             Some("NodeUnprepareResources") => {
                 let claims = Claims::decode(message)?.claims.into_iter().map(|claim| {
-                    // One that was never prepared is given back too.
+                    // Unpreparing a claim that was never prepared succeeds as well.
                     let _ = std::fs::remove_file(self.cdi_file(&claim.uid));
                     (claim.uid, UnpreparedClaim::default())
                 });
@@ -113,7 +115,7 @@ impl Node {
         self.cdi.join(format!("{DRIVER}-{uid}.json"))
     }
 
-    /// Writes what the container runtime does for a container with this claim.
+    /// Writes the CDI file that the container runtime applies to containers with this claim.
     async fn prepare(&self, claim: &Claim) -> Result<PreparedClaim> {
         let object = Api::<ResourceClaim>::namespaced(self.client.clone(), &claim.namespace).get(&claim.name).await?;
         ensure!(object.uid().as_deref() == Some(claim.uid.as_str()), "the claim {} is another one now", claim.name);
@@ -126,7 +128,7 @@ impl Node {
         let edits = json!({"env": [format!("{VISIBLE}={}", uuids.join(","))]});
         let spec =
             json!({"cdiVersion": "0.6.0", "kind": kind, "devices": [{"name": claim.uid, "containerEdits": edits}]});
-        // Complete or not there: containerd reads the folder whenever it changes.
+        // Rename into place, because containerd reads the folder whenever it changes.
         let file = self.cdi_file(&claim.uid);
         std::fs::write(file.with_extension("new"), spec.to_string())?;
         std::fs::rename(file.with_extension("new"), file)?;

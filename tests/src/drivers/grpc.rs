@@ -1,4 +1,4 @@
-//! A server of gRPC on a unix socket, as the kubelet calls the plug-ins of a node.
+//! A gRPC server on a unix socket, through which the kubelet calls a node's plugins.
 
 use anyhow::{Context, Result};
 use bytes::{BufMut, Bytes, BytesMut};
@@ -11,16 +11,16 @@ use std::sync::Arc;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
 
-/// A flag and the length.
+/// Bytes before a message: a flag and the length.
 const FRAME_HEADER: usize = 5;
 
-/// What is answered to a call.
+/// Response to a call.
 pub(super) enum Answer {
-    /// A message.
+    /// One message, then the end of the stream.
     Message(Vec<u8>),
-    /// A message now, and no end while the server lives.
+    /// One message; the stream then stays open until the server stops.
     Open(Vec<u8>),
-    /// There is no such method.
+    /// Unimplemented method.
     Unknown,
 }
 
@@ -30,17 +30,17 @@ impl Answer {
     }
 }
 
-/// Handles a call, given its path (`/package.Service/Method`) and the message.
+/// Handles a call, given its path (`/package.Service/Method`) and message.
 pub(super) type Handler = Arc<dyn Fn(String, Bytes) -> BoxFuture<'static, Result<Answer>> + Send + Sync>;
 
-/// A server; it ends on drop, with all calls.
+/// A server; it stops on drop, with all calls.
 #[derive(Debug)]
 pub(super) struct Server {
     _tasks: JoinSet<()>,
 }
 
 impl Server {
-    /// Listens at a new socket.
+    /// Listens on a new socket.
     pub(super) fn start(socket: &Path, handler: Handler) -> Result<Server> {
         let _ = std::fs::remove_file(socket);
         let listener = UnixListener::bind(socket).with_context(|| socket.display().to_string())?;
@@ -49,7 +49,7 @@ impl Server {
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
                 let handler = Arc::clone(&handler);
-                // A caller that goes away ends its connection in the middle, and one that fails sees that itself.
+                // Ignore errors: a caller may disconnect at any time, and sees its own failures.
                 connections.spawn(async move { drop(connection(stream, handler).await) });
             }
         });
@@ -84,7 +84,7 @@ async fn answer(request: Request<h2::RecvStream>, mut respond: SendResponse<Byte
     let (message, is_open) = match handler(path, message).await {
         Ok(Answer::Message(message)) => (message, false),
         Ok(Answer::Open(message)) => (message, true),
-        // Codes of gRPC: 12 UNIMPLEMENTED, 13 INTERNAL.
+        // gRPC status codes: 12 is UNIMPLEMENTED, 13 is INTERNAL.
         Ok(Answer::Unknown) => {
             respond.send_response(head("12")?, true)?;
             return Ok(());

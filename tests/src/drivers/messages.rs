@@ -1,9 +1,10 @@
-//! The messages between a kubelet and the plug-ins of its node, with the numbers of Kubernetes' `api.proto` files
-//! (k8s.io/kubelet/pkg/apis: pluginregistration/v1, dra/v1, deviceplugin/v1beta1). What is not used here is left out.
+//! Messages between a kubelet and its node's plugins. Field numbers are from the Kubernetes
+//! `api.proto` files (k8s.io/kubelet/pkg/apis: pluginregistration/v1, dra/v1,
+//! deviceplugin/v1beta1). Unused fields are omitted.
 
 use std::collections::HashMap;
 
-/// What a plug-in says of itself.
+/// Self-description of a plugin.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct PluginInfo {
     #[prost(string, tag = "1")]
@@ -16,7 +17,7 @@ pub(super) struct PluginInfo {
     pub supported_versions: Vec<String>,
 }
 
-/// What the kubelet made of it.
+/// Result of the registration, from the kubelet.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct RegistrationStatus {
     #[prost(bool, tag = "1")]
@@ -25,11 +26,11 @@ pub(super) struct RegistrationStatus {
     pub error: String,
 }
 
-/// A message without fields that are read here.
+/// A message whose fields, if any, are not read here.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Empty {}
 
-/// Claims to be prepared, or to be given back.
+/// Claims to prepare or unprepare.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Claims {
     #[prost(message, repeated, tag = "1")]
@@ -46,7 +47,7 @@ pub(super) struct Claim {
     pub name: String,
 }
 
-/// Answer to `NodePrepareResources`, by the UID of the claim.
+/// Response to `NodePrepareResources`, by claim UID.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Prepared {
     #[prost(map = "string, message", tag = "1")]
@@ -73,7 +74,7 @@ pub(super) struct PreparedDevice {
     pub cdi_device_ids: Vec<String>,
 }
 
-/// Answer to `NodeUnprepareResources`, by the UID of the claim.
+/// Response to `NodeUnprepareResources`, by claim UID.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Unprepared {
     #[prost(map = "string, message", tag = "1")]
@@ -101,7 +102,7 @@ pub(super) struct Device {
     pub health: String,
 }
 
-/// Call of `Allocate`, by container.
+/// Request of `Allocate`, by container.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Allocate {
     #[prost(message, repeated, tag = "1")]
@@ -114,7 +115,7 @@ pub(super) struct AllocateContainer {
     pub devices: Vec<String>,
 }
 
-/// Answer to `Allocate`.
+/// Response to `Allocate`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Allocated {
     #[prost(message, repeated, tag = "1")]

@@ -1,11 +1,12 @@
-//! Drivers of GPUs that are not there, on real kubelets: what gives a container the GPUs of a node, by claims or by numbers.
+//! Fake GPU drivers on real kubelets: they give containers the GPUs of a node, through claims or by
+//! count.
 //!
 //! ```text
-//! GPUTopology ─┬> ClaimDriver   ResourceSlice; NodePrepareResources ─> CDI file ─> the container's environment
-//!              └> DevicePlugin  ListAndWatch;  Allocate ─> the container's environment
+//! GPUTopology ─┬> ClaimDriver   ResourceSlice; NodePrepareResources ─> CDI file ─> container environment
+//!              └> DevicePlugin  ListAndWatch;  Allocate ─> container environment
 //! ```
 //!
-//! Both say in `NVIDIA_VISIBLE_DEVICES` which GPUs a container has, by UUID. Neither has a device file to give.
+//! Both put the UUIDs of a container's GPUs in `NVIDIA_VISIBLE_DEVICES`. There are no device files.
 
 mod claims;
 mod grpc;
@@ -25,22 +26,22 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// Variable in which a container finds its GPUs: UUIDs with commas.
+/// Environment variable with a container's GPUs, as comma-separated UUIDs.
 pub const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
-/// Folder that the kubelet watches for plug-ins.
+/// Folder that the kubelet watches for plugins.
 const REGISTRY: &str = "/var/lib/kubelet/plugins_registry";
-/// For the kubelet to take a plug-in, on a loaded machine.
+/// Timeout for the kubelet to accept a plugin, on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The file name of a socket that a kubelet calls.
+/// Returns the file name of a socket that a kubelet calls.
 ///
-/// gRPC for Go sends the path of a socket as the name of the host, with `%2F` for `/`. Our HTTP/2 refuses that as a host; before an
-/// `@` it takes it as the name of a user.
+/// Go's gRPC client sends the socket path as the host name, with `%2F` for `/`. Our HTTP/2 library
+/// rejects this as a host, but accepts it as the user name before an `@`.
 fn socket_name(plugin: &str) -> String {
     format!("plugin@{}.sock", plugin.replace('/', "-"))
 }
 
-/// Offers a plug-in to the kubelet of a node, and waits until it has taken it.
+/// Offers a plugin to a node's kubelet, and waits until it is accepted.
 async fn register(nodes: &Nodes, node: &str, info: PluginInfo) -> Result<Server> {
     let (told, mut answers) = mpsc::unbounded_channel();
     let socket = nodes.path(node, &format!("{REGISTRY}/{}", socket_name(&info.name)))?;
@@ -51,7 +52,7 @@ async fn register(nodes: &Nodes, node: &str, info: PluginInfo) -> Result<Server>
             match path.as_str() {
                 "/pluginregistration.Registration/GetInfo" => Ok(Answer::of(&info)),
                 "/pluginregistration.Registration/NotifyRegistrationStatus" => {
-                    // Nobody listens any more when the kubelet asks again.
+                    // Ignore errors: the receiver is gone when the kubelet calls again later.
                     let _ = told.send(RegistrationStatus::decode(message)?);
                     Ok(Answer::of(&Empty {}))
                 }

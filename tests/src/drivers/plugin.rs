@@ -1,4 +1,4 @@
-//! A device plugin: GPUs by their number, and the kubelet chooses which.
+//! A device plugin: pods request a number of GPUs, and the kubelet chooses which.
 
 use super::grpc::{Answer, Server};
 use super::messages::{Allocate, Allocated, AllocatedContainer, Device, Devices, Empty, PluginInfo};
@@ -13,17 +13,17 @@ use prost::Message;
 use std::sync::Arc;
 use switchyard_crds::gpu_topology::GPUTopology;
 
-/// The plugin of one node; it ends on drop.
+/// The plugin on one node; it stops on drop.
 #[derive(Debug)]
 pub struct DevicePlugin {
     _servers: [Server; 2],
 }
 
 impl DevicePlugin {
-    /// Registers the GPUs of a report with the kubelet of its node.
+    /// Registers the GPUs of a report with its node's kubelet.
     ///
     /// # Errors
-    /// The kubelet does not take it.
+    /// The kubelet rejects the plugin.
     pub async fn start(nodes: &Nodes, report: &GPUTopology) -> Result<DevicePlugin> {
         let name = report.name_any();
         let healthy = |id: String| Device { id, health: "Healthy".into() };
@@ -32,7 +32,7 @@ impl DevicePlugin {
             let answer = answer(&path, message, &devices);
             Box::pin(std::future::ready(answer)) as BoxFuture<'static, Result<Answer>>
         });
-        // Beside the kubelet's own socket, in the folder that it makes for plugins.
+        // Next to the kubelet's own socket, in the folder it creates for plugins.
         let endpoint = format!("/var/lib/kubelet/device-plugins/{}", socket_name(RESOURCE));
         let server = Server::start(&nodes.path(&name, &endpoint)?, handler)?;
         let info = PluginInfo {
@@ -47,7 +47,7 @@ impl DevicePlugin {
 
 fn answer(path: &str, message: Bytes, devices: &Devices) -> Result<Answer> {
     Ok(match path {
-        // No options: nothing before a container starts, and no preference.
+        // No options: no PreStartContainer call, and no preferred allocation.
         "/v1beta1.DevicePlugin/GetDevicePluginOptions" => Answer::of(&Empty {}),
         "/v1beta1.DevicePlugin/ListAndWatch" => Answer::Open(devices.encode_to_vec()),
         "/v1beta1.DevicePlugin/Allocate" => {

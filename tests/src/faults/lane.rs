@@ -1,5 +1,6 @@
-//! A lane: a namespace with a proxy and a controller behind it, which is started again whenever a fault has killed it; and
-//! scenarios, which drive a job to a final state that has to be the same with and without faults.
+//! A lane is a namespace with a fault proxy and, behind it, a controller that is restarted after a
+//! fault kills it. Scenarios drive a job to a final state, which must be the same with and without
+//! faults.
 
 use super::{Fault, Plan, Proxy};
 use crate::{
@@ -16,37 +17,38 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use switchyard_crds::{TrainJob, labels};
 
-/// A state without faults that lasts this long is final.
+/// A state that has not changed for this long, without faults, is final.
 const SETTLE: Duration = Duration::from_secs(2);
-/// The expected state has to last this long.
+/// The expected state must persist for this long.
 const STEADY: Duration = Duration::from_millis(250);
 
-/// How often a lane reads its job and what belongs to it: seven calls, for which the API server takes most of the CPU time.
+/// Polling interval of a lane. One poll takes seven calls, and most of the CPU time is spent in the
+/// API server.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What a user and the nodes do to a job.
+/// User actions and node events in the life of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scenario {
-    /// Created, and runs.
+    /// The job is created and runs.
     Create,
-    /// All pods end well.
+    /// All pods succeed.
     Finish,
-    /// A pod fails; the gang starts again.
+    /// A pod fails and the gang restarts.
     Restart,
-    /// A pod is evicted; the gang starts again on another budget.
+    /// A pod is evicted and the gang restarts, charged to a different budget.
     Evict,
-    /// The budget is used up.
+    /// The restart budget is exhausted.
     GiveUp,
-    /// Suspended while it runs.
+    /// Suspended while running.
     Suspend,
-    /// Suspended and resumed.
+    /// Suspended, then resumed.
     Resume,
-    /// Deleted while it runs.
+    /// Deleted while running.
     Delete,
 }
 
 impl Scenario {
-    /// All of them.
+    /// All scenarios.
     pub const ALL: [Scenario; 8] = [
         Scenario::Create,
         Scenario::Finish,
@@ -66,26 +68,27 @@ impl Scenario {
     }
 }
 
-/// A namespace, a proxy, a controller.
+/// A namespace with a proxy and a controller.
 pub struct Lane<'a> {
     plane: &'a ControlPlane,
     kubelet: &'a Kubelet,
-    /// The jobs of the lane, past the proxy.
+    /// The lane's jobs, accessed without the proxy.
     pub jobs: Jobs,
-    /// Between the controller and the API server.
+    /// Proxy between the controller and the API server.
     pub proxy: Proxy,
     controller: Daemon,
     options: ControllerOptions,
-    /// Time for one step of a scenario, restarts of the controller included, on a loaded machine; and to the final state after
-    /// the last one.
+    /// Timeout of one scenario step, including controller restarts on a loaded machine. It also
+    /// limits the wait for the final state after the last step.
     pub patience: Duration,
 }
 
 impl<'a> Lane<'a> {
-    /// A new lane; its controller is started with these options, in the namespace of the lane and behind its proxy.
+    /// Creates a lane. The controller starts with these options, in the lane's namespace and behind
+    /// its proxy.
     ///
     /// # Errors
-    /// A part does not start.
+    /// A component does not start.
     pub async fn new(
         plane: &'a ControlPlane,
         kubelet: &'a Kubelet,
@@ -108,12 +111,12 @@ impl<'a> Lane<'a> {
         Ok(daemon)
     }
 
-    /// Process ID of its controller.
+    /// Process ID of the controller.
     pub fn pid(&self) -> u32 {
         self.controller.pid()
     }
 
-    /// Starts the controller again if a fault has killed it; fails if it ended by itself.
+    /// Restarts the controller if a fault has killed it. Fails if it ended by itself.
     fn tend(&mut self) -> Result<()> {
         if self.proxy.has_killed() {
             self.controller.kill();
@@ -122,21 +125,21 @@ impl<'a> Lane<'a> {
             return Ok(());
         }
         let runs = self.controller.must_run();
-        // Killed between the two looks.
+        // The fault may have killed it between the two checks.
         if runs.is_err() && self.proxy.has_killed() { Ok(()) } else { runs.context("the controller ended") }
     }
 
-    /// Ends the controller and starts it again.
+    /// Kills and restarts the controller.
     ///
     /// # Errors
-    /// It does not start.
+    /// The controller does not start.
     pub fn start_again(&mut self) -> Result<()> {
         self.controller.kill();
         self.controller = Lane::start(self.plane, &self.proxy, &self.options)?;
         Ok(())
     }
 
-    /// Panics in the controller's log so far.
+    /// Number of panics in the controller's log so far.
     pub fn panics(&self) -> usize {
         std::fs::read_to_string(&self.controller.log).unwrap_or_default().matches("panicked at").count()
     }
@@ -181,10 +184,10 @@ impl<'a> Lane<'a> {
         Ok(self.jobs.pods_api().list(&of_job).await?.items)
     }
 
-    /// Plays a scenario under a plan of faults.
+    /// Runs a scenario under a fault plan.
     ///
     /// # Errors
-    /// A step does not come about.
+    /// A step is not reached in time.
     pub async fn play(&mut self, scenario: Scenario, name: &str, plan: Plan) -> Result<()> {
         self.proxy.set(plan);
         self.jobs.create(scenario.job(name, &self.kubelet.nodes())).await?;
@@ -230,10 +233,10 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// The state once it does not change any more.
+    /// Returns the state after it has stopped changing, or the last one at the timeout.
     ///
     /// # Errors
-    /// The controller ended, or the API server does not answer.
+    /// The controller ended, or the API server does not respond.
     pub async fn settled(&mut self, name: &str) -> Result<Value> {
         let mut last = (self.state(name).await?, Instant::now());
         let give_up = Instant::now() + self.patience;
@@ -249,10 +252,10 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Waits for a final state that stays.
+    /// Waits until the job reaches the expected final state and stays there.
     ///
     /// # Errors
-    /// Another one came about; both are in the error.
+    /// The job reached a different state; the error contains both.
     pub async fn must_become(&mut self, name: &str, expected: &Value) -> Result<()> {
         let give_up = Instant::now() + self.patience;
         let mut since = None;
@@ -272,7 +275,8 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Everything about a job that must not depend on faults: no times, no UIDs, no messages, the name masked.
+    /// Returns everything about a job that must not depend on faults: no times, UIDs or messages,
+    /// and with the name masked.
     async fn state(&self, name: &str) -> Result<Value> {
         let (client, namespace) = (self.jobs.client.clone(), self.jobs.namespace.as_str());
         let of_job = ListParams::default().labels(&format!("{}={name}", labels::JOB_NAME));
@@ -307,7 +311,7 @@ impl<'a> Lane<'a> {
         pods.sort();
         let status = job.and_then(|job| job.status);
         let state = status.map(|status| {
-            // Without the times of the recent ones.
+            // Omit the times of recent restarts.
             let restarts = status.restarts.as_ref().map(|counted| {
                 let recent = counted.recent.iter().map(|entry| [entry.infrastructure, entry.preemption]);
                 let counts = [counted.application, counted.infrastructure, counted.preemption, counted.total];
@@ -326,10 +330,10 @@ impl<'a> Lane<'a> {
         Ok(serde_json::from_str(&text.replace(name, "JOB"))?)
     }
 
-    /// Removes what a scenario left.
+    /// Deletes the scenario's job.
     ///
     /// # Errors
-    /// It does not go.
+    /// The job or its pods still exist after the timeout.
     pub async fn clear(&mut self, name: &str) -> Result<()> {
         self.proxy.set(Plan::Quiet);
         if self.jobs.api().get_opt(name).await?.is_some() {
@@ -338,10 +342,11 @@ impl<'a> Lane<'a> {
         self.until("gone", name, |job, pods| job.is_none() && pods.is_empty()).await
     }
 
-    /// Plays a scenario with a fault and compares its end with that without. Answers whether the fault came about.
+    /// Runs a scenario with a fault and compares its final state to a run without it. Returns
+    /// whether the fault was injected.
     ///
     /// # Errors
-    /// A violation, with the writes up to it.
+    /// The final states differ; the error contains the writes so far.
     pub async fn point(&mut self, point: &Point, name: &str, expected: &Value) -> Result<bool> {
         let plan = Plan::AtWrite(point.write, point.fault.clone());
         let before = self.proxy.faults();
@@ -363,10 +368,10 @@ impl<'a> Lane<'a> {
 /// A scenario with a fault at one write.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Point {
-    /// The scenario.
+    /// Scenario to run.
     pub scenario: Scenario,
-    /// The write, from 1.
+    /// Number of the write, starting from 1.
     pub write: u64,
-    /// The fault.
+    /// Fault to inject.
     pub fault: Fault,
 }

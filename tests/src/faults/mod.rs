@@ -1,7 +1,9 @@
-//! A proxy between a controller and its API server that does what networks, servers and schedulers do to it.
+//! A proxy between a controller and its API server that injects network, server and scheduler
+//! faults.
 //!
-//! The controller under test is the real program, unchanged: it is killed, left without an answer, shown old events. What happens
-//! to a call is decided by a [`Plan`] from what the call is and how many there were before, never by chance alone.
+//! The controller under test is the real, unmodified program. The proxy kills it, drops responses
+//! or delays watch events. A [`Plan`] decides each fault from the call and the number of earlier
+//! calls, or from a seed, so that runs are reproducible.
 
 mod lane;
 mod plan;

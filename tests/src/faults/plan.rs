@@ -1,77 +1,77 @@
-//! What happens to which call. Pure: the same calls in the same order meet the same faults.
+//! Decides which calls fail, and how. Pure: the same calls in the same order get the same faults.
 
 use crate::Random;
 use std::time::Duration;
 
-/// What happens to a call.
+/// Fault injected into a call.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Fault {
-    /// Nothing.
+    /// No fault.
     Pass,
-    /// The controller is killed before the API server hears of it.
+    /// Kill the controller before the API server receives the call.
     KillBefore,
-    /// The controller is killed after it was done, before it hears of it.
+    /// Kill the controller after the call succeeded, before it receives the response.
     KillAfter,
-    /// It is done, and the connection breaks before the answer.
+    /// Execute the call, then break the connection before the response.
     DropReply,
-    /// It is not done; this status is answered, with a time to wait where the status has one.
+    /// Do not execute the call; return this status, with `Retry-After` where the status has one.
     Answer(u16),
-    /// It is done late.
+    /// Delay the call.
     Delay(Duration),
-    /// It is never answered, and not done.
+    /// Neither execute the call nor respond.
     Hang,
 }
 
-/// A call, as the API server sees it.
+/// A call, as the API server receives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
     /// `GET`, `POST`, `PUT`, `PATCH` or `DELETE`.
     pub method: String,
-    /// Path without query.
+    /// Path without the query.
     pub path: String,
-    /// A watch.
+    /// True for a watch.
     pub is_watch: bool,
-    /// Position among the writes, from 1; of a read, the number of writes before it.
+    /// Number of a write, starting from 1; for a read, the number of writes before it.
     pub write: u64,
 }
 
 impl Call {
-    /// Changes something. Leases are not part of the work.
+    /// Returns whether the call changes something. Leases are not counted.
     pub fn is_write(method: &str, path: &str) -> bool {
         method != "GET" && !path.contains("/leases")
     }
 }
 
-/// How calls are treated.
+/// Rule that assigns faults to calls.
 #[derive(Debug)]
 pub enum Plan {
-    /// All pass.
+    /// No faults.
     Quiet,
-    /// The n-th write meets a fault.
+    /// Inject a fault into the n-th write.
     AtWrite(u64, Fault),
-    /// Every n-th write loses its answer.
+    /// Drop the response of every n-th write.
     EveryReplyOf(u64),
-    /// Weather, from a seed.
+    /// Random faults from a seed.
     Weather(Weather),
 }
 
-/// A share of calls fails, in a sequence that the seed decides.
+/// A random share of calls fails. The seed determines the sequence.
 #[derive(Debug)]
 pub struct Weather {
-    /// Calls in a thousand that fail.
+    /// Failing calls per thousand.
     pub per_mille: u64,
     random: Random,
 }
 
 impl Weather {
-    /// From a seed.
+    /// Creates the sequence for a seed.
     pub fn new(seed: u64, per_mille: u64) -> Weather {
         Weather { per_mille, random: Random::new(seed) }
     }
 }
 
 impl Plan {
-    /// What happens to this call.
+    /// Returns the fault for this call.
     pub fn decide(&self, call: &Call) -> Fault {
         let is_write = Call::is_write(&call.method, &call.path);
         match self {

@@ -1,4 +1,4 @@
-//! The proxy: plain HTTP on loopback in front, the real API server behind.
+//! The proxy: accepts plain HTTP on loopback, and forwards to the real API server.
 
 use super::plan::{Call, Fault, Plan};
 use super::stream::{self, Events};
@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
 
-/// A proxy that treats calls by a plan; ended on drop.
+/// A proxy that treats calls according to a plan. It stops on drop.
 pub struct Proxy {
     shared: Arc<Shared>,
     address: String,
@@ -42,14 +42,14 @@ struct Shared {
 }
 
 impl Proxy {
-    /// Starts a proxy before a control plane, for a controller with the rights of the administrator.
+    /// Starts a proxy in front of a control plane, for a controller with administrator rights.
     ///
     /// # Errors
     /// No client, or no port.
     pub async fn start(plane: &ControlPlane, name: &str) -> Result<Proxy> {
         let file = Kubeconfig::read_from(plane.kubeconfig("switchyard-controller"))?;
         let mut config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
-        // Only the controller's own retries count.
+        // Disable the client's retries, because only the controller's own retries are under test.
         config.default_retry = false;
         let shared = Arc::new(Shared {
             client: RwLock::new(Client::try_from(config.clone())?),
@@ -71,7 +71,8 @@ impl Proxy {
                 return;
             };
             runtime.block_on(async {
-                // A client belongs to the runtime that made its connections.
+                // Connections belong to the runtime that opened them, so this runtime needs its own
+                // client.
                 if let Ok(client) = Client::try_from(config) {
                     *served.client.write().unwrap_or_else(PoisonError::into_inner) = client;
                 }
@@ -93,17 +94,17 @@ impl Proxy {
         Ok(Proxy { shared, address, stop: Some(stop), thread: Some(thread), kubeconfig })
     }
 
-    /// A kubeconfig that leads through it.
+    /// Returns a kubeconfig that uses the proxy.
     pub fn kubeconfig(&self) -> PathBuf {
         self.kubeconfig.clone()
     }
 
-    /// Where it listens.
+    /// Address of the proxy.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Treats calls by this plan from now on; writes are counted from 1 again.
+    /// Applies this plan from now on, and restarts the count of writes from 1.
     pub fn set(&self, plan: Plan) {
         *self.shared.plan.write().unwrap_or_else(PoisonError::into_inner) = plan;
         self.shared.writes.store(0, Ordering::SeqCst);
@@ -111,48 +112,49 @@ impl Proxy {
         self.shared.log.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Shows the events of watches that begin from now on late, and ends the watch instead of one in so many.
+    /// Delays events of watches that start from now on, and cuts one in `cut_one_in` events
+    /// together with its watch.
     pub fn set_events(&self, delay: Duration, cut_one_in: u64) {
         let mut events = self.shared.events.lock().unwrap_or_else(PoisonError::into_inner);
         *events = Events { delay, cut_one_in, ..events.clone() };
     }
 
-    /// Holds the events of all watches of pods back, or lets them go.
+    /// Holds back, or releases, the events of all pod watches.
     pub fn hold_pods(&self, held: bool) {
         self.shared.pods_held.send_replace(held);
     }
 
-    /// The process that faults kill.
+    /// Sets the process that faults kill.
     pub fn set_target(&self, pid: u32) {
         self.shared.target.store(i32::try_from(pid).unwrap_or(0), Ordering::SeqCst);
     }
 
-    /// Writes since the plan was set.
+    /// Number of writes since the plan was set.
     pub fn writes(&self) -> u64 {
         self.shared.writes.load(Ordering::SeqCst)
     }
 
-    /// All calls so far.
+    /// Number of calls so far.
     pub fn calls(&self) -> u64 {
         self.shared.calls.load(Ordering::SeqCst)
     }
 
-    /// Faults so far.
+    /// Number of faults so far.
     pub fn faults(&self) -> u64 {
         self.shared.faults.load(Ordering::SeqCst)
     }
 
-    /// Watches that were cut so far.
+    /// Number of watches cut so far.
     pub fn cuts(&self) -> u64 {
         self.shared.events.lock().unwrap_or_else(PoisonError::into_inner).cut.load(Ordering::Relaxed)
     }
 
-    /// The target was killed since the plan was set.
+    /// Returns whether the target was killed since the plan was set.
     pub fn has_killed(&self) -> bool {
         self.shared.killed.load(Ordering::SeqCst)
     }
 
-    /// The calls since the plan was set, in order, without watches; writes have their number.
+    /// Calls since the plan was set, in order, without watches. Writes are numbered.
     pub fn log(&self) -> Vec<String> {
         self.shared.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -176,7 +178,7 @@ impl Shared {
     }
 }
 
-/// Small pieces are sent at once: else each event of a watch would wait for an acknowledgement.
+/// Disables Nagle's algorithm: otherwise each watch event would wait for an acknowledgement.
 fn at_once(stream: &mut TcpStream) {
     let _ = stream.set_nodelay(true);
 }
@@ -201,7 +203,7 @@ fn answer(status: u16) -> Response<Body> {
     response
 }
 
-/// An answer that breaks off: the client sees a connection that ends.
+/// Returns a response that breaks off, so that the client sees a dropped connection.
 fn broken() -> Response<Body> {
     let broken = futures::stream::once(async { Err::<bytes::Bytes, _>(std::io::Error::other("planted fault")) });
     Response::new(Body::from_stream(broken))
@@ -228,15 +230,15 @@ async fn treat(State(shared): State<Arc<Shared>>, request: Request) -> Response<
             shared.kill();
             return broken();
         }
-        // After a kill nothing of the dead process is passed on: a call that was under way is lost with it.
+        // The target is dead, so its calls in flight are lost as well.
         _ if shared.killed.load(Ordering::SeqCst) => return broken(),
         Fault::Answer(status) => return answer(*status),
         Fault::Delay(time) => tokio::time::sleep(*time).await,
         Fault::Hang => futures::future::pending::<()>().await,
         Fault::Pass | Fault::KillAfter | Fault::DropReply => {}
     }
-    // What was passed on before a kill comes to its end: else it would depend on the load whether the API server has read a
-    // call when the connection of the dead process breaks off, and half a gang would be rare.
+    // Run to completion even if the target's connection breaks. Otherwise load would decide whether
+    // the API server received a call before the kill, and half-created gangs would be rare.
     let passed_on = tokio::spawn({
         let shared = Arc::clone(&shared);
         async move { forward(&shared, request, is_watch).await }
@@ -255,7 +257,7 @@ async fn treat(State(shared): State<Arc<Shared>>, request: Request) -> Response<
 async fn forward(shared: &Shared, request: Request, is_watch: bool) -> Response<Body> {
     let (mut parts, body) = request.into_parts();
     let is_of_pods = parts.uri.path().ends_with("/pods");
-    // The real client puts the address and its own token in.
+    // The client adds the address and its own token.
     parts.uri = parts.uri.path_and_query().map(|path| path.as_str().parse().unwrap_or_default()).unwrap_or_default();
     for name in ["host", "authorization", "content-length", "accept-encoding"] {
         parts.headers.remove(name);

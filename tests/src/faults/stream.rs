@@ -1,4 +1,4 @@
-//! Watch streams, line by line: late, or cut off.
+//! Watch streams, delayed or cut line by line.
 
 use crate::Random;
 use bytes::Bytes;
@@ -8,30 +8,31 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
-/// What happens to the events of a watch.
+/// Faults of a watch's events.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Events {
-    /// Shown this long after they came.
+    /// Delay after arrival.
     pub delay: Duration,
-    /// Instead of one in so many events the watch ends: the event is lost, and the next watch or list has to bring it. 0: none. Which
-    /// one is decided by a seed: counting would lose the same event again whenever two watches take turns.
+    /// One in this many events is lost and its watch ends; the next watch or list must recover the
+    /// event. 0 cuts none. A seed chooses the events, because with a counter two alternating
+    /// watches would lose the same event every time.
     pub cut_one_in: u64,
-    /// Decides, over all watches.
+    /// Random sequence shared by all watches.
     pub dice: Arc<Random>,
-    /// Watches that were cut.
+    /// Number of watches cut.
     pub cut: Arc<AtomicU64>,
-    /// Shown only while this is false. `None`: always.
+    /// Events wait while this is true; `None` never waits.
     pub held: Option<watch::Receiver<bool>>,
 }
 
 impl Events {
-    /// Nothing happens to them.
+    /// Returns whether events pass unchanged.
     pub fn is_nothing(&self) -> bool {
         self.cut_one_in == 0 && self.delay.is_zero() && self.held.is_none()
     }
 }
 
-/// The lines of a watch, treated.
+/// Applies faults to the lines of a watch.
 pub(super) fn treat<S, E>(source: S, events: Events) -> impl Stream<Item = Result<Bytes, E>> + Send
 where
     S: Stream<Item = Result<Bytes, E>> + Send + Unpin + 'static,
@@ -53,7 +54,7 @@ where
     })
 }
 
-/// Stamps every line with the time at which it came.
+/// Splits a watch into lines and stamps each with its arrival time.
 async fn read<S, E>(mut source: S, lines: mpsc::UnboundedSender<(Instant, Result<Bytes, E>)>)
 where
     S: Stream<Item = Result<Bytes, E>> + Send + Unpin,

@@ -1,4 +1,4 @@
-//! What must never be with GPUs.
+//! Safety properties of GPU assignments.
 
 use super::oracle::Violation;
 use super::replay::{BEFORE_OF_NODES, Decision, decisions, promised};
@@ -15,17 +15,18 @@ use switchyard_plan::cluster::view::Phase;
 use switchyard_plan::resources::bytes_per_second;
 use switchyard_topology::report;
 
-/// The pods that have a place, with their GPUs.
+/// Live pods with a placement, and the placement.
 fn plans<'a>(world: &World<'a>) -> impl Iterator<Item = (&'a PodFact, &'a PlacedNode)> {
     let alive = world.pods.values().copied().filter(|pod| !pod.view.is_over());
     alive.filter_map(|pod| Some((pod, promised(world, pod)?)))
 }
 
-/// No GPU is planned for two pods, or planned for one while another one has it: from the moment a place is written until the pods
-/// have ended.
+/// No GPU is planned for two pods, or for one pod while another holds it, from the write of a
+/// placement until the pods have ended.
 ///
-/// A pod whose gang was taken back may still get its claim before it is deleted: it counts only while it runs. What somebody else claims
-/// after the plan is for the scheduler to decide.
+/// A pod whose gang was rolled back can still get its claim before it is deleted, so its claim
+/// counts only while the pod runs. The scheduler resolves claims that other users make after the
+/// plan.
 pub fn double_gpus(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     history.walk(|before, world, change| {
@@ -53,7 +54,7 @@ pub fn double_gpus(history: &History) -> Vec<Violation> {
         }
         let own = job.status.placement.iter().flat_map(|placement| &placement.nodes).flat_map(|node| &node.gpus);
         for gpu in own {
-            // Nobody: its pod has ended and the controller had not seen that yet.
+            // No holder if the pod has ended and the controller had not seen it yet.
             let pods = holders.get(gpu.as_str()).cloned().unwrap_or_default();
             if pods.len() > 1 {
                 found.push(Violation::at(change, format!("{gpu} is for several pods: {pods:?}")));
@@ -63,10 +64,11 @@ pub fn double_gpus(history: &History) -> Vec<Violation> {
     found
 }
 
-/// Seconds that the controller may need to take a gang back once its time is over, on a loaded machine.
+/// Seconds that the controller may take to roll back an expired gang, on a loaded machine.
 const LATE: i64 = 15;
 
-/// No gang is bound in part for longer than its `scheduleTimeoutSeconds`. The time is what the objects of the history themselves say.
+/// No gang stays partially bound for longer than its `scheduleTimeoutSeconds`. Time comes from the
+/// condition timestamps in the history.
 pub fn half_gangs(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     let mut now = None;
@@ -93,21 +95,22 @@ pub fn half_gangs(history: &History) -> Vec<Violation> {
     found
 }
 
-/// Every place has the bandwidth that its status says, by brute force: from the statement of the problem, with the reports and labels
-/// that the controller may have seen. Answers also how many could be judged: a ring over many GPUs without switches has too many orders.
+/// Every placement has the bandwidth that its status predicts, checked by brute force against the
+/// reports and labels that the controller may have seen. Also returns how many placements could be
+/// checked: a ring over many GPUs without switches has too many orders.
 pub fn mispredicted(history: &History, levels: &[(&str, Level)]) -> (usize, Vec<Violation>) {
     let (mut judged, mut found) = (0, Vec::new());
     let mut known = Values::default();
     decisions(history, BEFORE_OF_NODES, |decision| {
         let Decision { change, after, worlds, .. } = decision;
         let Some(place) = &after.status.placement else { return };
-        // What is no rate is a wrong one.
+        // An unparsable rate counts as wrong.
         let megabytes = |rate| bytes_per_second(rate).map_or(0, |rate| (rate / 1e6) as i64);
         let told = place.predicted_bus_bandwidth.as_ref().map(megabytes);
         let mut values: Vec<Option<u32>> = Vec::new();
         let mut last = Vec::new();
         for world in worlds {
-            // Most changes are of pods and claims.
+            // Skip unchanged facts, because most changes concern pods and claims.
             let facts = facts_of(world, &place.nodes);
             if std::mem::replace(&mut last, facts.clone()) == facts {
                 continue;
@@ -117,7 +120,7 @@ pub fn mispredicted(history: &History, levels: &[(&str, Level)]) -> (usize, Vec<
                 values.push(value);
             }
         }
-        // Unlimited is not reported.
+        // Unlimited bandwidth is not reported.
         let values: Vec<Option<i64>> =
             values.into_iter().flatten().map(|value| (value != UNLIMITED).then_some(i64::from(value))).collect();
         judged += usize::from(!values.is_empty());
@@ -131,7 +134,7 @@ pub fn mispredicted(history: &History, levels: &[(&str, Level)]) -> (usize, Vec<
     (judged, found)
 }
 
-/// Which facts of these nodes a world has.
+/// Identifies a world's facts about these nodes, by address.
 fn facts_of(world: &World<'_>, places: &[PlacedNode]) -> Vec<(Option<*const NodeFact>, Option<*const GPUTopology>)> {
     let facts = |place: &PlacedNode| {
         let name = place.node_name.as_str();
@@ -140,18 +143,18 @@ fn facts_of(world: &World<'_>, places: &[PlacedNode]) -> Vec<(Option<*const Node
     places.iter().map(facts).collect()
 }
 
-/// Most GPUs of a ring without switches: 60 orders.
+/// Maximum GPUs in a ring without switches: 60 orders.
 const MOST_ORDERED: usize = 6;
 
-/// A kind of machine, some of its GPUs, and the level of the gang: share and NVLink.
+/// Machine type, indices of its GPUs, and the gang's topology level: share and NVLink.
 type Set = (Devices, Vec<usize>, Option<(u32, bool)>);
 
-/// Values that were computed before.
+/// Cache of computed bandwidths.
 #[derive(Default)]
 struct Values(BTreeMap<Set, u32>);
 
 impl Values {
-    /// Bandwidth of a gang; `None`: it cannot be judged.
+    /// Returns a gang's bandwidth, or `None` if it cannot be checked.
     fn of_gang(&mut self, world: &World<'_>, places: &[PlacedNode], levels: &[(&str, Level)]) -> Option<u32> {
         let labels: Vec<_> = places
             .iter()

@@ -1,11 +1,11 @@
-//! What happened in a control plane, change by change, and whether it was right.
+//! Records every change in a control plane, and checks the history against oracles.
 //!
 //! ```text
-//! Recorder (one raw watch per kind) ─> History (one list, by revision) ─> oracle (pure) ─> Violations
+//! Recorder (one raw watch per kind) ─> History (list by revision) ─> oracle (pure) ─> Violations
 //! ```
 //!
-//! All objects live in one etcd, so their resource versions are numbers of one sequence: sorted by them, the
-//! changes of several watches are what really happened, in order.
+//! All objects are stored in one etcd, so their resource versions form a single sequence. Sorted by
+//! them, the changes from several watches are in the order in which they happened.
 
 mod gpus;
 mod oracle;
@@ -33,29 +33,29 @@ use switchyard_plan::cluster::view::{NodeView, PodView};
 use switchyard_plan::eligible::NodeFacts;
 use switchyard_plan::resources;
 
-/// What a change did.
+/// Kind of change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum What {
-    /// The object is new, or was there when the recording began.
+    /// The object was created, or existed when recording began.
     Added,
-    /// It is another.
+    /// The object was changed.
     Modified,
-    /// It is gone.
+    /// The object was deleted.
     Deleted,
 }
 
-/// A job, as far as the oracles need it.
+/// Facts about a job that the oracles need.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct JobFact {
-    /// Pods it wants.
+    /// Number of pods.
     pub nodes: usize,
-    /// Changes with the specification.
+    /// Changes with the spec.
     pub generation: i64,
-    /// Somebody deletes it.
+    /// True while the job is being deleted.
     pub deleting: bool,
-    /// Its status; of a new one the empty status.
+    /// Status; empty for a new job.
     pub status: TrainJobStatus,
-    /// All of it; `None` in histories that are made up.
+    /// The complete object; `None` in synthetic histories.
     pub whole: Option<Arc<TrainJob>>,
 }
 
@@ -70,29 +70,29 @@ impl JobFact {
         }
     }
 
-    /// Whether a condition is true.
+    /// Returns whether a condition is true.
     pub fn is(&self, kind: &str) -> bool {
         self.status.conditions.iter().any(|condition| condition.type_ == kind && condition.status == "True")
     }
 
-    /// The stage; empty before the first one.
+    /// Current stage; empty before the first one.
     pub fn stage(&self) -> &str {
         let summary = self.status.conditions.iter().find(|c| c.type_ == switchyard_crds::conditions::SUCCEEDED);
         summary.map_or("", |condition| condition.reason.as_str())
     }
 
-    /// The current attempt; 0 before the first one.
+    /// Current attempt; 0 before the first one.
     pub fn attempt(&self) -> u32 {
         self.status.attempt.unwrap_or(0).unsigned_abs()
     }
 }
 
-/// A pod of a job, or of anybody.
+/// Any pod, whether or not it belongs to a job.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PodFact {
-    /// UID of its job; empty: not ours.
+    /// UID of the job; empty if the pod is not ours.
     pub job: String,
-    /// Everything else.
+    /// All other facts.
     pub view: PodView,
 }
 
@@ -101,7 +101,7 @@ impl PodFact {
         PodFact { job: ownership::owner(&pod.metadata).unwrap_or_default().into(), view: PodView::of(pod) }
     }
 
-    /// Takes room on this node.
+    /// Returns the node whose resources the pod occupies, if any.
     pub fn holds(&self) -> Option<&str> {
         self.view.node.as_deref().filter(|_| !self.view.is_over())
     }
@@ -110,15 +110,15 @@ impl PodFact {
 /// A node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeFact {
-    /// It reports that it is ready.
+    /// The node is Ready.
     pub ready: bool,
-    /// It does not report, or an administrator took it out of service.
+    /// The node is not reporting, or an administrator took it out of service.
     pub silent: bool,
     /// Neither cordoned nor tainted.
     pub open: bool,
-    /// What its pods may ask for; `None`: it has not reported since it registered.
+    /// Allocatable resources; `None` if the node has not reported since it registered.
     pub allocatable: Option<Resources>,
-    /// What decides whether a pod may go there.
+    /// Facts that decide whether a pod can be placed there.
     pub facts: NodeFacts,
 }
 
@@ -137,12 +137,12 @@ impl NodeFact {
     }
 }
 
-/// A claim for devices.
+/// A device claim.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ClaimFact {
-    /// UID of its job; empty: not ours.
+    /// UID of the job; empty if the claim is not ours.
     pub job: String,
-    /// Pool and name of each device that it got.
+    /// Pool and name of each allocated device.
     pub devices: Vec<(String, String)>,
 }
 
@@ -155,12 +155,12 @@ impl ClaimFact {
     }
 }
 
-/// GPUs that a driver offers.
+/// GPUs offered by a driver.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct OfferFact {
-    /// On which node.
+    /// Node name.
     pub node: String,
-    /// UUIDs by pool and name of the device.
+    /// UUIDs by pool and device name.
     pub gpus: BTreeMap<(String, String), String>,
 }
 
@@ -175,7 +175,7 @@ impl OfferFact {
     }
 }
 
-/// The object after a change; of one that is gone, what it was last.
+/// State of an object after a change; its last state if it was deleted.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Fact {
     /// A TrainJob.
@@ -184,30 +184,30 @@ pub enum Fact {
     Pod(Box<PodFact>),
     /// A node.
     Node(NodeFact),
-    /// A claim for devices.
+    /// A device claim.
     Claim(ClaimFact),
-    /// Devices that a driver offers.
+    /// Devices offered by a driver.
     Offer(OfferFact),
-    /// What an agent reports.
+    /// An agent's report.
     Report(Box<GPUTopology>),
 }
 
 /// One change of one object.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Change {
-    /// Its resource version.
+    /// Resource version.
     pub revision: u64,
-    /// What it did.
+    /// Kind of change.
     pub what: What,
-    /// `NAMESPACE/NAME`; of a node its name.
+    /// `NAMESPACE/NAME`; for a node, its name.
     pub name: String,
     /// UID of the object.
     pub uid: String,
-    /// The object.
+    /// State of the object.
     pub fact: Fact,
 }
 
-/// All changes in the order in which they happened.
+/// All changes, in the order in which they happened.
 #[derive(Debug, Clone, Default)]
 pub struct History {
     changes: Vec<Change>,
@@ -217,7 +217,8 @@ impl History {
     /// Sorts the changes.
     ///
     /// # Errors
-    /// One is missing or there twice: an object changes that is not there, or appears that is.
+    /// A change is missing or duplicated: a missing object changes, or an existing one is added
+    /// again.
     pub fn new(mut changes: Vec<Change>) -> Result<History> {
         changes.sort_by_key(|change| change.revision);
         let mut alive = BTreeSet::new();
@@ -235,12 +236,13 @@ impl History {
         Ok(History { changes })
     }
 
-    /// The changes.
+    /// All changes, in order.
     pub fn changes(&self) -> &[Change] {
         &self.changes
     }
 
-    /// Goes through all changes: what the object was before, what exists after, and the change. Answers what exists at the end.
+    /// Visits every change with the object's previous state and the world after the change. Returns
+    /// the final world.
     pub fn walk<'a>(&'a self, mut look: impl FnMut(Option<&'a Fact>, &World<'a>, &'a Change)) -> World<'a> {
         let mut world = World::default();
         let mut facts: BTreeMap<&str, &Fact> = BTreeMap::new();
@@ -255,7 +257,7 @@ impl History {
     }
 }
 
-/// What exists at one revision.
+/// All objects at one revision.
 #[derive(Debug, Clone, Default)]
 pub struct World<'a> {
     /// Jobs by UID, with their names.
@@ -297,7 +299,7 @@ impl<'a> World<'a> {
         self.pods.values().copied().filter(move |pod| pod.job == job)
     }
 
-    /// UUIDs of the GPUs that a claim got, as far as somebody offers them.
+    /// UUIDs of a claim's GPUs, as far as a driver offers them.
     pub fn gpus_of<'b>(&'b self, claim: &'b ClaimFact) -> impl Iterator<Item = &'a str> + 'b {
         let find = |device| self.offers.values().find_map(|offer| offer.gpus.get(device));
         claim.devices.iter().filter_map(find).map(String::as_str)

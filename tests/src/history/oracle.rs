@@ -1,4 +1,4 @@
-//! What must never be. Every oracle is a pure function of a history.
+//! Safety properties. Every oracle is a pure function of a history.
 
 use super::replay::{Replay, waits};
 use super::{Change, Fact, History, JobFact, PodFact, What, World, double_gpus, half_gangs};
@@ -8,14 +8,14 @@ use switchyard_core::quantity::Resources;
 use switchyard_crds::conditions::{COMPLETE, FAILED, PLACED, Stage};
 use switchyard_plan::cluster::view::Phase;
 
-/// Something that must not be.
+/// A violated property.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
-    /// At which revision.
+    /// Revision of the violating change.
     pub revision: u64,
-    /// Which object.
+    /// Name of the object.
     pub name: String,
-    /// What is wrong.
+    /// Description of the violation.
     pub text: String,
 }
 
@@ -31,7 +31,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Looks for violations of one rule.
+/// Finds violations of one property.
 pub type Oracle = fn(&History) -> Vec<Violation>;
 
 /// All oracles with their names.
@@ -48,13 +48,13 @@ pub const ORACLES: [(&str, Oracle); 10] = [
     ("half_gangs", half_gangs),
 ];
 
-/// What the bound pods of a node that have not ended ask for.
+/// Total requests of a node's bound pods that have not ended.
 fn taken(world: &World<'_>, node: &str) -> Resources {
     let on_it = world.pods.values().filter(|pod| pod.holds() == Some(node));
     on_it.fold(Resources::default(), |sum, pod| sum.plus(&pod.view.requests))
 }
 
-/// At no revision do the bound pods of a node that have not ended ask for more than it has.
+/// At no revision do the live, bound pods of a node request more than its allocatable resources.
 pub fn over_allocated(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     history.walk(|_, world, change| {
@@ -75,10 +75,12 @@ pub fn over_allocated(history: &History) -> Vec<Violation> {
     found
 }
 
-/// A gang gets a place only where there is room beside all gangs that have one: two jobs planned at once do not get the same room.
+/// A gang is placed only where it fits alongside all placed gangs, so that two jobs planned at the
+/// same time do not share resources.
 ///
-/// The scheduler binds nothing that does not fit, so without this the mistake would only be slow. Pods of attempts that are over
-/// do not count: one whose gate was lifted may still be bound after its room was given back, and is deleted right then.
+/// The scheduler binds nothing that does not fit, so without this oracle the bug would only show as
+/// delay. Pods of finished attempts do not count: one whose gate was lifted can still be bound
+/// after its resources were released, and is then deleted at once.
 pub fn over_promised(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     history.walk(|before, world, change| {
@@ -100,8 +102,8 @@ pub fn over_promised(history: &History) -> Vec<Violation> {
     found
 }
 
-/// The gate of a pod is lifted only when at one revision before it all pods of its attempt existed; and at the end, when all is
-/// quiet, a job holds room for all its pods or for none.
+/// A pod's gate is lifted only if all pods of its attempt existed at some earlier revision. At the
+/// end, when the cluster is quiet, a job holds resources for all of its pods or for none.
 pub fn partial_gangs(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     let mut sizes: BTreeMap<&str, usize> = BTreeMap::new();
@@ -135,10 +137,11 @@ pub fn partial_gangs(history: &History) -> Vec<Violation> {
     found
 }
 
-/// No attempt is charged to the infrastructure while its pods are well and its nodes report: one that says it is not ready goes on.
+/// No attempt is charged to the infrastructure while its pods are healthy and its nodes report. A
+/// NotReady node does not end an attempt.
 pub fn ended_in_health(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
-    // Attempts that met something of which they may end, by the job's UID and number.
+    // Attempts with a fault that can end them, by job UID and attempt number.
     let mut met: BTreeSet<(String, u32)> = BTreeSet::new();
     let is_away = |world: &World<'_>, node: &str| world.nodes.get(node).is_none_or(|node| node.silent);
     let has_place = |job: &JobFact, node: &str| {
@@ -175,11 +178,12 @@ pub fn ended_in_health(history: &History) -> Vec<Violation> {
     found
 }
 
-/// No rank of a job runs in two attempts, except where the older pod is being deleted or its node is lost. Within an attempt a
-/// pod is created a second time only if the first one is gone and its gate was never lifted.
+/// No rank of a job runs in two attempts, unless the older pod is being deleted or its node is
+/// lost. Within an attempt, a pod is recreated only if the first one is gone and its gate was never
+/// lifted.
 pub fn double_runs(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
-    // The pods that had their gates lifted, by job, attempt and rank.
+    // Pods whose gates were lifted, by job, attempt and rank.
     let mut lifted: BTreeSet<(&str, u32, u32)> = BTreeSet::new();
     history.walk(|_, world, change| {
         let Fact::Pod(pod) = &change.fact else { return };
@@ -218,13 +222,13 @@ pub fn double_runs(history: &History) -> Vec<Violation> {
     found
 }
 
-/// How a job ended.
+/// How a job ended: complete, failed.
 fn end_of(job: &JobFact) -> (bool, bool) {
     (job.is(COMPLETE), job.is(FAILED))
 }
 
-/// The attempt and the counts of restarts never go down, no pod is created for an attempt that is over, and after the end nothing
-/// is created and the end stays what it was.
+/// The attempt and restart counts never decrease, and no pod is created for a finished attempt.
+/// After the end, nothing is created and the result does not change.
 pub fn monotone_attempts(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     let counters = |job: &JobFact| {
@@ -258,21 +262,22 @@ pub fn monotone_attempts(history: &History) -> Vec<Violation> {
     found
 }
 
-/// Status writes of a job in a row without any news for it: a decision, the decision that a newer view adds, what is said while
-/// acting on it, and one later line of figures whose cause came before.
+/// Maximum consecutive status writes of a job without news for it: a decision, a decision from a
+/// newer view, progress while acting on it, and a delayed update of figures.
 ///
-/// A reconcile writes the status once, and writes only what differs: without news the second one has nothing to say. News may
-/// have been seen late, so each of the four can have its cause before the first. A loop or a fight has no bound. Measured: 2.
+/// A reconcile writes the status at most once, and only if it differs, so without news the second
+/// reconcile writes nothing. News can be seen late, so each of the four writes can have a cause
+/// before the first one. A loop or a fight between writers is unbounded. The measured maximum is 2.
 const LONGEST_BURST: usize = 4;
 
 /// Status writes of all jobs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StatusWrites {
-    /// All.
+    /// Total writes.
     pub writes: usize,
-    /// Those that change the stage, the attempt or the count of ready pods.
+    /// Writes that change the stage, the attempt or the number of ready pods.
     pub telling: usize,
-    /// Most of one job in a row without news for it.
+    /// Longest run of one job's writes without news for it.
     pub longest_burst: usize,
 }
 
@@ -281,7 +286,7 @@ pub fn status_writes(history: &History) -> StatusWrites {
     bursts(history, |_, _| {})
 }
 
-/// No job's status is written more than `LONGEST_BURST` times without news for it.
+/// No job's status is written more than `LONGEST_BURST` times in a row without news for it.
 pub fn too_many_status_writes(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     bursts(history, |change, burst| {
@@ -292,7 +297,8 @@ pub fn too_many_status_writes(history: &History) -> Vec<Violation> {
     found
 }
 
-/// News for a job: its specification, its pods, any node; while it waits for room, whatever happens to others.
+/// News for a job is a change to its spec, its pods, any node, offer or report, and while it is
+/// queued, to any other pod, claim or job.
 fn bursts(history: &History, mut each: impl FnMut(&Change, usize)) -> StatusWrites {
     let mut bursts: BTreeMap<&str, usize> = BTreeMap::new();
     let mut sum = StatusWrites::default();
@@ -320,9 +326,10 @@ fn bursts(history: &History, mut each: impl FnMut(&Change, usize)) -> StatusWrit
     sum
 }
 
-/// Of the changes from the one of this number on, those that tell a job that waits for room what it waits with now, and nothing else. They are put
-/// off by up to a minute, and so come when nothing has happened for a while. Each job only once: whoever writes it again and again is not one that
-/// was put off.
+/// Returns, from change number `from` on, the status writes that change only the messages of a
+/// queued job. The controller delays them by up to a minute, so they can arrive when nothing has
+/// happened for a while. Each job is included only once, because a repeated write is not a delayed
+/// one.
 pub fn late_words(history: &History, from: usize) -> Vec<&Change> {
     let mut found: Vec<&Change> = Vec::new();
     let mut number = 0;
@@ -346,8 +353,8 @@ fn without_words(job: &JobFact) -> JobFact {
     job
 }
 
-/// At the end, when all is quiet, nobody waits for room that there is: not the first of the queue that could be placed at all. Those behind
-/// it may wait for what it holds.
+/// At the end, when the cluster is quiet, the first queued job that could ever be placed does not
+/// fit. Jobs behind it may be waiting for its reservation.
 pub fn waits_in_vain(history: &History) -> Vec<Violation> {
     let end = history.walk(|_, _, _| {});
     let revision = history.changes().last().map_or(0, |change| change.revision);
@@ -364,7 +371,8 @@ pub fn waits_in_vain(history: &History) -> Vec<Violation> {
     found
 }
 
-/// What pods take of a node by the place of their gang, of those that are asked for: in current attempts, not ended.
+/// Resources on a node that placements promise to live pods of current attempts, restricted to the
+/// pods that `counts` selects.
 fn promised(world: &World<'_>, node: &str, counts: impl Fn(&PodFact) -> bool) -> Resources {
     let mut sum = Resources::default();
     for (uid, (_, job)) in world.jobs.iter().filter(|(_, (_, job))| job.is(PLACED) && end_of(job) == (false, false)) {

@@ -1,4 +1,4 @@
-//! Writes down every change of TrainJobs, pods, nodes and devices of a control plane.
+//! Records every change of TrainJobs, pods, nodes, device claims, device offers and reports.
 
 use super::{Change, ClaimFact, Fact, History, JobFact, NodeFact, OfferFact, PodFact, What};
 use crate::PATIENCE;
@@ -17,10 +17,10 @@ use switchyard_crds::TrainJob;
 use switchyard_crds::gpu_topology::GPUTopology;
 use tokio::task::JoinHandle;
 
-/// The API server has forgotten what came after the version that was asked for.
+/// HTTP status: the API server has compacted the requested resource version.
 const GONE: u16 = 410;
 
-/// A recording in progress; it ends with the value.
+/// A recording in progress; it stops on drop.
 pub struct Recorder {
     client: Client,
     record: Arc<Mutex<Record>>,
@@ -30,11 +30,11 @@ pub struct Recorder {
 #[derive(Debug, Default)]
 struct Record {
     changes: Vec<Change>,
-    /// Resource version by UID, of what exists.
+    /// Resource versions of existing objects, by UID.
     versions: BTreeMap<String, String>,
-    /// Watches that ended and were taken up again.
+    /// Number of watches that ended and were resumed.
     resumed: u64,
-    /// Why the recording has a gap.
+    /// Reason for a gap in the recording.
     gap: Option<String>,
 }
 
@@ -56,10 +56,10 @@ impl Record {
 }
 
 impl Recorder {
-    /// Begins with what is there now; that has the revisions of its last changes.
+    /// Starts with the existing objects, at the revisions of their last changes.
     ///
     /// # Errors
-    /// The API server does not answer.
+    /// The API server does not respond.
     pub async fn start(client: Client) -> Result<Recorder> {
         let record = Arc::default();
         let watches = vec![
@@ -80,20 +80,20 @@ impl Recorder {
         lock(&self.record)
     }
 
-    /// Changes so far.
+    /// Number of changes so far.
     pub fn changes(&self) -> usize {
         self.record().changes.len()
     }
 
-    /// Watches that broke and were taken up again where they were.
+    /// Number of broken watches that were resumed.
     pub fn resumed(&self) -> u64 {
         self.record().resumed
     }
 
-    /// The history so far, as soon as it shows what the API server has now.
+    /// Waits until the history has caught up with the API server, then returns it.
     ///
     /// # Errors
-    /// It does not come to show that, or has a gap.
+    /// The history does not catch up in time, or has a gap.
     pub async fn history(&self) -> Result<History> {
         let give_up = Instant::now() + PATIENCE;
         loop {
@@ -139,7 +139,7 @@ where
     Ok(list.iter().filter_map(|object| Some((object.uid()?, object.resource_version()?))).collect())
 }
 
-/// Lists a kind, then watches it from there on.
+/// Lists a kind, then watches it from that revision.
 async fn follow<K>(api: Api<K>, fact: fn(&K) -> Fact, record: &Arc<Mutex<Record>>) -> Result<JoinHandle<()>>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug + Send + 'static,
@@ -156,7 +156,7 @@ where
                     return;
                 }
                 Ok(()) => {}
-                // The API server is away, for a time.
+                // The API server may be down temporarily.
                 Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
             }
             lock(&record).resumed += 1;
@@ -164,7 +164,7 @@ where
     }))
 }
 
-/// One watch, to its end. `version` is the last one seen.
+/// Runs one watch until it ends. `version` is the last resource version seen.
 async fn watch<K>(api: &Api<K>, version: &mut String, fact: fn(&K) -> Fact, record: &Mutex<Record>) -> kube::Result<()>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,

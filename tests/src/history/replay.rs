@@ -1,7 +1,9 @@
-//! What a controller saw when it decided, as far as a history shows it, and what the plan of the product makes of that.
+//! Reconstructs from a history what the controller saw when it decided, and plans again with the
+//! product's planner.
 //!
-//! A history has what is written down. A cache is behind the server by some changes, and a gang that was placed before may be written down
-//! after: so a decision is looked for in the snapshots around it. What the head of the queue holds is in the memory of the controller only.
+//! A watch cache is a few changes behind the server, and a placement may be written after a later
+//! decision. Therefore a decision is compared to the snapshots around it. Reservations of the queue
+//! head exist only in the controller's memory.
 
 use super::{Change, Fact, History, JobFact, PodFact, World};
 use std::cmp::Reverse;
@@ -21,15 +23,17 @@ use switchyard_plan::cluster::{PlacementRules, Question};
 use switchyard_plan::objects::Defaults;
 use switchyard_plan::{self as plan, cluster};
 
-/// Changes before a decision that the cache may not have shown: on a loaded machine those of several gangs of five nodes.
+/// Changes before a decision that the cache may not have shown: on a loaded machine, the changes of
+/// several gangs of five nodes.
 const BEFORE: usize = 60;
-/// The same for what reports and labels say, of which few changes are: three seconds on a machine that also builds this repository and
-/// runs a virtual machine (186 changes, of pods and claims, were seen).
+/// Like [`BEFORE`], for reports and labels, which change rarely: three seconds on a machine that
+/// also builds this repository and runs a virtual machine (186 changes to pods and claims were
+/// seen).
 pub(super) const BEFORE_OF_NODES: usize = 300;
-/// Changes after a decision of what was decided before it.
+/// Changes after a decision that may have been decided before it.
 const AFTER: usize = 15;
 
-/// Makes the plans of the product for worlds of a history.
+/// Runs the product's planner on worlds of a history.
 #[derive(Default)]
 pub struct Replay<'a> {
     levels: Levels,
@@ -37,7 +41,7 @@ pub struct Replay<'a> {
     machines: Vec<(&'a GPUTopology, Result<Machine, String>)>,
 }
 
-/// What somebody takes on a node.
+/// Resources held on a node.
 struct Taken<'a> {
     by: &'a str,
     node: &'a str,
@@ -46,7 +50,7 @@ struct Taken<'a> {
 }
 
 impl<'a> Replay<'a> {
-    /// With the levels of the controller.
+    /// Creates a replay with the controller's topology levels.
     pub fn new(levels: Levels) -> Replay<'a> {
         Replay { levels, ..Replay::default() }
     }
@@ -60,7 +64,7 @@ impl<'a> Replay<'a> {
         machine
     }
 
-    /// The nodes as a job sees them, but for what the head of the queue holds.
+    /// The job's view of the nodes, without reservations of the queue head.
     fn nodes(&mut self, world: &World<'a>, uid: &str, job: &TrainJob) -> BTreeMap<String, NodeView> {
         let mut nodes: BTreeMap<String, NodeView> = BTreeMap::new();
         for (name, node) in &world.nodes {
@@ -89,13 +93,13 @@ impl<'a> Replay<'a> {
         nodes
     }
 
-    /// Where the job goes in this world; `None`: nowhere.
+    /// Returns the job's placement in this world, or `None` if it does not fit.
     pub fn place(&mut self, world: &World<'a>, uid: &str, job: &TrainJob) -> Option<Placed> {
         let nodes = self.nodes(world, uid, job);
         self.ask(&nodes, job, |question, nodes| gang::place(question, nodes).ok())
     }
 
-    /// Whether it would not fit if nothing ran.
+    /// Returns whether the job would not fit even in an empty cluster.
     fn is_hopeless(&mut self, world: &World<'a>, uid: &str, job: &TrainJob) -> bool {
         let nodes = self.nodes(world, uid, job);
         self.ask(&nodes, job, |question, nodes| reserve(question, nodes, &[])).is_none()
@@ -108,15 +112,16 @@ impl<'a> Replay<'a> {
         ask: impl Fn(&Question<'_>, &BTreeMap<String, NodeView>) -> Option<T>,
     ) -> Option<T> {
         let valid = plan::validate(job).ok()?;
-        // Reports of a test are never old.
+        // Reports in a test never expire.
         let now = jiff::Timestamp::MIN;
         let rules = PlacementRules { defaults: &Defaults::default(), levels: &self.levels, now };
         let admitted = &Admitted::of_template(&valid, job.status.as_ref());
         ask(&Question { job, valid: &valid, rules, admitted, left_out: &BTreeMap::new() }, nodes)
     }
 
-    /// A job that waits although there is room for it, whichever of its priority is the head of the queue: for all that are of the highest
-    /// priority and could be placed at all there is. Who is the head depends on when the controller looked.
+    /// Returns a job that waits although it fits, whichever job of its priority is the queue head:
+    /// all placeable jobs of the highest priority fit. Which one is the head depends on when the
+    /// controller looked.
     pub(super) fn waits_in_vain(&mut self, world: &World<'a>) -> Option<(&'a str, Placed)> {
         let waiting = world.jobs.iter().filter(|(_, (_, job))| waits(job));
         let mut waiting: Vec<_> = waiting
@@ -139,7 +144,7 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// It waits for room.
+/// Returns whether the job waits for resources.
 pub(super) fn waits(job: &JobFact) -> bool {
     let placed = job.status.conditions.iter().find(|condition| condition.type_ == PLACED);
     placed.is_some_and(|placed| placed.reason == "NoRoom") && is_live(job)
@@ -153,19 +158,19 @@ fn priority_of(world: &World<'_>, uid: &str) -> i32 {
     world.pods_of(uid).map(|pod| pod.view.priority).max().unwrap_or(0)
 }
 
-/// The place of a pod, from the moment that of its gang is decided.
+/// Returns a pod's placement, once its gang is placed.
 pub(super) fn promised<'a>(world: &World<'a>, pod: &PodFact) -> Option<&'a PlacedNode> {
     let (_, job) = world.jobs.get(pod.job.as_str())?;
     let is_current = job.is(PLACED) && !job.is("Complete") && !job.is("Failed") && job.attempt() == pod.view.attempt;
     job.status.placement.as_ref().filter(|_| is_current)?.nodes.get(pod.view.node_rank as usize)
 }
 
-/// What others take, and what the job has itself unless it is about to give it back.
+/// Returns resources held by others, and by the job itself unless it is about to release them.
 fn takers<'a>(world: &World<'a>, uid: &str, job: &TrainJob) -> Vec<Taken<'a>> {
     let status = job.status.as_ref();
     let attempt = status.and_then(|status| status.attempt).unwrap_or(0).unsigned_abs();
     let repairs = status.is_some_and(|status| status.placement.is_some());
-    // Of this attempt it has nothing yet, however late the world is.
+    // The job holds nothing for this attempt yet, even if a later world shows it.
     let gives_back = |owner: &str, of: u32| owner == uid && (repairs || of == attempt) && of <= attempt;
     let mut taken = Vec::new();
     for pod in world.pods.values().filter(|pod| !pod.view.is_over() && !gives_back(&pod.job, pod.view.attempt)) {
@@ -192,7 +197,7 @@ fn takers<'a>(world: &World<'a>, uid: &str, job: &TrainJob) -> Vec<Taken<'a>> {
             }
         }
     }
-    // Gangs that start again hold the GPUs of their nodes, unless the job has a higher priority.
+    // Restarting gangs keep reservations on their GPUs, except against jobs of higher priority.
     let priority = priority_of(world, uid);
     for (other, (name, fact)) in world.jobs.iter().filter(|(other, (_, fact))| **other != uid && is_live(fact)) {
         let placed = fact.status.conditions.iter().find(|condition| condition.type_ == PLACED);
@@ -210,7 +215,8 @@ fn takers<'a>(world: &World<'a>, uid: &str, job: &TrainJob) -> Vec<Taken<'a>> {
     taken
 }
 
-/// A gang that got a place: the job before, the job with it, and the worlds around that, from the last one before back, then onward.
+/// A placement decision: the job before and after, and the surrounding worlds, first backwards from
+/// the one before the decision, then forwards.
 pub(super) struct Decision<'b, 'a> {
     pub change: &'a Change,
     pub before: &'a JobFact,
@@ -218,9 +224,9 @@ pub(super) struct Decision<'b, 'a> {
     pub worlds: Vec<&'b World<'a>>,
 }
 
-/// Shows every decision on a place of a history, with so many worlds before it.
+/// Visits every placement decision of a history, with up to `most` worlds before it.
 pub(super) fn decisions<'a>(history: &'a History, most: usize, mut look: impl FnMut(&Decision<'_, 'a>)) {
-    // The world after each of the last changes, and decisions by the number of their change.
+    // Worlds after each of the last changes, and open decisions by change number.
     let mut worlds: VecDeque<World<'a>> = VecDeque::new();
     let mut open: VecDeque<(usize, &'a Change, &'a JobFact, &'a JobFact)> = VecDeque::new();
     let mut jobs: BTreeMap<&str, &'a JobFact> = BTreeMap::new();
@@ -251,22 +257,22 @@ pub(super) fn decisions<'a>(history: &'a History, most: usize, mut look: impl Fn
     open.into_iter().for_each(|next| show(&worlds, number - 1, next));
 }
 
-/// How many decisions the plan of the product makes again.
+/// Counts of decisions that the product's planner reproduces.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Replayed {
-    /// Decisions on a place.
+    /// Placement decisions.
     pub decisions: usize,
-    /// Made again, node by node and GPU by GPU, from the world right before.
+    /// Reproduced exactly, node by node and GPU by GPU, from the world immediately before.
     pub exact: usize,
-    /// Made again from a world some changes before or after that.
+    /// Reproduced from a world some changes earlier or later.
     pub around: usize,
-    /// Others waited ahead, and held nodes that the history does not show.
+    /// Not reproduced, but jobs ahead may have held reservations that the history does not show.
     pub behind: usize,
-    /// Neither, in words.
+    /// Descriptions of all other decisions.
     pub unexplained: Vec<String>,
 }
 
-/// Plans every gang again that got a place.
+/// Plans every placed gang again.
 pub fn replay(history: &History, levels: Levels) -> Replayed {
     let mut replay = Replay::new(levels);
     let mut sum = Replayed::default();
@@ -304,7 +310,7 @@ pub fn replay(history: &History, levels: Levels) -> Replayed {
     sum
 }
 
-/// Who has the GPUs of these places, as the world shows it.
+/// Returns the holders of these placements' GPUs in this world.
 fn others_on(world: &World<'_>, uid: &str, job: &TrainJob, places: &[PlacedNode]) -> Vec<String> {
     let has = |taken: &Taken<'_>| {
         places.iter().any(|place| taken.gpus.iter().any(|gpu| place.gpus.iter().any(|own| own == gpu)))
@@ -316,7 +322,7 @@ fn others_on(world: &World<'_>, uid: &str, job: &TrainJob, places: &[PlacedNode]
         .collect()
 }
 
-/// Whether somebody waits who may come first, and may hold nodes.
+/// Returns whether a queued job may be ahead of this one, and may hold reservations.
 fn is_behind(world: &World<'_>, uid: &str) -> bool {
     let mut others = world.jobs.iter().filter(|(other, (_, fact))| **other != uid && waits(fact));
     others.any(|(other, _)| priority_of(world, other) >= priority_of(world, uid))

@@ -1,4 +1,5 @@
-//! The kubelet's HTTPS endpoint, as far as `kubectl logs` and the API server's `pods/log` need it.
+//! The subset of the kubelet's HTTPS endpoint that `kubectl logs` and the API server's `pods/log`
+//! use.
 
 use super::Shared;
 use crate::control_plane::self_signed;
@@ -18,12 +19,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-/// Where the text of a pod's log is.
+/// Source of a pod's log.
 #[derive(Debug, Clone)]
 pub(super) enum Log {
-    /// Set by a test.
+    /// Text set by a test.
     Text(String),
-    /// Written by processes.
+    /// File written by processes.
     File(PathBuf),
 }
 
@@ -35,7 +36,7 @@ pub(super) fn read(shared: &Shared, namespace: &str, pod: &str) -> Option<String
     })
 }
 
-/// Serves on a free port and returns it.
+/// Serves on a free port and returns the port.
 pub(super) async fn serve(shared: Shared) -> Result<u16> {
     let (certificate, key) = self_signed()?;
     let certificate = CertificateDer::from_pem_slice(certificate.as_bytes()).context("own certificate")?;
@@ -67,7 +68,7 @@ async fn answer(
     if let Some(tail) = number("tailLines") {
         lines.drain(..lines.len().saturating_sub(tail));
     }
-    // A runtime writes down when each line came; here all came now.
+    // A container runtime records the arrival time of each line; here, all lines arrive now.
     let time = query.get("timestamps").filter(|value| *value == "true").map(|_| format!("{} ", Timestamp::now()));
     let mut text: String = lines.iter().flat_map(|line| [time.as_deref().unwrap_or_default(), line]).collect();
     if let Some(limit) = number("limitBytes")
@@ -82,7 +83,7 @@ async fn answer(
     (StatusCode::OK, text)
 }
 
-/// A listener with TLS; who cannot speak it is not heard.
+/// A TLS listener; connections that fail the handshake are dropped.
 struct Tls {
     listener: TcpListener,
     acceptor: TlsAcceptor,

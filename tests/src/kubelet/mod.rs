@@ -1,8 +1,10 @@
-//! A kubelet without containers: nodes that take pods, say that they run, and end them as a test wishes.
+//! A kubelet without containers: its nodes accept pods, report them as running, and end them as a
+//! test requires.
 //!
-//! What it reports is what a real kubelet reports (phases, conditions, container states, termination messages, logs over the
-//! API server); what it runs is decided per pod by a [`Policy`]. `worker` starts the pod's command as processes of this machine,
-//! so that a TrainJob really trains. Nodes do not renew leases: the controller manager of the bench waits an hour for one.
+//! It reports what a real kubelet reports: phases, conditions, container states, termination
+//! messages, and logs through the API server. A [`Policy`] per pod decides what runs. `worker`
+//! starts the pod's command as processes on this machine, so that a TrainJob really trains. Nodes
+//! do not renew leases, because the test cluster's controller manager waits an hour for them.
 
 mod logs;
 mod nodes;
@@ -22,43 +24,44 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
-/// Annotation by which a pod chooses its policy.
+/// Annotation that selects a pod's policy.
 pub const POLICY: &str = "bench.switchyard.dev/policy";
-/// Writes at a time.
+/// Concurrent writes.
 const WRITES: usize = 64;
 
-/// What happens to a pod.
+/// Behaviour of a pod.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub enum Policy {
     /// Runs until it is deleted.
     #[default]
     Run,
-    /// Ends well after a time.
+    /// Succeeds after this time.
     SucceedAfter(Duration),
-    /// Ends with an exit code after a time.
+    /// Exits with this code after this time.
     Fail(i32, Duration),
-    /// Is killed for want of memory.
+    /// Is OOM-killed.
     OutOfMemory,
-    /// Its first init container runs until a test ends it.
+    /// The first init container runs until a test ends it.
     Initialize,
     /// Never starts.
     Hang,
-    /// Its image does not exist.
+    /// The image does not exist.
     ImageMissing,
-    /// Its image runs as root.
+    /// The image runs as root.
     RootImage,
-    /// A ConfigMap that it mounts does not exist, which only an event says.
+    /// A mounted ConfigMap does not exist, which only an event reports.
     MountMissing,
-    /// Runs, and goes on when it is deleted: a zombie.
+    /// Runs, and keeps running after deletion: a zombie.
     IgnoreDelete,
-    /// Its command is started as processes of this machine.
+    /// Starts its command as processes on this machine.
     Worker,
 }
 
 impl FromStr for Policy {
     type Err = anyhow::Error;
 
-    /// `run`, `succeed-after=2s`, `fail=3`, `fail=3@2s`, `oom`, `initialize`, `hang`, `image=missing`, `image=root`, `mount=missing`, `ignore-delete`, `worker`.
+    /// `run`, `succeed-after=2s`, `fail=3`, `fail=3@2s`, `oom`, `initialize`, `hang`,
+    /// `image=missing`, `image=root`, `mount=missing`, `ignore-delete`, `worker`.
     fn from_str(text: &str) -> Result<Policy> {
         let seconds = |text: &str| -> Result<Duration> {
             Ok(Duration::from_secs_f64(
@@ -88,42 +91,42 @@ impl FromStr for Policy {
     }
 }
 
-/// What a test does to a pod that runs.
+/// Action on a running pod.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Command {
-    /// The container ends with this code and this termination message.
+    /// The container exits with this code and termination message.
     Exit(i32, String),
-    /// The trainer ends with this code, and the other containers go on.
+    /// The trainer exits with this code; the other containers keep running.
     ExitTrainer(i32),
-    /// The init container that runs ends with this code and this termination message.
+    /// The running init container exits with this code and termination message.
     ExitInit(i32, String),
-    /// The sidecar of this name ends with this code, and the trainer goes on.
+    /// The sidecar with this name exits with this code; the trainer keeps running.
     ExitSidecar(String, i32),
     /// The pod is evicted.
     Evict,
-    /// The pod makes room for one of higher priority.
+    /// The pod is preempted by one with higher priority.
     Preempt,
 }
 
-/// The nodes, and what their pods do unless an annotation says otherwise.
+/// Options for the nodes and the default behaviour of their pods.
 #[derive(Debug, Clone)]
 pub struct KubeletOptions {
     /// Number of nodes.
     pub nodes: usize,
-    /// Their names are this and a number with leading zeros.
+    /// Prefix of node names, followed by a zero-padded number.
     pub prefix: String,
-    /// What each node has, by resource name.
+    /// Capacity of each node, by resource name.
     pub capacity: Vec<(String, String)>,
     /// Policy of pods without an annotation.
     pub policy: Policy,
-    /// Folder in which commands are looked for first.
+    /// Folder searched first for commands.
     pub programs: Option<PathBuf>,
-    /// Its nodes are there already, and it takes only pods with these labels.
+    /// If set, the nodes already exist, and only pods with these labels are accepted.
     pub only: Option<String>,
 }
 
 impl KubeletOptions {
-    /// Nodes with 8 cores and 32 GiB.
+    /// Options for nodes with 8 cores and 32 GiB.
     pub fn new(prefix: &str, nodes: usize) -> KubeletOptions {
         let capacity = [("cpu", "8"), ("memory", "32Gi"), ("pods", "110")];
         KubeletOptions {
@@ -137,7 +140,7 @@ impl KubeletOptions {
     }
 }
 
-/// Shared by the tasks of a kubelet.
+/// State shared by a kubelet's tasks.
 #[derive(Clone)]
 struct Shared {
     client: Client,
@@ -147,22 +150,22 @@ struct Shared {
     writes: Arc<Semaphore>,
 }
 
-/// Addresses that pods of this process have had.
+/// Number of addresses assigned to pods in this process.
 static ADDRESSES: AtomicU32 = AtomicU32::new(0);
 
 #[derive(Default)]
 struct State {
     nodes: HashSet<String>,
     lost: HashSet<String>,
-    /// By UID.
+    /// Signal senders by pod UID.
     pods: HashMap<String, mpsc::UnboundedSender<pods::Signal>>,
     /// UID and address by namespace and name.
     names: HashMap<(String, String), (String, Ipv4Addr)>,
-    /// Where logs are served.
+    /// Port of the log endpoint.
     port: u16,
-    /// Texts and files of logs by namespace and name.
+    /// Logs by namespace and name.
     logs: HashMap<(String, String), logs::Log>,
-    /// Processes that run for pods, by UID.
+    /// Process groups of pods, by UID.
     groups: HashMap<String, rustix::process::Pid>,
 }
 
@@ -175,7 +178,7 @@ impl Shared {
         self.state().lost.contains(node)
     }
 
-    /// The address of a pod, which it keeps.
+    /// Returns a pod's stable address.
     fn address(&self, pod: &Pod) -> Ipv4Addr {
         let key = (pod.namespace().unwrap_or_default(), pod.name_any());
         let uid = pod.uid().unwrap_or_default();
@@ -185,7 +188,8 @@ impl Shared {
         {
             return *address;
         }
-        // Of no other kubelet of this process, and hardly of another process: their pods listen on the same ports.
+        // Unique among this process's kubelets and unlikely to clash with another process, because
+        // all pods listen on the same ports.
         let number = ADDRESSES.fetch_add(1, Ordering::Relaxed);
         let process = 64 + (std::process::id() % 128) as u8;
         let address = Ipv4Addr::new(127, process, (number / 250 % 256) as u8, (number % 250 + 1) as u8);
@@ -194,7 +198,7 @@ impl Shared {
     }
 }
 
-/// Nodes with a kubelet; stopped on drop.
+/// A running kubelet for all its nodes; it stops on drop.
 pub struct Kubelet {
     shared: Shared,
     stop: Option<oneshot::Sender<()>>,
@@ -203,7 +207,7 @@ pub struct Kubelet {
 }
 
 impl Kubelet {
-    /// Registers the nodes and begins to take pods.
+    /// Registers the nodes and starts to accept pods.
     ///
     /// # Errors
     /// The nodes cannot be registered.
@@ -212,7 +216,7 @@ impl Kubelet {
         let path = folder.path().to_path_buf();
         let (ready, is_ready) = oneshot::channel::<Result<Shared>>();
         let (stop, stopped) = oneshot::channel::<()>();
-        // A thread and a runtime of its own: tests end their runtimes, and block them.
+        // A separate thread and runtime, because tests block their runtime, or drop it.
         let thread = std::thread::Builder::new().name("kubelet".into()).spawn(move || {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
             let runtime = match runtime {
@@ -235,10 +239,10 @@ impl Kubelet {
         Ok(Kubelet { shared, stop: Some(stop), thread: Some(thread), _folder: folder })
     }
 
-    /// Does something to a pod that runs.
+    /// Sends a command to a running pod.
     ///
     /// # Errors
-    /// It has not been seen.
+    /// The pod was not seen, or has ended.
     pub fn order(&self, namespace: &str, pod: &str, command: Command) -> Result<()> {
         let state = self.shared.state();
         let (uid, _) = state.names.get(&(namespace.into(), pod.into())).with_context(|| format!("no pod {pod}"))?;
@@ -246,30 +250,31 @@ impl Kubelet {
         signals.send(pods::Signal::Order(command)).ok().context("the pod has ended")
     }
 
-    /// Sets the log of a pod that is no process, or with `POD/CONTAINER` of one of its containers.
+    /// Sets the log of a pod without processes, or of one container with `POD/CONTAINER`.
     pub fn set_log(&self, namespace: &str, pod: &str, text: &str) {
         self.shared.state().logs.insert((namespace.into(), pod.into()), logs::Log::Text(text.into()));
     }
 
-    /// The log of a pod, as far as there is one.
+    /// Returns a pod's log; empty if there is none.
     pub fn log(&self, namespace: &str, pod: &str) -> String {
         logs::read(&self.shared, namespace, pod).unwrap_or_default()
     }
 
-    /// Folder of a pod in worker mode; its volumes lie in `volumes/NAME`.
+    /// Returns the folder of a pod in worker mode. Its volumes are in `volumes/NAME`.
     pub fn pod_folder(&self, namespace: &str, pod: &str) -> Option<PathBuf> {
         let uid = self.shared.state().names.get(&(namespace.into(), pod.into())).map(|(uid, _)| uid.clone())?;
         Some(self.shared.folder.join(uid))
     }
 
-    /// Names of the nodes, in order.
+    /// Node names, sorted.
     pub fn nodes(&self) -> Vec<String> {
         let mut names: Vec<String> = self.shared.state().nodes.iter().cloned().collect();
         names.sort();
         names
     }
 
-    /// A node is lost: it does nothing any more, and its condition says so at once. Its processes go on.
+    /// Simulates the loss of a node: its kubelet stops, and its Ready condition becomes Unknown at
+    /// once. Its processes keep running.
     ///
     /// # Errors
     /// The condition cannot be written.
@@ -278,7 +283,7 @@ impl Kubelet {
         nodes::set_ready(&self.shared.client, node, "Unknown").await
     }
 
-    /// A node says that it is not ready, and its pods go on.
+    /// Marks a node NotReady. Its pods keep running.
     ///
     /// # Errors
     /// The condition cannot be written.
@@ -286,7 +291,7 @@ impl Kubelet {
         nodes::set_ready(&self.shared.client, node, "False").await
     }
 
-    /// A lost node is back; what was deleted meanwhile is ended.
+    /// Recovers a lost node, and ends pods that were deleted in the meantime.
     ///
     /// # Errors
     /// The condition cannot be written.
@@ -295,10 +300,10 @@ impl Kubelet {
         nodes::set_ready(&self.shared.client, node, "True").await
     }
 
-    /// A node is lost, and somebody deletes its object.
+    /// Simulates the loss of a node and deletes its object.
     ///
     /// # Errors
-    /// It cannot be deleted.
+    /// The object cannot be deleted.
     pub async fn delete_node(&self, node: &str) -> Result<()> {
         self.shared.state().lost.insert(node.into());
         let api = kube::Api::<k8s_openapi::api::core::v1::Node>::all(self.shared.client.clone());
@@ -306,10 +311,11 @@ impl Kubelet {
         Ok(())
     }
 
-    /// A deleted node registers again, under its name and with a new UID. What takes its taint away is the controller manager.
+    /// Registers a deleted node again, with the same name and a new UID. The controller manager
+    /// removes its taint.
     ///
     /// # Errors
-    /// It cannot be registered.
+    /// The node cannot be registered.
     pub async fn register_node(&self, node: &str) -> Result<()> {
         self.find(node);
         nodes::make(&self.shared, node).await

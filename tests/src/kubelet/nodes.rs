@@ -9,7 +9,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// Makes all nodes, ready.
+/// Creates all nodes, in the Ready state.
 pub(super) async fn register(shared: &Shared) -> Result<()> {
     let width = shared.options.nodes.max(1).to_string().len();
     let names = (0..shared.options.nodes).map(|number| format!("{}-{number:0width$}", shared.options.prefix));
@@ -21,7 +21,8 @@ pub(super) async fn register(shared: &Shared) -> Result<()> {
     futures::stream::iter(names.into_iter().map(Ok))
         .try_for_each_concurrent(super::WRITES, |name| async move { make(shared, &name).await })
         .await?;
-    // A new node is tainted until the controller manager has seen it ready; without one nobody takes the taint away.
+    // New nodes are tainted until the controller manager sees that they are Ready. Without a
+    // controller manager, nothing else removes the taint.
     let api = Api::<Node>::all(shared.client.clone());
     let tainted =
         |node: &Node| node.spec.as_ref().is_some_and(|spec| spec.taints.as_ref().is_some_and(|t| !t.is_empty()));
@@ -39,7 +40,7 @@ pub(super) async fn register(shared: &Shared) -> Result<()> {
     Ok(())
 }
 
-/// Makes one node, ready.
+/// Creates one node, in the Ready state.
 pub(super) async fn make(shared: &Shared, name: &str) -> Result<()> {
     let api = Api::<Node>::all(shared.client.clone());
     let node: Node = serde_json::from_value(json!({
@@ -74,7 +75,8 @@ fn conditions(status: &str) -> Value {
     json!([{"type": "Ready", "status": status, "reason": reason, "message": "bench", "lastHeartbeatTime": now, "lastTransitionTime": now}])
 }
 
-/// Sets the condition `Ready`, as a kubelet would, or the node lifecycle controller for one that does not report.
+/// Sets the `Ready` condition, like a kubelet, or like the node lifecycle controller for a node
+/// that has stopped reporting.
 pub(super) async fn set_ready(client: &Client, node: &str, status: &str) -> Result<()> {
     let patch = json!({"status": {"conditions": conditions(status)}});
     Api::<Node>::all(client.clone()).patch_status(node, &PatchParams::default(), &Patch::Strategic(patch)).await?;

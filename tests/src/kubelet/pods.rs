@@ -1,4 +1,4 @@
-//! One task per pod: from bound to gone.
+//! One task per pod, from binding to deletion.
 
 use super::status::{self, State};
 use super::{Command, POLICY, Policy, Shared, worker};
@@ -14,17 +14,17 @@ use tokio::sync::mpsc::{self, UnboundedReceiver};
 /// Messages to a pod's task.
 #[derive(Debug, Clone)]
 pub(super) enum Signal {
-    /// The object has changed, or the node is back.
+    /// The object changed, or the node has recovered.
     Look,
-    /// It is being deleted, with this grace in seconds.
+    /// The pod is being deleted, with this grace period in seconds.
     Delete(i64),
-    /// It is gone from the API server.
+    /// The pod is gone from the API server.
     Gone,
-    /// By a test.
+    /// Command from a test.
     Order(Command),
 }
 
-/// Follows all pods that are bound to our nodes.
+/// Watches all pods bound to this kubelet's nodes.
 pub(super) async fn watch(shared: Shared) {
     let mut bound = watcher::Config::default().fields("spec.nodeName!=");
     if let Some(labels) = &shared.options.only {
@@ -38,7 +38,7 @@ pub(super) async fn watch(shared: Shared) {
             Ok(Some(watcher::Event::Delete(pod))) => shared.tell(&pod, Signal::Gone),
             Ok(Some(_)) => {}
             Ok(None) => return,
-            // The API server is away; the watcher comes back.
+            // The API server is down; the watcher retries.
             Err(_) => {}
         }
     }
@@ -79,7 +79,7 @@ impl Shared {
         }
     }
 
-    /// Kills everything that runs for pods.
+    /// Kills all processes of pods.
     pub(super) fn kill_all(&self) {
         for group in self.state().groups.values() {
             let _ = rustix::process::kill_process_group(*group, rustix::process::Signal::KILL);
@@ -95,7 +95,7 @@ pub(super) struct Task {
     started: String,
 }
 
-/// How the container ended.
+/// Result of a container.
 pub(super) struct End {
     pub code: i32,
     pub reason: String,
@@ -117,7 +117,7 @@ impl Task {
         own.unwrap_or_else(|| self.shared.options.policy.clone())
     }
 
-    /// Writes a status; again while the API server is away. A lost node writes nothing.
+    /// Writes a status, and retries while the API server is down. A lost node writes nothing.
     async fn write(&self, state: State<'_>) {
         let patch = status::patch(&self.pod, &self.started, self.address, &state);
         for _ in 0..600 {
@@ -137,7 +137,7 @@ impl Task {
         }
     }
 
-    /// Sends an event of the kubelet's.
+    /// Creates a kubelet event.
     async fn warn(&self, reason: &str, note: &str) {
         let now = k8s_openapi::jiff::Timestamp::now();
         let event = json!({
@@ -157,13 +157,14 @@ impl Task {
         let mut is_over = is_over;
         if !is_over {
             is_over = self.live(&mut signals).await;
-            // Somebody keeps the pod after its end, and waits for it: a kubelet reports it before it lets go of the pod.
+            // A finalizer keeps the pod after its end: a kubelet reports the end before it releases
+            // the pod.
             if !is_over && self.pod.metadata.finalizers.iter().flatten().next().is_some() {
                 self.write(State::Ended(143, "Error", "")).await;
             }
         }
         let zombie = self.policy() == Policy::IgnoreDelete;
-        // Finished, or told to stop: stays until it is deleted.
+        // The pod has finished or is terminating; keep it until it is deleted.
         loop {
             let deleting = self.is_deleting().await;
             if deleting && !zombie && !self.shared.is_lost(&self.node) && self.remove().await {
@@ -173,7 +174,7 @@ impl Task {
                 Ok(None | Some(Signal::Gone)) => break,
                 Ok(Some(_)) => {}
                 Err(_) if is_over && !deleting => {
-                    // Nothing to do until something happens.
+                    // Nothing to do until the next signal.
                     match signals.recv().await {
                         None | Some(Signal::Gone) => break,
                         Some(_) => {}
@@ -194,7 +195,7 @@ impl Task {
         }
     }
 
-    /// Takes the pod out of the API server: only a kubelet may do that.
+    /// Deletes the pod with a grace period of zero, which only kubelets may do.
     async fn remove(&self) -> bool {
         let preconditions = Preconditions { uid: self.pod.uid(), resource_version: None };
         let params = DeleteParams {
@@ -210,7 +211,7 @@ impl Task {
         }
     }
 
-    /// From the first report to the end of the container. Answers whether the pod is over.
+    /// Runs from the first status to the end of the container. Returns whether the pod is over.
     async fn live(&self, signals: &mut UnboundedReceiver<Signal>) -> bool {
         let policy = self.policy();
         match &policy {
@@ -287,7 +288,7 @@ impl Task {
         }
     }
 
-    /// Starts the processes of the pod and follows them.
+    /// Starts the pod's processes and follows them.
     async fn work(&self, signals: &mut UnboundedReceiver<Signal>) -> bool {
         let mut worker = match worker::Worker::start(self).await {
             Ok(worker) => worker,

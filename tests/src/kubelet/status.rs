@@ -1,27 +1,27 @@
-//! Statuses of pods, as a kubelet writes them.
+//! Pod statuses, as a kubelet writes them.
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use serde_json::{Value, json};
 use std::net::Ipv4Addr;
 use switchyard_crds::names::TRAINER;
 
-/// State of all containers of a pod.
+/// State of all containers in a pod.
 pub(super) enum State<'a> {
-    /// The first init container runs.
+    /// The first init container is running.
     Initializing,
-    /// It failed with this code and this termination message, and the pod with it.
+    /// The init container, and with it the pod, failed with this code and termination message.
     InitFailed(i32, &'a str),
-    /// Started now.
+    /// All containers are running.
     Running,
-    /// Cannot start.
+    /// The containers cannot start: reason, message.
     Waiting(&'a str, &'a str),
-    /// Ended: exit code, reason, termination message.
+    /// All containers ended: exit code, reason, termination message.
     Ended(i32, &'a str, &'a str),
-    /// The trainer ended with this code; the others run.
+    /// The trainer ended with this code; the other containers are running.
     TrainerEnded(i32),
-    /// The sidecar of this name ended with this code; the trainer runs.
+    /// The sidecar with this name ended with this code; the trainer is running.
     SidecarEnded(&'a str, i32),
-    /// The pod is over for a reason of the node: reason, message, type of disruption.
+    /// The node ended the pod: reason, message, disruption reason.
     Removed(&'a str, &'a str, Option<&'a str>),
 }
 
@@ -29,7 +29,7 @@ pub(super) fn now() -> String {
     k8s_openapi::jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// A strategic merge patch of the status.
+/// Returns a strategic merge patch for the status.
 pub(super) fn patch(pod: &Pod, started: &str, address: Ipv4Addr, state: &State<'_>) -> Value {
     let uid = pod.metadata.uid.as_deref().unwrap_or_default();
     let empty = PodSpec::default();

@@ -1,9 +1,10 @@
-//! The processes of a pod in worker mode.
+//! Processes of a pod in worker mode.
 //!
-//! There is no container: volumes are folders, and what begins with a mount path in a value of the environment or in an argument
-//! is rewritten to the folder. Names of pods (`POD.SERVICE.NAMESPACE.svc`) in values are replaced by the address of the pod: that
-//! is all the cluster DNS this kubelet has. `$(NAME)` in a value is the variable that was set before. Everything else is as in a container: command, arguments, environment, termination
-//! message, signals, one process group.
+//! There are no containers. Volumes are folders, and mount paths at the start of an environment
+//! value or argument are rewritten to them. Pod names (`POD.SERVICE.NAMESPACE.svc`) in values are
+//! replaced by the pod's address, in place of cluster DNS. `$(NAME)` in a value expands to a
+//! variable set earlier. Everything else is as in a container: command, arguments, environment,
+//! termination message, signals, and one process group.
 
 use super::logs::Log;
 use super::pods::{End, Task};
@@ -20,10 +21,10 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tokio::process::{Child, Command};
 
-/// Time for another pod to get its address.
+/// Timeout for another pod to get its address.
 const NAMES: Duration = Duration::from_secs(60);
 
-/// Running processes.
+/// A pod's running processes.
 pub(super) struct Worker {
     child: Child,
     group: Pid,
@@ -33,7 +34,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Starts the first container of the pod.
+    /// Starts the pod's first container.
     pub async fn start(task: &Task) -> Result<Worker> {
         let pod = &task.pod;
         let spec = pod.spec.as_ref().context("the pod has no spec")?;
@@ -81,17 +82,17 @@ impl Worker {
         Ok(Worker { child, group, message, log, forget })
     }
 
-    /// Waits for the end.
+    /// Waits until the container ends.
     pub async fn wait(&mut self) -> End {
         let status = self.child.wait().await;
-        // What it left behind ends with the container.
+        // Child processes end with the container.
         self.kill();
         (self.forget)();
         let (code, signal) = status.map(|status| (status.code(), status.signal())).unwrap_or((None, None));
         let code = code.unwrap_or(128 + signal.unwrap_or(0));
         let mut message = fs::read_to_string(&self.message).unwrap_or_default();
         if message.is_empty() && code != 0 {
-            // FallbackToLogsOnError.
+            // `terminationMessagePolicy: FallbackToLogsOnError`.
             let log = fs::read(&self.log).unwrap_or_default();
             message = String::from_utf8_lossy(&log[log.len().saturating_sub(2048)..]).into_owned();
         }
@@ -99,7 +100,7 @@ impl Worker {
         End { code, reason: reason.into(), message: message.chars().take(4096).collect() }
     }
 
-    /// SIGTERM, and SIGKILL after the grace.
+    /// Sends SIGTERM, then SIGKILL after the grace period.
     pub async fn stop(&mut self, grace: Duration) -> End {
         let _ = kill_process_group(self.group, Signal::TERM);
         if let Ok(end) = tokio::time::timeout(grace, self.wait()).await {
@@ -109,7 +110,7 @@ impl Worker {
         self.wait().await
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL to the process group.
     pub fn kill(&self) {
         let _ = kill_process_group(self.group, Signal::KILL);
     }
@@ -154,7 +155,7 @@ fn mapped(mounts: &[(String, PathBuf)], value: &str) -> String {
     value.to_string()
 }
 
-/// Replaces the names of pods by their addresses.
+/// Replaces pod names by their addresses.
 async fn resolved(task: &Task, value: &str) -> Result<String> {
     let namespace = task.pod.namespace().unwrap_or_default();
     let suffix = format!(".{namespace}.svc");
@@ -171,7 +172,7 @@ async fn resolved(task: &Task, value: &str) -> Result<String> {
     Ok(done + rest)
 }
 
-/// The address of a pod, which it may get a moment later.
+/// Returns a pod's address, waiting if it has none yet.
 async fn address_of(task: &Task, namespace: &str, name: &str) -> Result<Ipv4Addr> {
     let give_up = Instant::now() + NAMES;
     while Instant::now() < give_up {
@@ -190,7 +191,7 @@ async fn fill(task: &Task, volume: &Volume, path: &Path) -> Result<()> {
     let write = |name: &str, content: &[u8], mode: i32| -> Result<()> {
         let file = path.join(name);
         fs::write(&file, content)?;
-        // Only root can give a file to the pod's group: another user's files stay this user's own.
+        // Only root can set the volume's group owner; other users keep their own files private.
         let mask = if rustix::process::geteuid().is_root() { 0o777 } else { 0o700 };
         fs::set_permissions(&file, fs::Permissions::from_mode(mode.unsigned_abs() & mask))?;
         Ok(())

@@ -1,4 +1,4 @@
-//! Control groups by hand: the same folder in every hierarchy of version 1, or in the one of version 2.
+//! Creates and removes cgroups: the same path in every v1 hierarchy, or in the v2 hierarchy.
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -7,10 +7,10 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Where the hierarchies are mounted.
+/// Returns the mount points of the hierarchies.
 ///
 /// # Errors
-/// The table of mounts cannot be read.
+/// The mount table cannot be read.
 pub(super) fn hierarchies() -> Result<Vec<PathBuf>> {
     let table = fs::read_to_string("/proc/self/mountinfo").context("/proc/self/mountinfo")?;
     // proc(5): the mount point is the fifth field, the type the first one after the dash.
@@ -25,7 +25,7 @@ pub(super) fn hierarchies() -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Makes a group in all hierarchies, ready to have groups of its own in which there are processes.
+/// Creates a group in all hierarchies, prepared for child groups that contain processes.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -33,7 +33,8 @@ pub(super) fn make(group: &str) -> Result<()> {
     for root in hierarchies()? {
         let mut folder = root.clone();
         for part in Path::new(group) {
-            // Version 2: a group has the controllers that the one above it hands down. cgroups(7): all or nothing in one write.
+            // v2: a group has only the controllers that its parent delegates. Write them one by
+            // one, because a write either enables all of them or none (cgroups(7)).
             if let Ok(controllers) = fs::read_to_string(folder.join("cgroup.controllers")) {
                 for controller in controllers.split_whitespace() {
                     let _ = fs::write(folder.join("cgroup.subtree_control"), format!("+{controller}"));
@@ -47,7 +48,7 @@ pub(super) fn make(group: &str) -> Result<()> {
                 }
                 _ => {}
             }
-            // Version 1: cpuset(7): a new set is empty, and nothing can run in it.
+            // v1: a new cpuset is empty, and no process can run in it (cpuset(7)).
             for file in ["cpuset.cpus", "cpuset.mems"] {
                 let own = fs::read_to_string(folder.join(file));
                 if own.is_ok_and(|text| text.trim().is_empty())
@@ -61,7 +62,7 @@ pub(super) fn make(group: &str) -> Result<()> {
     Ok(())
 }
 
-/// The files by which a process enters a group.
+/// Returns the files through which a process joins a group.
 ///
 /// # Errors
 /// See [`hierarchies`].
@@ -69,7 +70,7 @@ pub(super) fn entries(group: &str) -> Result<Vec<PathBuf>> {
     Ok(hierarchies()?.into_iter().map(|root| root.join(group).join("cgroup.procs")).collect())
 }
 
-/// The folders of a group that exist.
+/// Returns the existing folders of a group.
 ///
 /// # Errors
 /// See [`hierarchies`].
@@ -77,10 +78,10 @@ pub(super) fn folders(group: &str) -> Result<Vec<PathBuf>> {
     Ok(hierarchies()?.into_iter().map(|root| root.join(group)).filter(|folder| folder.is_dir()).collect())
 }
 
-/// Kills everything in a group and in those below it, and removes them.
+/// Kills all processes in a group and its descendants, and removes the groups.
 ///
 /// # Errors
-/// They are still there after `patience`.
+/// A group still exists after `patience`.
 pub(super) fn remove(group: &str, patience: Duration) -> Result<()> {
     let give_up = Instant::now() + patience;
     loop {

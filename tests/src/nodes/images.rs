@@ -1,4 +1,5 @@
-//! Images without a builder: files in one layer, as an archive of Docker's kind, which containerd imports.
+//! Builds images without a builder: a single layer of files in a Docker archive, which containerd
+//! imports.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
@@ -8,31 +9,33 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// An image with busybox as all of its commands: that of sandboxes, and of tests. Without arguments it waits until it is killed.
+/// An image with busybox as all of its commands, for sandboxes and tests. Without arguments it
+/// waits until it is killed.
 pub const TOOLS: &str = "switchyard.test/tools:1";
 
-/// An image to be made.
+/// An image to build.
 #[derive(Debug, Clone, Default)]
 pub struct Image<'a> {
     /// Name and tag.
     pub name: &'a str,
-    /// Files of this machine, and where they lie in the image; with their modes.
+    /// Files on this machine and their paths in the image. Modes are preserved.
     pub files: Vec<(PathBuf, String)>,
-    /// Symbolic links: where they lie, and what they say.
+    /// Symbolic links: path, target.
     pub links: Vec<(String, String)>,
-    /// The program of a container whose `command` names none; `args` come after it.
+    /// Entry point, used by containers without a `command`; `args` are appended.
     pub command: Vec<String>,
 }
 
 impl Image<'_> {
-    /// Puts a program of this machine in, with the shared libraries that it needs.
+    /// Adds a program from this machine, with the shared libraries it needs.
     ///
     /// # Errors
     /// ldd cannot be started.
     pub fn add_program(&mut self, program: &Path, to: &str) -> Result<()> {
         self.files.push((program.to_path_buf(), to.to_string()));
         let output = Command::new("ldd").arg(program).output().context("cannot start ldd")?;
-        // `libc.so.6 => /lib/libc.so.6 (0x…)`, and for the linker itself without the arrow; of a static program nothing.
+        // Lines are `libc.so.6 => /lib/libc.so.6 (0x…)`, without the arrow for the linker itself. A
+        // static program has none.
         for line in String::from_utf8_lossy(&output.stdout).lines() {
             let path = line.rsplit_once("=> ").map_or(line, |(_, path)| path).trim();
             let path = path.split(' ').next().filter(|path| path.starts_with('/'));
@@ -44,10 +47,10 @@ impl Image<'_> {
         Ok(())
     }
 
-    /// Writes the archive. Answers its path.
+    /// Writes the archive and returns its path.
     ///
     /// # Errors
-    /// A file cannot be read, or nothing can be written to `folder`.
+    /// A file cannot be read, or `folder` is not writable.
     pub fn archive(&self, folder: &Path) -> Result<PathBuf> {
         let work = tempfile::Builder::new().prefix("image-").tempdir_in(folder)?;
         let (root, parts) = (work.path().join("root"), work.path().join("parts"));
@@ -82,10 +85,10 @@ impl Image<'_> {
     }
 }
 
-/// [`TOOLS`].
+/// Builds the [`TOOLS`] image.
 ///
 /// # Errors
-/// There is no busybox.
+/// busybox is not installed.
 pub(super) fn tools(folder: &Path) -> Result<PathBuf> {
     let search = std::env::var_os("PATH").unwrap_or_default();
     let busybox = std::env::split_paths(&search).map(|folder| folder.join("busybox")).find(|path| path.is_file());
@@ -99,14 +102,14 @@ pub(super) fn tools(folder: &Path) -> Result<PathBuf> {
     image.archive(folder)
 }
 
-/// The place of a path below `root`, whose folder is made.
+/// Returns a path below `root`, and creates its parent folder.
 fn place(root: &Path, path: &str) -> Result<PathBuf> {
     let place = root.join(path.trim_start_matches('/'));
     fs::create_dir_all(place.parent().context("a file lies in a folder")?)?;
     Ok(place)
 }
 
-/// The content of a folder as an archive, the same for the same files.
+/// Archives a folder reproducibly: the same files give the same archive.
 fn tar(folder: &Path, archive: &Path) -> Result<()> {
     let mut command = Command::new("tar");
     command.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0", "-C"]).arg(folder);

@@ -1,7 +1,8 @@
-//! Which cluster of real nodes this is: a number that no living one has, and what is named after it.
+//! Identity of a cluster of real nodes: a number that no other running cluster has, and the names
+//! derived from it.
 //!
-//! The owner holds the lock of its number, and the kernel takes it back however the owner ends. So a lock that can be had
-//! belongs to nobody, and what still bears its number may be removed.
+//! The owner holds a lock on its number, which the kernel releases however the owner ends.
+//! Therefore an unlocked number has no owner, and everything that carries it can be removed.
 
 use super::cgroups;
 use anyhow::{Context, Result, bail};
@@ -12,16 +13,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Folder of all clusters of this machine. Fixed, so that the next one finds what a killed one left.
+/// Folder of all clusters on this machine. It is fixed, so that a later cluster finds the leftovers
+/// of a killed one.
 const BASE: &str = "/var/lib/switchyard-nodes";
-/// Clusters at a time; each has a /16 of addresses.
+/// Maximum number of concurrent clusters; each has a /16 of addresses.
 const NUMBERS: u8 = 16;
-/// Second byte of the addresses of number 0.
+/// Second byte of cluster 0's addresses.
 const FIRST_NETWORK: u8 = 224;
-/// For the kernel to end the processes of a killed owner, and to take their namespaces down.
+/// Timeout for the kernel to end a killed owner's processes and namespaces.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A number, for as long as the value lives; then nothing bears it any more.
+/// A cluster number, locked until drop, which also removes everything that carries it.
 #[derive(Debug)]
 pub(super) struct Instance {
     number: u8,
@@ -29,16 +31,16 @@ pub(super) struct Instance {
 }
 
 impl Instance {
-    /// Removes what killed owners left, and takes the lowest number whose addresses are free.
+    /// Removes leftovers of killed owners, and locks the lowest number whose addresses are free.
     ///
     /// # Errors
-    /// All are taken, or a leftover cannot be removed.
+    /// All numbers are taken, or a leftover cannot be removed.
     pub(super) fn take() -> Result<Instance> {
         clean_all()?;
         for number in 0..NUMBERS {
             if let Some(lock) = lock(number)? {
                 let instance = Instance { number, _lock: lock };
-                // Somebody else's route into our addresses: dropping the value gives the number back.
+                // Another route uses these addresses. Dropping the value releases the number.
                 if routes(number)?.is_empty() {
                     fs::create_dir_all(instance.folder())?;
                     return Ok(instance);
@@ -48,27 +50,27 @@ impl Instance {
         bail!("{NUMBERS} clusters of real nodes run here, or their addresses (10.{FIRST_NETWORK}.0.0 on) are taken")
     }
 
-    /// The number.
+    /// Cluster number.
     pub(super) fn number(&self) -> u8 {
         self.number
     }
 
-    /// Folder of its files.
+    /// Folder of the cluster's files.
     pub(super) fn folder(&self) -> PathBuf {
         folder(self.number)
     }
 
-    /// Name of its cgroups.
+    /// Name of the cluster's cgroups.
     pub(super) fn group(&self) -> String {
         name(self.number)
     }
 
-    /// Its interface on this machine.
+    /// Name of the cluster's network interface on this machine.
     pub(super) fn interface(&self) -> String {
         interface(self.number)
     }
 
-    /// An address of it by its last two bytes.
+    /// Returns an address of the cluster, given its last two bytes.
     pub(super) fn address(&self, third: u8, fourth: u8) -> Ipv4Addr {
         Ipv4Addr::new(10, FIRST_NETWORK + self.number, third, fourth)
     }
@@ -98,7 +100,7 @@ fn lock_file(number: u8) -> PathBuf {
     Path::new(BASE).join(format!("{number}.lock"))
 }
 
-/// The lock of a number, if nobody has it.
+/// Locks a number, unless another process holds it.
 fn lock(number: u8) -> Result<Option<File>> {
     let path = lock_file(number);
     fs::create_dir_all(BASE).with_context(|| BASE.to_string())?;
@@ -107,17 +109,18 @@ fn lock(number: u8) -> Result<Option<File>> {
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => return Ok(None),
             Err(TryLockError::Error(error)) => return Err(error).with_context(|| path.display().to_string()),
-            // Its last owner removed it between the two calls.
+            // The last owner removed the file between the two calls.
             Ok(()) if file.metadata()?.nlink() == 0 => {}
             Ok(()) => return Ok(Some(file)),
         }
     }
 }
 
-/// Removes what killed owners left, and nothing of a living one. Answers their names.
+/// Removes leftovers of killed owners, but nothing of running clusters. Returns the names of the
+/// cleaned clusters.
 ///
 /// # Errors
-/// Something cannot be removed.
+/// A leftover cannot be removed.
 pub fn clean_all() -> Result<Vec<String>> {
     let mut cleaned = Vec::new();
     for number in 0..NUMBERS {
@@ -132,9 +135,9 @@ pub fn clean_all() -> Result<Vec<String>> {
     Ok(cleaned)
 }
 
-/// Removes everything of a number whose lock this process has.
+/// Removes everything that carries a number. The caller must hold its lock.
 fn clean(number: u8) -> Result<()> {
-    // The processes that were started by the owner end with it; those of pods with the init of their node.
+    // Processes started by the owner end with it; processes of pods end with their node's init.
     let give_up = Instant::now() + PATIENCE;
     cgroups::remove(&name(number), PATIENCE)?;
     while !(processes(number).is_empty() && own_interface(number).is_none()) {
@@ -151,15 +154,16 @@ fn clean(number: u8) -> Result<()> {
         _ => {}
     }
     fs::remove_file(lock_file(number))?;
-    // Empty unless there is another cluster.
+    // Fails if another cluster exists.
     let _ = fs::remove_dir(BASE);
     Ok(())
 }
 
-/// Everything on this machine that bears a number: processes, interfaces, routes, mounts, cgroups, files.
+/// Lists everything on this machine that carries a number: processes, interfaces, routes, mounts,
+/// cgroups and files.
 ///
 /// # Errors
-/// The machine cannot be asked.
+/// The system cannot be inspected.
 pub fn left(number: u8) -> Result<Vec<String>> {
     let mut found = processes(number);
     found.extend(own_interface(number));
@@ -173,7 +177,7 @@ pub fn left(number: u8) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// Processes in its cgroups, or with its folder in their command lines.
+/// Processes in the cluster's cgroups, or with its folder in their command line.
 fn processes(number: u8) -> Vec<String> {
     let (own, group) = (format!("{}/", folder(number).display()), format!("/{}/", name(number)));
     let mut found = Vec::new();
@@ -182,7 +186,7 @@ fn processes(number: u8) -> Vec<String> {
         let read =
             |name: &str| String::from_utf8_lossy(&fs::read(entry.path().join(name)).unwrap_or_default()).into_owned();
         let command = read("cmdline").replace('\0', " ");
-        // A zombie has no command line.
+        // Zombies have an empty command line.
         let is_ours = command.contains(&own) || read("cgroup").contains(&group);
         if pid != std::process::id() && is_ours && !command.is_empty() {
             found.push(format!("process {pid} {}", command.trim_end()));
@@ -191,7 +195,7 @@ fn processes(number: u8) -> Vec<String> {
     found
 }
 
-/// Its interface, if it is there.
+/// Name of the cluster's interface, if it exists.
 fn own_interface(number: u8) -> Option<String> {
     let name = interface(number);
     Path::new("/sys/class/net").join(&name).exists().then(|| format!("interface {name}"))

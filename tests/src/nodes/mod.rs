@@ -1,13 +1,16 @@
-//! Real nodes around a real control plane: containerd, kubelet and kube-proxy, each node in namespaces of its own.
+//! Real nodes around a real control plane: containerd, the kubelet and kube-proxy, in separate
+//! namespaces for each node.
 //!
 //! ```text
-//! Instance (a number)  ─> Network (a switch) ─┐
-//! ControlPlane on 10.X.0.1, CoreDNS beside it ─┴> Node 1..4: namespaces ─> containerd ─> kubelet, kube-proxy ─> pods
+//! Instance (number) ─> Network (switch) ─┐
+//! ControlPlane and CoreDNS on 10.X.0.1 ──┴> Node 1..4: namespaces ─> containerd
+//!                                             ─> kubelet, kube-proxy ─> pods
 //! ```
 //!
-//! A node is a set of namespaces with an init process. Whatever a node mounts, connects or starts is in them, so that the kernel
-//! takes it back when the init process ends, and that ends with this process, however it ends. What remains, cgroups and files, is
-//! removed on drop, or by the next one that starts.
+//! A node is a set of namespaces with an init process. Everything that a node mounts, connects or
+//! starts is inside them, so the kernel removes it when the init process ends, and init ends with
+//! this process for any reason. Only cgroups and files remain. They are removed on drop, or when
+//! another cluster starts.
 
 mod cgroups;
 mod images;
@@ -35,41 +38,41 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Nodes at most: each has some 150 MB of memory.
+/// Maximum number of nodes; each uses about 150 MB of memory.
 pub const MOST: u8 = 4;
-/// For all nodes to be ready, on a loaded machine.
+/// Timeout for all nodes to become ready, on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What is started.
+/// Options of a cluster.
 #[derive(Debug, Clone)]
 pub struct NodesOptions {
-    /// Nodes, 1 to [`MOST`]: `node-1` and on.
+    /// Number of nodes, from 1 to [`MOST`]: `node-1`, `node-2`, and so on.
     pub nodes: u8,
-    /// The control plane; its folder and addresses are set here.
+    /// Options of the control plane; its folder and addresses are set by [`Nodes::start`].
     pub plane: Options,
 }
 
 impl NodesOptions {
-    /// So many nodes, with a controller manager and a scheduler.
+    /// Options for this many nodes, with a controller manager and a scheduler.
     pub fn new(nodes: u8) -> NodesOptions {
         NodesOptions { nodes, plane: Options { controller_manager: true, scheduler: true, ..Options::default() } }
     }
 }
 
-/// A cluster of real nodes; nothing of it is left after drop.
+/// A cluster of real nodes. Dropping it removes everything.
 #[derive(Debug)]
 pub struct Nodes {
-    // In the order in which they end.
+    // Fields are dropped in this order.
     nodes: Vec<Node>,
     dns: Option<Daemon>,
-    /// Its control plane.
+    /// The control plane.
     pub plane: ControlPlane,
     network: Network,
     programs: Programs,
     instance: Instance,
 }
 
-/// Folders of programs that are built from source.
+/// Folders of programs built from source.
 #[derive(Debug, Clone)]
 struct Programs {
     containerd: PathBuf,
@@ -94,10 +97,12 @@ impl Programs {
 }
 
 impl Nodes {
-    /// Starts a cluster and waits until all its nodes are ready. `tell` is called with each part that is done and how long it took.
+    /// Starts a cluster and waits until all nodes are ready. Calls `tell` after each step with its
+    /// name and duration.
     ///
     /// # Errors
-    /// [`missing`] says what this machine lacks; a program does not become ready, then the end of its log is in the error.
+    /// The machine lacks a requirement (see [`missing`]), or a program does not become ready; then
+    /// the error contains the end of its log.
     pub fn start(options: &NodesOptions, tell: impl Fn(&str, Duration)) -> Result<Nodes> {
         ensure!((1..=MOST).contains(&options.nodes), "{} nodes; expected 1 to {MOST}", options.nodes);
         let mut begin = Instant::now();
@@ -138,7 +143,8 @@ impl Nodes {
         Ok(cluster)
     }
 
-    /// CoreDNS on this machine, behind the Service whose address is in every pod's `/etc/resolv.conf`.
+    /// Starts CoreDNS on this machine, behind the Service whose address is in every pod's
+    /// `/etc/resolv.conf`.
     fn start_dns(&mut self) -> Result<()> {
         let (plan, port) = (Plan::of(&self.instance), free_port()?);
         let file = self.instance.folder().join("Corefile");
@@ -182,20 +188,20 @@ impl Nodes {
         }
     }
 
-    /// Names of the nodes.
+    /// Node names.
     pub fn names(&self) -> Vec<String> {
         self.nodes.iter().map(|node| node.name.clone()).collect()
     }
 
-    /// Number of the cluster, by which [`left`] finds what is left of it.
+    /// Cluster number, for [`left`].
     pub fn number(&self) -> u8 {
         self.instance.number()
     }
 
-    /// Takes an image from an archive of Docker's or OCI's kind to all nodes.
+    /// Imports an image from a Docker or OCI archive on all nodes.
     ///
     /// # Errors
-    /// containerd refuses it.
+    /// containerd rejects the archive.
     pub fn import(&self, archive: &Path) -> Result<()> {
         std::thread::scope(|scope| {
             let imports: Vec<_> =
@@ -204,10 +210,10 @@ impl Nodes {
         })
     }
 
-    /// Gives an image that all nodes have a second name.
+    /// Adds a second name to an image that all nodes have.
     ///
     /// # Errors
-    /// A node does not have it.
+    /// A node does not have the image.
     pub fn tag(&self, image: &str, name: &str) -> Result<()> {
         self.nodes.iter().try_for_each(|node| node.tag(&self.programs, image, name))
     }
@@ -223,34 +229,36 @@ impl Nodes {
         Ok((found.context("invariant: it was found")?, &self.programs))
     }
 
-    /// A path of a node, below `/var` or `/run`, as this machine sees it: files and sockets, not what is mounted there.
+    /// Returns the path on this machine of a node's path below `/var` or `/run`. It shows files and
+    /// sockets, but not the node's mounts.
     ///
     /// # Errors
-    /// There is no such node.
+    /// The node does not exist.
     pub fn path(&self, node: &str, path: &str) -> Result<PathBuf> {
         Ok(self.node(node)?.path(path))
     }
 
-    /// The address of a node.
+    /// Returns a node's address.
     ///
     /// # Errors
-    /// There is no such node.
+    /// The node does not exist.
     pub fn address(&self, node: &str) -> Result<Ipv4Addr> {
         Ok(Plan::of(&self.instance).node(self.node(node)?.index))
     }
 
-    /// Runs a program in the namespaces of a node.
+    /// Runs a program in a node's namespaces.
     ///
     /// # Errors
-    /// There is no such node.
+    /// The node does not exist.
     pub fn run(&self, node: &str, program: &str, arguments: &[&str]) -> Result<Ended> {
         Ok(self.node(node)?.namespace.run(program, arguments))
     }
 
-    /// Sets the rate between two nodes and their pods, in both directions, in bit/s; `None`: as fast as they can.
+    /// Limits the rate between two nodes and their pods, in both directions, in bit/s. `None`
+    /// removes the limit.
     ///
     /// # Errors
-    /// There is no such node, or the kernel has no HTB queue.
+    /// A node does not exist, or the kernel has no HTB qdisc.
     pub fn set_speed(&self, one: &str, other: &str, bits_per_second: Option<u64>) -> Result<()> {
         let (one, other) = (self.node(one)?, self.node(other)?);
         ensure!(one.index != other.index, "a link from {} to itself", one.name);
@@ -258,8 +266,9 @@ impl Nodes {
         self.network.limit(&other.namespace, one.index, bits_per_second)
     }
 
-    /// Puts all nodes into racks, from now on: a node sends and receives at `inside`, and the nodes of a rack together reach the other racks
-    /// at `between`, each way, bit/s. It takes the place of [`Nodes::set_speed`].
+    /// Arranges all nodes into racks. Each node sends and receives at `inside`, and each rack
+    /// shares a link of `between` to the other racks, both in bit/s per direction. Replaces the
+    /// limits of [`Nodes::set_speed`].
     ///
     /// # Errors
     /// A node is in no rack or in two, a rate is zero, or the kernel refuses.
@@ -281,37 +290,37 @@ impl Nodes {
         self.network.set_racks(&racks, inside, between)
     }
 
-    /// Pulls a node's plug at the switch, or puts it in again.
+    /// Connects a node to the switch, or disconnects it.
     ///
     /// # Errors
-    /// There is no such node.
+    /// The node does not exist.
     pub fn set_link(&self, node: &str, up: bool) -> Result<()> {
         self.network.set_link(self.node(node)?.index, up)
     }
 
-    /// Kills the kubelet of a node. Its pods go on.
+    /// Kills a node's kubelet. Its pods keep running.
     ///
     /// # Errors
-    /// There is no such node.
+    /// The node does not exist.
     pub fn kill_kubelet(&mut self, node: &str) -> Result<()> {
         self.node_mut(node)?.0.kill_kubelet();
         Ok(())
     }
 
-    /// Starts the kubelet of a node, again.
+    /// Starts or restarts a node's kubelet.
     ///
     /// # Errors
-    /// There is no such node, or it cannot be started.
+    /// The node does not exist, or the kubelet cannot be started.
     pub fn start_kubelet(&mut self, node: &str) -> Result<()> {
         let plan = Plan::of(&self.instance);
         let (node, programs) = self.node_mut(node)?;
         node.start_kubelet(plan, programs)
     }
 
-    /// Kills containerd of a node and starts it again. Its containers go on.
+    /// Kills and restarts a node's containerd. Its containers keep running.
     ///
     /// # Errors
-    /// There is no such node, or it does not answer.
+    /// The node does not exist, or containerd does not respond.
     pub fn restart_containerd(&mut self, node: &str) -> Result<()> {
         let (node, programs) = self.node_mut(node)?;
         node.kill_containerd();

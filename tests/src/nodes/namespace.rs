@@ -1,4 +1,5 @@
-//! A set of namespaces with an init process: whatever is started in it ends with it, and what was mounted or connected in it is gone.
+//! A set of namespaces with an init process. When init ends, the kernel ends all processes in them
+//! and removes their mounts and network links.
 
 use crate::{Daemon, Ended, Program};
 use anyhow::{Context, Result, bail, ensure};
@@ -6,32 +7,33 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// For the init process to set its namespaces up, on a loaded machine.
+/// Timeout for the init process to set up its namespaces, on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What the init process says when it has.
+/// Printed by the init process when setup is complete.
 const READY: &str = "ready";
 
-/// Namespaces, ended on drop and with this process.
+/// Namespaces that end on drop and with this process.
 #[derive(Debug)]
 pub(super) struct Namespace {
     init: Daemon,
     pid: u32,
     kinds: Vec<&'static str>,
-    /// Files by which a process enters the cgroups of those that are in it.
+    /// Files through which processes join the namespaces' cgroups.
     groups: Vec<PathBuf>,
     folder: PathBuf,
 }
 
-/// Enters the cgroups of its first arguments, up to `--`, and becomes the program after it.
+/// Joins the cgroups in the arguments before `--`, then executes the program after it.
 const ENTER: &str =
     r#"while [ "$1" != -- ]; do echo 0 > "$1"; shift; done; shift; exec setpriv --pdeathsig KILL -- "$@""#;
 
 impl Namespace {
-    /// New namespaces of these kinds (as unshare(1) and nsenter(1) name them) beside those of processes, in which a shell runs
-    /// `script` first. `groups`: files by which a process enters the cgroups that everything in it is in.
+    /// Creates namespaces of these kinds, as named by unshare(1) and nsenter(1), and a PID
+    /// namespace. A shell runs `script` in them first. All processes join the cgroups in `groups`
+    /// through these files.
     ///
     /// # Errors
-    /// The kernel refuses, or the script fails: then its output is in the error.
+    /// The kernel refuses, or the script fails; then the error contains its output.
     pub(super) fn start(
         kinds: &[&'static str],
         groups: Vec<PathBuf>,
@@ -41,15 +43,15 @@ impl Namespace {
     ) -> Result<Namespace> {
         let kinds = [kinds, &["--pid"]].concat();
         let mut arguments: Vec<String> = kinds.iter().map(ToString::to_string).collect();
-        // Whoever is started in it and loses its parent becomes a child of init. One that ignores SIGCHLD leaves no zombies, and
-        // what is ignored stays so over exec.
+        // Orphaned processes become children of init. An init that ignores SIGCHLD leaves no
+        // zombies, and exec preserves the ignored signal.
         let enter: String = groups.iter().map(|file| format!("echo 0 > {}\n", file.display())).collect();
         let script = format!("set -e\n{enter}{script}\necho {READY}\ntrap '' CHLD\nexec sleep infinity\n");
         arguments.extend(["--fork", "--kill-child"].map(String::from));
         if kinds.contains(&"--mount") {
             arguments.push("--mount-proc".into());
         }
-        // The last one is for the table of processes.
+        // The last argument is only for the process list, where it identifies the cluster.
         arguments.extend(["sh".into(), "-c".into(), script, folder.join(name).display().to_string()]);
         let log = folder.join(format!("{name}.log"));
         let mut init = Daemon::start(Path::new("unshare"), &arguments, &[], &log)?;
@@ -64,7 +66,7 @@ impl Namespace {
         Ok(Namespace { init, pid, kinds, groups, folder: folder.to_path_buf() })
     }
 
-    /// Process id of its init.
+    /// Process ID of init.
     pub(super) fn pid(&self) -> u32 {
         self.pid
     }
@@ -72,7 +74,7 @@ impl Namespace {
     fn enter(&self, program: &Path, arguments: &[String]) -> Vec<String> {
         let mut all = vec![format!("--target={}", self.pid)];
         all.extend(self.kinds.iter().map(ToString::to_string));
-        // nsenter forks to enter a namespace of processes: its child ends with it.
+        // nsenter forks to enter a PID namespace; the child ends with it.
         all.extend(["--", "sh", "-ec", ENTER, "enter"].map(String::from));
         all.extend(self.groups.iter().map(|file| file.display().to_string()));
         all.push("--".into());
@@ -81,10 +83,10 @@ impl Namespace {
         all
     }
 
-    /// Starts a program in it that stays.
+    /// Starts a long-running program in the namespaces.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The program cannot be started.
     pub(super) fn daemon(
         &self,
         program: &Path,
@@ -96,24 +98,24 @@ impl Namespace {
         Daemon::start(Path::new("nsenter"), &self.enter(program, arguments), environment, &log)
     }
 
-    /// Runs a program in it.
+    /// Runs a program in the namespaces until it ends.
     pub(super) fn run(&self, program: &str, arguments: &[&str]) -> Ended {
         let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
         Program::new(Path::new("nsenter"), &self.folder, self.enter(Path::new(program), &arguments)).run(PATIENCE)
     }
 
-    /// Runs a shell script in it.
+    /// Runs a shell script in the namespaces.
     ///
     /// # Errors
-    /// A command of it fails.
+    /// A command fails.
     pub(super) fn shell(&self, script: &str) -> Result<String> {
         done(script, self.run("sh", &["-ec", script]))
     }
 
-    /// Fails with what the init process said if it has ended.
+    /// Checks that the init process is still running.
     ///
     /// # Errors
-    /// It has ended.
+    /// It has ended; the error contains its output.
     pub(super) fn must_run(&mut self) -> Result<()> {
         self.init.must_run()
     }
@@ -122,7 +124,7 @@ impl Namespace {
 /// Runs a shell script on this machine.
 ///
 /// # Errors
-/// A command of it fails.
+/// A command fails.
 pub(super) fn shell(script: &str, folder: &Path) -> Result<String> {
     done(script, Program::new(Path::new("sh"), folder, ["-ec", script]).run(PATIENCE))
 }

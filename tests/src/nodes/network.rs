@@ -1,15 +1,16 @@
-//! The network of a cluster: a switch in a namespace of its own, to which this machine and every node have a cable.
+//! Network of a cluster: a switch in its own namespace, connected to this machine and to every
+//! node.
 //!
 //! ```text
 //! this machine  10.X.0.1 ──┐
-//! node-1        10.X.0.11 ─┤ switch      pods of node-1: 10.X.1.0/24, routed by everybody via 10.X.0.11
+//! node-1        10.X.0.11 ─┤ switch      pods on node-1: 10.X.1.0/24, routed via 10.X.0.11
 //! node-2        10.X.0.12 ─┘
 //! ```
 //!
-//! This machine has one interface of it, and no rule of its packet filter is touched. A cable ends with the namespace of either
-//! end, and the routes with the cable.
+//! This machine gets one interface, and its packet filter rules are not changed. A link is removed
+//! with the namespace at either end, and routes are removed with the link.
 //!
-//! In racks, each rack has a switch of its own, and the first one is the spine between them:
+//! With racks, each rack has its own switch, and the first switch is the spine between them:
 //!
 //! ```text
 //! this machine ── switch ──┬─ down-1 ═ up-1 ─ rack-1 ──┬─ node-1
@@ -22,20 +23,21 @@ use super::namespace::{Namespace, shell};
 use anyhow::{Result, ensure};
 use std::net::Ipv4Addr;
 
-/// The switch, and the addresses.
+/// The switch and the address plan.
 #[derive(Debug)]
 pub(super) struct Network {
     switch: Namespace,
     plan: Plan,
 }
 
-/// Bytes that wait at a port with a rate: some milliseconds. The default of a thousand segments would hold seconds.
+/// Queue size of a rate-limited port: some milliseconds of data. The default of a thousand segments
+/// would hold seconds.
 const QUEUE: &str = "1mb";
 
-/// Who has which address. Nodes are counted from 1.
+/// Address plan. Nodes are numbered from 1.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan {
-    /// The first two bytes.
+    /// Address whose first two bytes are the prefix.
     base: Ipv4Addr,
 }
 
@@ -49,35 +51,35 @@ impl Plan {
         Ipv4Addr::new(first, second, third, fourth)
     }
 
-    /// This machine.
+    /// Address of this machine.
     pub(super) fn host(self) -> Ipv4Addr {
         self.address(0, 1)
     }
 
-    /// A node.
+    /// Address of a node.
     pub(super) fn node(self, index: u8) -> Ipv4Addr {
         self.address(0, 10 + index)
     }
 
-    /// The pods of a node.
+    /// Address range of a node's pods.
     pub(super) fn pods(self, index: u8) -> String {
         format!("{}/24", self.address(index, 0))
     }
 
-    /// All of them.
+    /// Address range of the cluster.
     pub(super) fn all(self) -> String {
         format!("{}/16", self.base)
     }
 }
 
 impl Network {
-    /// The switch, with the cable to this machine.
+    /// Creates the switch and its link to this machine.
     ///
     /// # Errors
     /// The kernel refuses.
     pub(super) fn start(instance: &Instance) -> Result<Network> {
         let folder = instance.folder();
-        // Frames between nodes are no business of a packet filter, here as in a rack.
+        // Do not filter frames between nodes, as in a real rack.
         let script = "ip link set lo up\nip link add switch type bridge\nip link set switch up\n\
                       filter=/proc/sys/net/bridge/bridge-nf-call-iptables\n[ ! -e $filter ] || echo 0 > $filter\n";
         let switch = Namespace::start(&["--net"], Vec::new(), script, &folder, "switch")?;
@@ -94,7 +96,8 @@ impl Network {
         Ok(network)
     }
 
-    /// Lays the cable to a node, with routes to the pods of all `nodes` on it, and from here to its pods.
+    /// Creates the link to a node, with routes on the node to the pods of all `nodes`, and on this
+    /// machine to the node's pods.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -117,7 +120,7 @@ impl Network {
         Ok(())
     }
 
-    /// Pulls the plug of a node at the switch, or puts it in again.
+    /// Connects a node to the switch, or disconnects it.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -126,10 +129,10 @@ impl Network {
         Ok(())
     }
 
-    /// From `node`, packets to the node `to` and to its pods go at this rate from now on; `None`: as fast as they can.
+    /// Limits the rate of packets from `node` to node `to` and its pods. `None` removes the limit.
     ///
     /// # Errors
-    /// The kernel has no HTB queue, or the rate is zero.
+    /// The kernel has no HTB qdisc, or the rate is zero.
     pub(super) fn limit(&self, node: &Namespace, to: u8, bits_per_second: Option<u64>) -> Result<()> {
         ensure!(bits_per_second != Some(0), "a link of 0 bit/s; to cut a link, pull its plug");
         let mut script = format!(
@@ -148,9 +151,10 @@ impl Network {
         Ok(())
     }
 
-    /// Puts nodes into racks: those of each behind a switch of its own, whose cable to the spine they share. `inside` is the rate of the
-    /// cable of a node, `between` that of the cable of a rack, each way, bit/s. What nodes say to this machine, the API server for one,
-    /// does not count on the cable of a rack: clusters have another network for it.
+    /// Arranges nodes into racks, each behind its own switch with a shared link to the spine.
+    /// `inside` is the rate of a node's link and `between` the rate of a rack's link, in bit/s per
+    /// direction. The limit on a rack's link excludes traffic to this machine, such as API calls,
+    /// because real clusters have another network for it.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -178,7 +182,7 @@ impl Network {
             }
             self.switch.shell(&script)?;
         }
-        // Where a node was, the switches would look for it until they forget.
+        // Flush the forwarding tables, because the switches still send to the nodes' old ports.
         let forget = |name: String| format!("ip link set {name} type bridge fdb_flush\n");
         let names = (1..=racks.len()).map(|rack| format!("rack-{rack}"));
         let script: String = names.chain(["switch".to_string()]).map(forget).collect();
@@ -187,7 +191,7 @@ impl Network {
     }
 }
 
-/// A class of the queue `1:` of a port.
+/// Returns commands that add a class to qdisc `1:` of a port.
 fn class(port: &str, number: u16, bits_per_second: u64) -> String {
     format!(
         "tc class add dev {port} parent 1: classid 1:{number} htb rate {bits_per_second}bit burst 256kb cburst 256kb quantum 60000\n\
@@ -195,12 +199,13 @@ fn class(port: &str, number: u16, bits_per_second: u64) -> String {
     )
 }
 
-/// Takes the queue of a port away: one cannot be replaced by one of another kind and the same number.
+/// Returns commands that remove a port's root qdisc, because it cannot be replaced by one of
+/// another kind with the same handle.
 fn unlimited(port: &str) -> String {
     format!("tc qdisc del dev {port} root 2>/dev/null || true\n")
 }
 
-/// A rate for all that leaves by a port.
+/// Returns commands that limit a port's outgoing rate.
 fn limited(port: &str, bits_per_second: u64) -> String {
     format!(
         "{}tc qdisc add dev {port} root handle 1: tbf rate {bits_per_second}bit burst 256kb limit {QUEUE}\n",

@@ -1,4 +1,5 @@
-//! One node: namespaces with folders of their own for `/var` and `/run`, containerd, the kubelet and kube-proxy.
+//! A node: namespaces with separate `/var` and `/run` folders, containerd, the kubelet and
+//! kube-proxy.
 
 use super::instance::Instance;
 use super::namespace::Namespace;
@@ -14,23 +15,24 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// For a program to answer, on a loaded machine.
+/// Startup timeout of a program, on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A node.
+/// A running node.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) name: String,
     pub(super) index: u8,
     folder: PathBuf,
-    // In the order in which they end.
+    // Fields are dropped in this order.
     proxy: Option<Daemon>,
     kubelet: Option<Daemon>,
     containerd: Option<Daemon>,
     pub(super) namespace: Namespace,
 }
 
-/// Settings of the kernel that a kubelet changes: in a node they are files of its own, since they are those of the whole machine.
+/// Kernel settings that a kubelet changes. They are global to the machine, so each node sees its
+/// own copies as files.
 const TUNABLES: [&str; 6] = [
     "kernel/keys/root_maxbytes",
     "kernel/keys/root_maxkeys",
@@ -40,9 +42,10 @@ const TUNABLES: [&str; 6] = [
     "vm/panic_on_oom",
 ];
 
-/// Makes a node's own `/var` and `/run`, and a view of its own network in `/sys`.
+/// Returns the script that mounts a node's `/var` and `/run`, and its network's view in `/sys`.
 ///
-/// What is mounted below them by containerd and the kubelet is in the namespace only, and gone with it.
+/// Mounts that containerd and the kubelet create below them exist only in the namespace and end
+/// with it.
 fn script(name: &str, folder: &Path) -> String {
     let folder = folder.display();
     format!(
@@ -57,10 +60,10 @@ fn script(name: &str, folder: &Path) -> String {
 }
 
 impl Node {
-    /// Its namespaces, its cable and containerd, with the image of sandboxes.
+    /// Starts the namespaces, the network link, and containerd with the sandbox image.
     ///
     /// # Errors
-    /// The kernel refuses, or containerd does not answer.
+    /// The kernel refuses, or containerd does not respond.
     pub(super) fn start(
         instance: &Instance,
         network: &Network,
@@ -89,7 +92,8 @@ impl Node {
         write("run/cni/pods.conflist", settings::pod_network(plan, index))?;
         write("var/lib/kubelet/config.yaml", settings::kubelet(&group(instance, &name)))?;
         write("var/lib/kube-proxy/config.yaml", settings::kube_proxy(plan, &name))?;
-        // Version 2 has no processes in a group that has groups: those of the node are beside those of its pods.
+        // In v2, a group with child groups cannot contain processes, so the node's own group is
+        // next to the group of its pods.
         let own = format!("{}/system", group(instance, &name));
         cgroups::make(&own)?;
         let kinds = ["--mount", "--net", "--uts"];
@@ -100,7 +104,7 @@ impl Node {
         Ok(node)
     }
 
-    /// A path of the node as this machine sees it: below `/var` or `/run`.
+    /// Returns the path on this machine of a node's path below `/var` or `/run`.
     pub(super) fn path(&self, path: &str) -> PathBuf {
         self.folder.join(path.trim_start_matches('/'))
     }
@@ -108,9 +112,9 @@ impl Node {
     /// Starts containerd and waits until it responds.
     ///
     /// # Errors
-    /// It does not.
+    /// It does not respond.
     pub(super) fn start_containerd(&mut self, programs: &Programs) -> Result<()> {
-        // It looks for its shim and for runc.
+        // containerd searches PATH for its shim and for runc.
         let search = std::env::var("PATH").unwrap_or_default();
         let search = format!("{}:{search}:/usr/sbin:/sbin", programs.containerd.display());
         let arguments = ["--config=/var/lib/containerd/config.toml".to_string()];
@@ -123,7 +127,7 @@ impl Node {
     /// Starts the kubelet and kube-proxy.
     ///
     /// # Errors
-    /// They cannot be started.
+    /// A program cannot be started.
     pub(super) fn join(&mut self, plane: &ControlPlane, plan: Plan, programs: &Programs) -> Result<()> {
         let authority = Path::new("/var/lib/kubelet/ca.crt");
         fs::copy(plane.folder().join("ca.crt"), self.path("/var/lib/kubelet/ca.crt"))?;
@@ -140,7 +144,7 @@ impl Node {
     /// Starts the kubelet.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The kubelet cannot be started.
     pub(super) fn start_kubelet(&mut self, plan: Plan, programs: &Programs) -> Result<()> {
         let arguments = [
             "--config=/var/lib/kubelet/config.yaml".to_string(),
@@ -152,33 +156,33 @@ impl Node {
         Ok(())
     }
 
-    /// Kills the kubelet. Its pods go on.
+    /// Kills the kubelet. The pods keep running.
     pub(super) fn kill_kubelet(&mut self) {
         self.kubelet = None;
     }
 
-    /// Kills containerd. Its containers go on.
+    /// Kills containerd. The containers keep running.
     pub(super) fn kill_containerd(&mut self) {
         self.containerd = None;
     }
 
-    /// Takes an image from an archive of Docker's or OCI's kind.
+    /// Imports an image from a Docker or OCI archive.
     ///
     /// # Errors
-    /// containerd refuses it.
+    /// containerd rejects the archive.
     pub(super) fn import(&self, programs: &Programs, archive: &Path) -> Result<()> {
         self.images(programs, &["import", &archive.display().to_string()])
     }
 
-    /// Gives an image a second name.
+    /// Adds a second name to an image.
     ///
     /// # Errors
-    /// It is not there.
+    /// The image does not exist.
     pub(super) fn tag(&self, programs: &Programs, image: &str, name: &str) -> Result<()> {
         self.images(programs, &["tag", "--force", image, name])
     }
 
-    /// A command about images of the kubelet.
+    /// Runs a `ctr images` command in the kubelet's namespace.
     fn images(&self, programs: &Programs, arguments: &[&str]) -> Result<()> {
         let mut command = Command::new(programs.containerd.join("ctr"));
         command.arg("--address").arg(self.path("/run/containerd/containerd.sock"));
@@ -189,34 +193,34 @@ impl Node {
         Ok(())
     }
 
-    /// Fails with the end of its log if a program of the node has ended.
+    /// Checks that all of the node's programs are running.
     ///
     /// # Errors
-    /// One has.
+    /// A program has ended; the error contains the end of its log.
     pub(super) fn must_run(&mut self) -> Result<()> {
         self.namespace.must_run()?;
         let daemons = [&mut self.containerd, &mut self.kubelet, &mut self.proxy];
         daemons.into_iter().flatten().try_for_each(Daemon::must_run).with_context(|| self.name.clone())
     }
 
-    /// The end of its kubelet's log.
+    /// Returns the end of the kubelet's log.
     pub(super) fn tail(&self) -> String {
         self.kubelet.as_ref().map(Daemon::tail).unwrap_or_default()
     }
 
-    /// Its logs.
+    /// Paths of the node's logs.
     pub(super) fn logs(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|entry| entry.path());
         entries.filter(|path| path.extension().is_some_and(|end| end == "log")).collect()
     }
 }
 
-/// The name of a node.
+/// Returns the name of a node.
 pub(super) fn name(index: u8) -> String {
     format!("node-{index}")
 }
 
-/// Name of the cgroups of a node.
+/// Returns the name of a node's cgroups.
 pub(super) fn group(instance: &Instance, name: &str) -> String {
     format!("{}/{name}", instance.group())
 }

@@ -1,4 +1,5 @@
-//! What pods have on a node: mounts, control groups, processes, cables, addresses and folders. All of it goes with them.
+//! Pod resources on a node: mounts, cgroups, processes, network links, addresses and folders. All
+//! of them must be released with the pod.
 
 use super::node::{self, Node};
 use super::{Nodes, cgroups};
@@ -6,11 +7,13 @@ use anyhow::{Context, Result};
 use std::fs;
 use std::path::Path;
 
-/// Parts of the mount points of pods: volumes, and what containerd mounts for containers, sandboxes and their networks.
+/// Path fragments of pod mounts: volumes, and containerd's mounts for containers, sandboxes and
+/// their networks.
 const MOUNTS: [&str; 4] = ["/kubelet/pods/", "/io.containerd.runtime.v2.task/", "/cri/sandboxes/", "/netns/"];
 
 impl Nodes {
-    /// Everything of pods that is on the nodes. Nothing, some seconds after the last pod that was bound to one is gone.
+    /// Lists all pod resources on the nodes. The list is empty some seconds after the last pod
+    /// bound to a node is gone.
     ///
     /// # Errors
     /// A node cannot be inspected.
@@ -23,8 +26,8 @@ impl Nodes {
         Ok(found)
     }
 
-    /// Processes of containerd on the nodes that hold pods: one for each, and those that it has lost. Version 2.1 leaves some behind
-    /// where pods come and go quickly, which is nobody's doing but its own (containerd#12344).
+    /// Counts containerd-shim processes on the nodes: one per pod, plus leaked ones. containerd 2.1
+    /// leaks some when pods come and go quickly (containerd#12344).
     pub fn shims(&self) -> usize {
         let groups: Vec<String> =
             self.nodes.iter().map(|node| format!("/{}/", node::group(&self.instance, &node.name))).collect();
@@ -38,7 +41,7 @@ impl Nodes {
 fn of_node(node: &Node, group: &str) -> Result<Vec<String>> {
     let table = format!("/proc/{}/mountinfo", node.namespace.pid());
     let table = fs::read_to_string(&table).context(table)?;
-    // proc(5): the fifth field.
+    // proc(5): the mount point is the fifth field.
     let points = table.lines().filter_map(|line| line.split(' ').nth(4));
     let mut found: Vec<String> = points
         .filter(|point| MOUNTS.iter().any(|part| point.contains(part)))
@@ -58,7 +61,7 @@ fn of_node(node: &Node, group: &str) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// The groups of pods below a group: the kubelet names them after the pod's UID.
+/// Finds pod cgroups below a group; the kubelet names them after the pod's UID.
 fn groups(folder: &Path, found: &mut Vec<String>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -72,14 +75,14 @@ fn groups(folder: &Path, found: &mut Vec<String>) {
     }
 }
 
-/// Processes of containers.
+/// Finds processes of containers.
 fn processes(group: &str, found: &mut Vec<String>) {
     let pods = format!("/{group}/kubepods");
     let of_pods = all_processes().into_iter().filter(|process| process.groups.contains(&pods));
     found.extend(of_pods.map(|process| format!("process {} {}", process.id, process.command)));
 }
 
-/// A process that is no zombie: those have no command line.
+/// A live process; zombies have no command line.
 struct Process {
     id: String,
     groups: String,
@@ -97,7 +100,7 @@ fn all_processes() -> Vec<Process> {
     entries(Path::new("/proc")).into_iter().map(read).filter(|process| !process.command.is_empty()).collect()
 }
 
-/// Names of what is in a folder; nothing if there is no such folder.
+/// Names of a folder's entries; empty if the folder does not exist.
 fn entries(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()

@@ -1,17 +1,17 @@
-//! Whether this machine lets real nodes run.
+//! Checks whether this machine can run real nodes.
 
 use super::{cgroups, settings};
 use anyhow::Result;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Programs of the distribution that nodes need, beside the plug-ins of container networks.
+/// Distribution programs that nodes need, in addition to the CNI plugins.
 const TOOLS: [&str; 9] = ["busybox", "ip", "iptables", "mount", "nsenter", "runc", "setpriv", "tc", "unshare"];
 
-/// What is missing for real nodes, as a sentence; `None` if nothing is.
+/// Describes a missing requirement for real nodes as a sentence; `None` if all are met.
 ///
 /// # Errors
-/// The machine cannot be asked.
+/// The machine cannot be inspected.
 pub fn missing() -> Result<Option<String>> {
     if !rustix::process::geteuid().is_root() {
         return Ok(Some("real nodes need root: namespaces, mounts and cgroups are made".into()));
@@ -35,7 +35,7 @@ pub fn missing() -> Result<Option<String>> {
         let said = String::from_utf8_lossy(&output.stderr);
         return Ok(Some(format!("this process may not make namespaces: {}", said.trim_end())));
     }
-    // What a machine refuses here it would refuse later.
+    // Probe with a real cgroup: what the machine refuses here it would refuse later as well.
     let probe = format!("switchyard-nodes-probe-{}", std::process::id());
     let made = if cgroups::hierarchies()?.is_empty() {
         Err(anyhow::anyhow!("none is mounted"))

@@ -1,18 +1,19 @@
-//! The configuration files of a node's programs.
+//! Configuration files of a node's programs.
 
 use super::network::Plan;
 use serde_json::json;
 
-/// Address of the Service of the cluster's DNS.
+/// Service address of the cluster DNS.
 pub(super) const DNS: &str = "10.96.0.10";
-/// Domain of the names of Services.
+/// Domain of Service names.
 pub(super) const DOMAIN: &str = "cluster.local";
-/// Plug-ins of container networks, where Debian puts them.
+/// CNI plugins, where Debian installs them.
 pub(super) const CNI: &str = "/usr/lib/cni";
 
-/// containerd: everything below two folders that the node has to itself.
+/// Returns containerd's configuration: everything is in two folders that are private to the node.
 pub(super) fn containerd(sandbox: &str) -> String {
-    // `restrict_oom_score_adj`: without the right to lower it (CAP_SYS_RESOURCE) no container would start.
+    // `restrict_oom_score_adj`: without CAP_SYS_RESOURCE to lower the score, no container would
+    // start.
     format!(
         "version = 3\nroot = '/var/lib/containerd'\nstate = '/run/containerd'\n\
          [grpc]\naddress = '/run/containerd/containerd.sock'\n\
@@ -22,8 +23,9 @@ pub(super) fn containerd(sandbox: &str) -> String {
     )
 }
 
-/// The network of the node's pods. Each pod has a cable of its own to the node, which routes: between two of one bridge the answer of
-/// a Service would come from an address that was not asked.
+/// Returns the CNI configuration of the node's pods. Each pod has a point-to-point link to the
+/// node, which routes. On a shared bridge, a reply from a Service's pod would bypass the node's NAT
+/// and arrive from an address the client did not call.
 pub(super) fn pod_network(plan: Plan, index: u8) -> String {
     json!({"cniVersion": "1.0.0", "name": "pods", "plugins": [
         {
@@ -36,7 +38,7 @@ pub(super) fn pod_network(plan: Plan, index: u8) -> String {
     .to_string()
 }
 
-/// The kubelet, whose containers are in cgroups below `group`.
+/// Returns the kubelet's configuration, with its containers in cgroups below `group`.
 pub(super) fn kubelet(group: &str) -> String {
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
@@ -47,14 +49,15 @@ pub(super) fn kubelet(group: &str) -> String {
         "failSwapOn": false, "oomScoreAdj": 0,
         "clusterDNS": [DNS], "clusterDomain": DOMAIN, "resolvConf": "",
         "nodeStatusUpdateFrequency": "2s",
-        // A developer's disk is full most of the time, and no image can be fetched again.
+        // Developer disks are usually nearly full, and deleted images cannot be pulled again.
         "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "nodefs.inodesFree": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
     })
     .to_string()
 }
 
-/// kube-proxy. Limits of connections are the machine's, not the node's to change.
+/// Returns kube-proxy's configuration. Connection limits are global to the machine, so they are
+/// disabled.
 pub(super) fn kube_proxy(plan: Plan, node: &str) -> String {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
@@ -65,7 +68,7 @@ pub(super) fn kube_proxy(plan: Plan, node: &str) -> String {
     .to_string()
 }
 
-/// CoreDNS, on this machine: names of Services and pods, and no others.
+/// Returns the configuration of CoreDNS on this machine. It resolves only Service and pod names.
 pub(super) fn coredns(plan: Plan, port: u16, kubeconfig: &std::path::Path) -> String {
     format!(
         "{DOMAIN}:{port} in-addr.arpa:{port} {{\n  bind {}\n  errors\n  kubernetes {DOMAIN} in-addr.arpa {{\n    kubeconfig {}\n  }}\n}}\n",

@@ -1,7 +1,7 @@
-//! Bandwidth of sets of GPUs and of whole placements, by brute force: what placement is judged by.
+//! Reference for placement tests: bandwidth of GPU sets and whole placements, by brute force.
 //!
-//! Written from the statement of the problem (src/core/placement/README.md); it shares no code and no table with what it judges. Panics on
-//! nonsense, like a test.
+//! It is written from the problem statement (src/core/placement/README.md), and shares no code or
+//! tables with the solver under test. It panics on invalid input, like a test.
 
 mod world;
 
@@ -27,7 +27,7 @@ fn orders(rest: &[usize]) -> Vec<Vec<usize>> {
     all
 }
 
-/// Rings over a set, each as its edges.
+/// Returns all rings over a set, each as a list of edges.
 fn rings(set: &[usize]) -> Vec<Vec<(usize, usize)>> {
     let rings = orders(&set[1..]).into_iter().filter(|order| order.len() < 2 || order[0] < order[order.len() - 1]);
     rings
@@ -68,7 +68,7 @@ fn disjoint(rings: &[Vec<(usize, usize)>], links: &mut HashMap<(usize, usize), u
     best
 }
 
-/// Ring capacity of a set.
+/// Returns the ring capacity of a set.
 pub fn ring(devices: &Devices, set: &[usize]) -> u32 {
     if set.len() < 2 {
         return UNLIMITED;
@@ -111,13 +111,13 @@ fn class(devices: &Devices, a: usize, b: usize) -> MinLink {
     }
 }
 
-/// Whether there is a ring over a set whose worst link is good enough.
+/// Returns whether a ring over the set exists whose worst link satisfies `min_link`.
 pub fn joined(devices: &Devices, set: &[usize], min_link: MinLink) -> bool {
     let good = |ring: &Vec<(usize, usize)>| ring.iter().all(|(a, b)| class(devices, *a, *b) <= min_link);
     set.len() < 2 || rings(set).iter().any(good)
 }
 
-/// Injection of a set into the fabric.
+/// Returns the injection bandwidth of a set into the fabric.
 pub fn injection(devices: &Devices, set: &[usize]) -> u32 {
     let count = devices.nics.len();
     if set.is_empty() {
@@ -140,7 +140,8 @@ pub fn injection(devices: &Devices, set: &[usize]) -> u32 {
     }
 }
 
-/// Bandwidth of a pod of a gang of this spread (`None`: it is the whole gang); `None`: its GPUs are not joined well enough.
+/// Returns the bandwidth of a pod in a gang with this spread (`None`: the pod is the whole gang),
+/// or `None` if its GPUs do not satisfy `min_link`.
 pub fn bandwidth(devices: &Devices, set: &[usize], level: Option<Level>, min_link: MinLink) -> Option<u32> {
     let out = level.map_or(UNLIMITED, |level| {
         let nics = (u64::from(injection(devices, set)) * u64::from(level.share) / 1000) as u32;
@@ -149,12 +150,12 @@ pub fn bandwidth(devices: &Devices, set: &[usize], level: Option<Level>, min_lin
     });
     joined(devices, set, min_link).then(|| ring(devices, set).min(out).max(1))
 }
-/// Bits of a mask.
+/// Returns the positions of the bits set in a mask.
 pub fn positions(mask: u32) -> Vec<usize> {
     (0..32).filter(|bit| mask >> bit & 1 == 1).collect()
 }
 
-/// Best pod of `gpus` GPUs, from all sets.
+/// Returns the best bandwidth of a pod with `gpus` GPUs, over all sets of free GPUs.
 pub fn best_pod(devices: &Devices, free: u32, gpus: u8, level: Option<Level>, min_link: MinLink) -> Option<u32> {
     let sets = (0..=free).filter(|set| set & !free == 0 && set.count_ones() == u32::from(gpus));
     sets.filter_map(|set| bandwidth(devices, &positions(set), level, min_link)).max()

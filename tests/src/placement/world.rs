@@ -1,4 +1,4 @@
-//! Small clusters, and the best placement in them by trying all.
+//! Small clusters, and their best placement by exhaustive search.
 
 use super::{bandwidth, best_pod, positions};
 use crate::Random;
@@ -10,27 +10,28 @@ use switchyard_core::path::PathClass;
 use switchyard_core::placement::gpus::{Fleet, Group, Level, MinLink, Placement, Request, Site};
 use switchyard_topology::report;
 
-/// Sees every choice of a node for each pod, as (group, node).
+/// Visits every choice of nodes for all pods, as (group, node).
 type Visit<'a> = &'a mut dyn FnMut(&[(usize, usize)]);
 
-/// A fleet of two levels below the cluster, as its parts.
+/// Components of a fleet with two levels below the cluster.
 #[derive(Debug, Clone)]
 pub struct World {
-    /// Levels, small to large.
+    /// Levels, from smallest to largest.
     pub levels: Vec<Level>,
-    /// Kinds of nodes.
+    /// Node types.
     pub shapes: Vec<Devices>,
-    /// Nodes.
+    /// The nodes.
     pub sites: Vec<Site>,
 }
 
 impl World {
-    /// For the solver.
+    /// Builds the solver's fleet.
     pub fn fleet(&self) -> Fleet {
         Fleet::new(self.levels.clone(), &self.shapes, &self.sites).expect("a fleet")
     }
 
-    /// A domain has a name of its own within the larger ones; an unknown one is named after what it contains.
+    /// Names of a node's domains from `level` up. A domain's name is relative to its parents; an
+    /// unlabelled domain is named after its content.
     fn name(&self, node: usize, level: usize) -> Vec<String> {
         let mut below = format!("node {node}");
         let mut path: Vec<String> = Vec::new();
@@ -43,7 +44,8 @@ impl World {
         path
     }
 
-    /// Level of the smallest domain of these nodes; `None` for one node: from the labels, not from the fleet.
+    /// Level of the smallest domain that contains these nodes, or `None` for a single node. It is
+    /// derived from the labels, not from the fleet.
     pub fn level(&self, nodes: &[usize]) -> Option<usize> {
         (nodes.len() > 1).then(|| {
             (0..self.levels.len())
@@ -52,14 +54,15 @@ impl World {
         })
     }
 
-    /// A world of up to `most` nodes, 3 levels and up to 3 kinds of nodes of up to 4 GPUs.
+    /// Returns a world with up to `most` nodes, 3 levels, and up to 3 node types with up to 4 GPUs.
     pub fn random(random: &Random, most: usize) -> World {
         let (a, b) = (1 + random.below(1000) as u32, 1 + random.below(1000) as u32);
         let shapes: Vec<Devices> = (0..1 + random.below(3)).map(|_| any_devices(random, 4)).collect();
         World::around(random, shapes, 1 + random.below(most), [a.max(b), a.min(b)])
     }
 
-    /// A world of these kinds of nodes: racks of two blocks, with these shares of the injection; now and then a label is missing.
+    /// Returns a world with these node types: racks with two blocks each, these shares of the
+    /// injection bandwidth, and an occasional missing label.
     pub fn around(random: &Random, shapes: Vec<Devices>, nodes: usize, shares: [u32; 2]) -> World {
         let nvlink = random.below(2) == 0;
         let levels = vec![
@@ -69,7 +72,7 @@ impl World {
         ];
         let site = |_| {
             let (rack, free) = (random.below(4) as u32, random.next());
-            // Free GPUs are many, or few.
+            // Either many or few free GPUs.
             let free = if random.below(3) == 0 { free & free >> 32 } else { free | free >> 32 };
             let label = |label: u32| (random.below(60) > 0).then_some(label);
             Site {
@@ -83,7 +86,7 @@ impl World {
         World { levels, shapes, sites }
     }
 
-    /// Every choice of distinct nodes for all pods, as (group, node).
+    /// Visits every choice of distinct nodes for all pods, as (group, node).
     fn choices(&self, request: &Request, visit: Visit<'_>) {
         self.choose(request, (0, request.groups[0].pods, 0), &mut Vec::new(), visit);
     }
@@ -111,7 +114,8 @@ impl World {
         }
     }
 
-    /// The best of all placements: its bandwidth, and the fewest domains of each level from above with this bandwidth.
+    /// Returns the bandwidth of the best placement, and for it the fewest domains at each level,
+    /// from largest to smallest.
     pub fn best(&self, request: &Request) -> Option<(u32, Vec<usize>)> {
         let mut known: HashMap<(u32, u32, u8, Option<usize>), Option<u32>> = HashMap::new();
         let mut best: Option<(u32, Vec<usize>)> = None;
@@ -141,7 +145,8 @@ impl World {
         best
     }
 
-    /// Fewest pods that move, over all placements of this bandwidth: `earlier` says where each was, and what it had.
+    /// Returns the minimum number of moved pods over all placements with this bandwidth. `earlier`
+    /// holds each pod's previous node and GPUs.
     pub fn fewest_moves(&self, request: &Request, earlier: &[(Option<NodeOrd>, u32)], bandwidth: u32) -> Option<usize> {
         let mut fewest: Option<usize> = None;
         self.choices(request, &mut |chosen| {
@@ -174,7 +179,7 @@ impl World {
         fewest
     }
 
-    /// Nodes of which all GPUs are free, in the domain of each level that a node is in, small to large.
+    /// Counts idle nodes in a node's domain at each level, from smallest to largest.
     pub fn whole_beside(&self, node: usize) -> Vec<usize> {
         let is_whole = |site: &Site| {
             let all = (1_u32 << self.shapes[site.shape as usize].gpus.len()) - 1;
@@ -185,7 +190,7 @@ impl World {
         (0..self.levels.len()).map(beside).collect()
     }
 
-    /// Number of domains of each level, from above, that these nodes are spread over.
+    /// Returns the number of domains that these nodes span at each level, from largest to smallest.
     pub fn domains(&self, nodes: &[usize]) -> Vec<usize> {
         let count = |level: usize| {
             let mut names: Vec<_> = nodes.iter().map(|node| self.name(*node, level)).collect();
@@ -196,7 +201,7 @@ impl World {
         (0..self.levels.len()).rev().map(count).collect()
     }
 
-    /// Whether an answer is what it says it is. Panics if not.
+    /// Checks that a placement is what it claims to be. Panics if not.
     pub fn check(&self, request: &Request, placement: &Placement) {
         let nodes: Vec<usize> = placement.pods.iter().map(|pod| pod.node.0 as usize).collect();
         let mut distinct = nodes.clone();
@@ -225,13 +230,13 @@ impl World {
 
 const PATHS: [PathClass; 5] = [PathClass::Pix, PathClass::Pxb, PathClass::Phb, PathClass::Node, PathClass::Sys];
 
-/// A node of up to `most` GPUs: switched, meshed, bridged or without NVLink.
+/// Returns a node with up to `most` GPUs: switched, meshed, bridged or without NVLink.
 pub fn any_devices(random: &Random, most: usize) -> Devices {
     let (count, nics, kind) = (random.below(most + 1), random.below(4), random.below(4));
     let mut devices = Devices { socket_rate: 10_000 + 1000 * random.below(30) as u32, ..Devices::default() };
     let link_rate = *random.pick(&[18_000, 20_000, 20_600]);
     for _ in 0..count {
-        // A switched machine with a GPU that has lost some links, or all.
+        // A switched machine may have a GPU that has lost some or all of its links.
         let switch_links = if kind == 0 { *random.pick(&[18, 18, 18, 17, 0]) } else { 0 };
         devices.gpus.push(Gpu { pcie_rate: *random.pick(&[12_000, 24_000, 48_000]), link_rate, switch_links });
     }
@@ -256,7 +261,7 @@ pub fn any_devices(random: &Random, most: usize) -> Devices {
     devices
 }
 
-/// A gang of up to `groups` groups of up to `pods` pods each.
+/// Returns a gang with up to `groups` groups of up to `pods` pods each.
 pub fn any_request(random: &Random, groups: usize, pods: usize) -> Request {
     let group = |_| Group { pods: 1 + random.below(pods) as u32, gpus: *random.pick(&[0, 1, 1, 2, 2, 3, 4]) };
     Request {
@@ -267,7 +272,8 @@ pub fn any_request(random: &Random, groups: usize, pods: usize) -> Request {
     }
 }
 
-/// The machines of tests/fixtures/topo, by the name of their file: their devices as `switchyard topo import` reads them.
+/// Returns the machines in tests/fixtures/topo by file name, with their devices as `switchyard topo
+/// import` reads them.
 pub fn fixtures() -> Vec<(String, Devices)> {
     let read = |machine: &Machine| {
         let report = machine.report(machine.fixture);

@@ -1,10 +1,13 @@
-//! A large cluster on this machine: a real API server that has all nodes, reports and pods, a real scheduler, and the controller under test.
+//! A large cluster on this machine: a real API server with all nodes, reports and pods, a real
+//! scheduler, and the controller under test.
 //!
-//! What is there before the controller starts (nodes, their GPUTopologies, the pods of others) is put into etcd
-//! ([`ControlPlane::store`]): the API server has it, lists it and sends its changes, so that nothing of what the controller sees is made up.
-//! TrainJobs, their pods, and the pods of others that come and go later, are created over the API. Nodes run nothing ([`crate::Kubelet`]).
+//! Objects that exist before the controller starts (nodes, their GPUTopologies, foreign pods) are
+//! written to etcd ([`ControlPlane::store`]). The API server lists and watches them, so the
+//! controller sees only real API responses. TrainJobs, their pods, and foreign pods that come and
+//! go later are created through the API. Nodes run nothing ([`crate::Kubelet`]).
 //!
-//! The nodes are three pools: those whose GPUs others have, those that the queue is for, and those that are free.
+//! There are three node pools: nodes with GPUs held by foreign pods, nodes for the queue, and free
+//! nodes.
 
 mod objects;
 mod phases;
@@ -23,35 +26,35 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use switchyard_crds::labels;
 
-/// User of the controller in the audit log.
+/// The controller's user name in the audit log.
 const USER: &str = "switchyard-controller";
-/// Namespace of the pods of others.
+/// Namespace of foreign pods.
 const OTHERS: &str = "others";
-/// How the names of nodes begin.
+/// Prefix of node names.
 const PREFIX: &str = "node";
-/// Label of the nodes of a pool.
+/// Label for a node's pool.
 const POOL: &str = "bench.switchyard.dev/pool";
-/// Longest time for one phase.
+/// Timeout of one phase.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// How large.
+/// Size of the benchmark.
 #[derive(Debug, Clone)]
 pub struct Scale {
-    /// Nodes with 8 GPUs and a GPUTopology each.
+    /// Nodes, with 8 GPUs and a GPUTopology each.
     pub nodes: usize,
-    /// Pods of others, bound and running.
+    /// Foreign pods, bound and running.
     pub others: usize,
-    /// TrainJobs that run, of one node each.
+    /// Running TrainJobs, with one node each.
     pub running: usize,
-    /// TrainJobs that wait.
+    /// Queued TrainJobs.
     pub waiting: usize,
     /// Nodes of the large gang.
     pub gang: usize,
-    /// Jobs whose time from apply to placed is taken, with a free cluster and with the queue.
+    /// Jobs whose time from apply to placement is measured, with a free cluster and with the queue.
     pub probes: usize,
-    /// Seconds without changes, and with churn, in which writes are counted.
+    /// Seconds during which writes are counted, once without changes and once with churn.
     pub seconds: u64,
-    /// Another controller than that of the profile, to compare with.
+    /// Controller binary to compare with, instead of this profile's.
     pub program: Option<PathBuf>,
 }
 
@@ -76,7 +79,7 @@ impl Scale {
     }
 }
 
-/// The cluster, and what was measured until now.
+/// The cluster and its clients.
 struct Bench {
     scale: Scale,
     jobs: Jobs,
@@ -86,10 +89,10 @@ struct Bench {
     plane: ControlPlane,
 }
 
-/// Measures all, and prints each part when it is known.
+/// Measures all phases, and prints each result as soon as it is known.
 ///
 /// # Errors
-/// The cluster cannot be made, or something does not happen in time.
+/// The cluster cannot be created, or a phase times out.
 pub async fn measure(scale: &Scale) -> Result<Value> {
     ensure!(
         scale.nodes > scale.running + scale.free(),
@@ -117,13 +120,14 @@ pub async fn measure(scale: &Scale) -> Result<Value> {
     Ok(result)
 }
 
-/// 24 simulated hours of 500 jobs that wait, in the controller's own unit test, which prints what it counted.
+/// Simulates 24 hours of 500 queued jobs. This is the controller's own unit test, which prints its
+/// counts.
 ///
 /// # Errors
-/// It fails.
+/// The test fails.
 pub fn day() -> Result<Value> {
     let test = "reconcile::tests::waiting::hundreds_that_wait_cost_one_write_a_second_at_most_and_no_memory";
-    // Not for its time, so in the profile that the tests have built.
+    // Use the tests' profile, which is already built, because the run time does not matter.
     let mut command = cargo(&["test", "--quiet", "--workspace", "--lib", test, "--", "--nocapture"]);
     let output = command.env("SWITCHYARD_SIMULATED_HOURS", "24").output().context("cannot start cargo")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -144,7 +148,7 @@ fn merged(mut value: Value, more: Value) -> Value {
     value
 }
 
-/// Rounded to milliseconds.
+/// Rounds to milliseconds.
 fn seconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1000.0).round() / 1000.0
 }
@@ -153,7 +157,7 @@ fn mib(controller: &Daemon) -> u64 {
     controller.usage().rss_bytes >> 20
 }
 
-/// Starts a controller, one of several that choose a leader.
+/// Starts a controller with leader election.
 fn candidate(plane: &ControlPlane, name: &str, scale: &Scale) -> Result<Daemon> {
     let arguments = ["--leader-elect", "Enabled", "--identity", name].map(String::from).to_vec();
     start_controller(
@@ -163,7 +167,7 @@ fn candidate(plane: &ControlPlane, name: &str, scale: &Scale) -> Result<Daemon> 
     )
 }
 
-/// Waits until a controller has listed everything.
+/// Waits until a controller has listed all kinds.
 async fn synced(controller: &mut Daemon) -> Result<()> {
     let give_up = Instant::now() + LIMIT;
     while !std::fs::read_to_string(&controller.log)?.contains("all kinds are listed") {
@@ -189,7 +193,7 @@ impl Bench {
         let begin = Instant::now();
         let stored = plane.store(objects::all(scale)).await?;
         println!("{stored} objects stored in {:.1} s", begin.elapsed().as_secs_f64());
-        // A watch begins before jobs are made; it is of our namespace only.
+        // Start watching before jobs are created. The watch covers only our namespace.
         let seen = Seen::watch(client.clone(), &namespace);
         let begin = Instant::now();
         let mut controller = candidate(&plane, "first", scale)?;
@@ -204,13 +208,13 @@ impl Bench {
         Ok((Bench { scale: scale.clone(), jobs, seen, kubelet, controller, plane }, sync))
     }
 
-    /// A job of so many nodes of a pool, with all their GPUs.
+    /// Returns a job with all GPUs of `nodes` nodes in a pool.
     fn job(&self, name: &str, nodes: usize, pool: &str, policy: &str) -> Value {
         let job = gpus::gpu_job(name, u32::try_from(nodes).unwrap_or(u32::MAX), 8, policy);
         merged(job, json!({"spec": {"template": {"spec": {"nodeSelector": {POOL: pool}}}}}))
     }
 
-    /// The longest pass and decision, as far as the buckets of the metrics tell.
+    /// Returns statistics of reconcile and plan times, from the metrics' histogram buckets.
     fn passes(&self) -> Result<Value> {
         let address = pages_of(&self.controller).context("the controller serves no pages")?;
         let text = page(address, "/metrics").context("no metrics")?;
@@ -222,7 +226,7 @@ impl Bench {
     }
 }
 
-/// Count, mean, and an upper bound of the longest of a histogram.
+/// Returns the count, the mean, and an upper bound on the maximum of a histogram.
 fn histogram(text: &str, name: &str) -> Result<Value> {
     let number = |what: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name}_{what} ")));

@@ -1,4 +1,4 @@
-//! Nodes, reports and pods of others as the API server keeps them.
+//! Nodes, reports and foreign pods, as the API server stores them.
 
 use super::{OTHERS, POOL, Scale};
 use crate::gpus::{Machine, RESOURCE};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 const CREATED: &str = "2026-01-01T00:00:00Z";
 
-/// Everything that is there from the beginning, with its key.
+/// Returns all initial objects with their keys.
 pub(super) fn all(scale: &Scale) -> impl Iterator<Item = (String, Value)> {
     let report = Machine::of("f03-h100").report("NODE-OF-REPORT");
     let report = serde_json::to_string(&report).expect("invariant: a report is JSON");
@@ -29,7 +29,7 @@ pub(super) fn all(scale: &Scale) -> impl Iterator<Item = (String, Value)> {
 
 fn metadata(name: &str, namespace: Option<&str>, labels: Value) -> Value {
     let kind = if namespace.is_some() { "1" } else { "0" };
-    // A UUID, of the name: the same objects are made each time.
+    // Derive the UUID from the name, so that objects are reproducible.
     let digest = name
         .bytes()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
@@ -42,7 +42,7 @@ fn metadata(name: &str, namespace: Option<&str>, labels: Value) -> Value {
     metadata
 }
 
-/// With NICs that carry RDMA, so that there are settings for each node.
+/// Adds RDMA-capable NICs, so that every node gets NCCL settings.
 fn nics(report: &mut Value) {
     for (number, nic) in report["status"]["nics"].as_array_mut().into_iter().flatten().enumerate() {
         nic["rdmaDevice"] = format!("mlx5_{number}").into();
@@ -80,7 +80,8 @@ fn node(scale: &Scale, number: usize) -> Value {
     })
 }
 
-/// A pod of others on the node that its number gives. The first of each node of their pool has all GPUs.
+/// Returns a foreign pod on the node selected by its number. The first pod on each node of the
+/// foreign pool has all GPUs.
 pub(super) fn pod_of_others(scale: &Scale, number: usize, name: &str) -> Value {
     let node = number % scale.nodes;
     let has_gpus = number < scale.nodes && scale.pool(node) == "others";

@@ -1,4 +1,4 @@
-//! What is measured, one part after another.
+//! Phases of the benchmark.
 
 use super::objects::pod_of_others;
 use super::{Bench, LIMIT, OTHERS, USER, candidate, mib, seconds, synced};
@@ -14,16 +14,16 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use switchyard_crds::{PlacementSlice, TrainJob};
 
-/// Calls at a time.
+/// Concurrent calls.
 const CALLS: usize = 16;
-/// Nodes of a job whose time is taken.
+/// Nodes of a job whose time is measured.
 const PROBE_NODES: usize = 4;
-/// How the names of jobs that wait begin, and of those that run.
+/// Name prefixes of queued and running jobs.
 const WAITING: &str = "w-";
 const RUNNING: &str = "r-";
 
 impl Bench {
-    /// From apply to placed, of jobs one after another that find free nodes.
+    /// Measures the time from apply to placement, for consecutive jobs that find free nodes.
     pub(super) async fn probes(&mut self, prefix: &str) -> Result<Value> {
         let mut times = Vec::new();
         for number in 0..self.scale.probes {
@@ -41,7 +41,7 @@ impl Bench {
         Ok(percentiles(times))
     }
 
-    /// Waits until no pod of jobs whose names begin so is left.
+    /// Waits until no pod with this name prefix is left.
     async fn pods_gone(&self, prefix: &str) -> Result<()> {
         let give_up = Instant::now() + LIMIT;
         loop {
@@ -55,7 +55,7 @@ impl Bench {
         }
     }
 
-    /// The largest gang: how long until its gates are lifted, and how large its objects are.
+    /// Measures the large gang: the time until its gates are lifted, and the size of its objects.
     pub(super) async fn gang(&mut self) -> Result<Value> {
         let nodes = self.scale.gang;
         let pods = PodsSeen::watch(self.jobs.client.clone(), &self.jobs.namespace);
@@ -98,14 +98,14 @@ impl Bench {
         Ok(result)
     }
 
-    /// Seconds of a core that the control plane and our controller have used so far.
+    /// CPU seconds used by the control plane and our controller so far.
     fn cpu_seconds(&self) -> BTreeMap<&'static str, f64> {
         let mut seconds = self.plane.cpu_seconds();
         seconds.insert("switchyard", self.controller.usage().cpu_seconds);
         seconds
     }
 
-    /// The jobs that run.
+    /// Creates the running jobs.
     pub(super) async fn run_all(&mut self) -> Result<Value> {
         let begin = Instant::now();
         let jobs = (0..self.scale.running).map(|number| self.job(&format!("{RUNNING}{number}"), 1, "queue", "run"));
@@ -116,7 +116,7 @@ impl Bench {
         )
     }
 
-    /// The jobs that wait: of one to four nodes of a pool in which nothing is free.
+    /// Creates the queued jobs, with one to four nodes each, in a pool without free nodes.
     pub(super) async fn queue_up(&mut self) -> Result<Value> {
         let begin = Instant::now();
         let jobs = (0..self.scale.waiting)
@@ -138,7 +138,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Writes of the controller so far, by the name of the object; of events the names are not there.
+    /// Counts the controller's writes so far by object name. Audit entries of events have no name.
     fn writes(&self) -> BTreeMap<String, usize> {
         let mut writes = BTreeMap::new();
         for entry in self.plane.audited() {
@@ -154,7 +154,7 @@ impl Bench {
         self.writes().values().sum()
     }
 
-    /// What is written while nothing happens.
+    /// Counts writes while nothing happens.
     pub(super) async fn quiet(&mut self) -> Result<Value> {
         let (before, cpu, begin) = (self.writes_of_all(), self.controller.usage().cpu_seconds, Instant::now());
         tokio::time::sleep(Duration::from_secs(self.scale.seconds)).await;
@@ -165,7 +165,8 @@ impl Bench {
             "cpuPercent": round(percent), "rssMiB": mib(&self.controller)}))
     }
 
-    /// Every second a job ends and another comes, and pods of others go and come on all pools.
+    /// Every second, a job ends and another arrives, and foreign pods leave and arrive on all
+    /// pools.
     pub(super) async fn churn(&mut self) -> Result<Value> {
         let others = Api::<Pod>::namespaced(self.jobs.client.clone(), OTHERS);
         let (before, cpu) = (self.writes(), self.controller.usage().cpu_seconds);
@@ -183,7 +184,7 @@ impl Bench {
             for place in 0..10.min(self.scale.others) {
                 let number = (place * stride + rounds) % self.scale.others;
                 let (old, new) = (format!("other-{number}"), format!("again-{rounds}-{place}"));
-                // Where the last rounds were: small clusters have few.
+                // Already replaced in an earlier round; small clusters have few foreign pods.
                 if others.delete(&old, &DeleteParams::default().grace_period(0)).await.is_err() {
                     continue;
                 }
@@ -201,7 +202,7 @@ impl Bench {
         let passed = begin.elapsed().as_secs_f64();
         self.seen.until("ended", RUNNING, rounds, |job| job.stage == "Complete").await?;
         let cpu = self.controller.usage().cpu_seconds - cpu;
-        // Of those that wait to the end: what a place costs is not meant.
+        // Count only jobs that stay queued, because placements are not part of this measurement.
         let still: Vec<String> = self.seen.with(|jobs| {
             let still = jobs.iter().filter(|(name, job)| name.starts_with(WAITING) && job.placed.is_none());
             still.map(|(name, _)| name.clone()).collect()
@@ -217,7 +218,7 @@ impl Bench {
         )
     }
 
-    /// The leader is killed while another controller stands by; a job is applied at that moment.
+    /// Kills the leader while another controller is on standby, and applies a job at that moment.
     pub(super) async fn failover(&mut self) -> Result<Value> {
         let mut second = candidate(&self.plane, "second", &self.scale)?;
         synced(&mut second).await?;
@@ -243,7 +244,7 @@ fn round(number: f64) -> f64 {
     (number * 100.0).round() / 100.0
 }
 
-/// As JSON, which is how etcd keeps an object of a custom kind.
+/// Size as JSON, which is how etcd stores custom resources.
 fn kib(object: &impl Serialize) -> Result<f64> {
     Ok(round(serde_json::to_vec(object)?.len() as f64 / 1024.0))
 }

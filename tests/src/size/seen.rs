@@ -1,4 +1,4 @@
-//! What a watch has seen of the TrainJobs, and when.
+//! A watch-backed view of TrainJobs, with the times of changes.
 
 use super::LIMIT;
 use crate::stage_of;
@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use switchyard_crds::TrainJob;
 
-/// A job as it is now.
+/// Current state of a job.
 #[derive(Debug, Clone, Default)]
 pub(super) struct JobSeen {
     pub stage: String,
-    /// When its status first named a place.
+    /// Time at which its status first contained a placement.
     pub placed: Option<Instant>,
 }
 
@@ -59,12 +59,12 @@ impl Seen {
         look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Number of jobs whose names begin so and which are so.
+    /// Number of jobs with this name prefix that satisfy a condition.
     pub fn count(&self, prefix: &str, is: impl Fn(&JobSeen) -> bool) -> usize {
         self.with(|jobs| jobs.iter().filter(|(name, job)| name.starts_with(prefix) && is(job)).count())
     }
 
-    /// Waits until so many are.
+    /// Waits until at least `count` jobs satisfy a condition.
     pub async fn until(&self, what: &str, prefix: &str, count: usize, is: impl Fn(&JobSeen) -> bool) -> Result<()> {
         let give_up = Instant::now() + LIMIT;
         while self.count(prefix, &is) < count {

@@ -1,4 +1,4 @@
-//! Every oracle on a history that is right, and on one in which something was planted.
+//! Runs every oracle on a correct history and on one with an injected violation.
 
 use super::*;
 use crate::history::{ClaimFact, NodeFact, OfferFact};
@@ -8,7 +8,7 @@ use switchyard_crds::{TrainJob, TrainJobStatus};
 use switchyard_plan::eligible::NodeFacts;
 use switchyard_plan::resources;
 
-/// A history in the making; each step is a revision.
+/// Builder for a history; each step is a revision.
 #[derive(Default)]
 struct Story {
     changes: Vec<Change>,
@@ -22,7 +22,7 @@ impl Story {
         self.changes.push(Change { revision, what, name: name.into(), uid: format!("uid-{name}"), fact });
     }
 
-    /// The object is there, or is another.
+    /// Adds the object, or modifies it if it exists.
     fn set(&mut self, name: &str, fact: Fact) {
         let what = if self.known.contains_key(name) { What::Modified } else { What::Added };
         self.step(name, what, fact);
@@ -61,7 +61,7 @@ impl Story {
         );
     }
 
-    /// A pod of attempt and rank: `gated`, `bound` or a phase, on node `n`.
+    /// Sets the pod of this attempt and rank to `gated`, `bound` or a phase, on node `n`.
     fn pod(&mut self, attempt: u32, rank: u32, state: &str) {
         let mut pod = PodFact { job: "uid-j".into(), ..PodFact::default() };
         let spec = json!({"containers": [{"name": "trainer", "resources": {"requests": {"cpu": "500m"}}}]});
@@ -84,7 +84,7 @@ impl Story {
         History::new(self.changes.clone()).unwrap()
     }
 
-    /// All violations that all oracles see, by the name of the oracle.
+    /// Returns all violations found by all oracles, by oracle name.
     fn judged(&self) -> Vec<(&'static str, u64)> {
         let history = self.history();
         let all = ORACLES.iter().flat_map(|(name, oracle)| {
@@ -113,7 +113,7 @@ fn job(stage: &str, attempt: i32) -> TrainJobStatus {
     .unwrap()
 }
 
-/// Two nodes, one job of two pods, one failure, a second attempt, the end.
+/// Two nodes, a job with two pods, a failure, a second attempt, and the end.
 fn life() -> Story {
     let mut story = Story::default();
     story.node("n", "1");
@@ -155,7 +155,7 @@ fn a_life_without_faults_is_clean() {
 fn a_history_with_a_gap_is_none() {
     let whole = life().changes;
     let without = |revision: u64| whole.iter().filter(|change| change.revision != revision).cloned().collect();
-    // The creation of a pod, and its deletion, which the next pod of that name shows.
+    // Remove the creation of a pod, then a deletion, which the next pod with that name reveals.
     assert!(History::new(without(4)).unwrap_err().to_string().contains("j-1-0 is Modified: a change before it"));
     let mut twice = whole.clone();
     twice.push(whole[3].clone());
@@ -180,16 +180,16 @@ fn too_much_on_a_node_is_seen() {
     story.pod(1, 2, "bound");
     assert_eq!(story.judged(), [("over_allocated", 8)]);
     assert_eq!(over_allocated(&story.history())[0].to_string(), "revision 8: j-1-2: node n: cpu: 1500m of 1 asked for");
-    // A node that shrinks under its pods.
+    // A node that shrinks below its pods' requests.
     story.pod(1, 2, "succeeded");
     story.node("n", "900m");
     assert_eq!(over_allocated(&story.history()).len(), 2);
-    // Of a node that has registered again and not reported nothing is known.
+    // A node that registered again and has not reported yet is unknown.
     story.set("n", Fact::Node(NodeFact { ready: true, open: true, ..NodeFact::default() }));
     assert_eq!(over_allocated(&story.history()).len(), 2);
     story.node("n", "900m");
     assert_eq!(over_allocated(&story.history()).len(), 3);
-    // What has ended takes nothing.
+    // Finished pods occupy nothing.
     story.pod(1, 1, "succeeded");
     assert_eq!(over_allocated(&story.history()).len(), 3);
 }
@@ -197,14 +197,14 @@ fn too_much_on_a_node_is_seen() {
 #[test]
 fn room_promised_twice_is_seen() {
     let mut story = Story::default();
-    // Two pods of 500m each get their place on it.
+    // Two pods of 500m each are placed on this node.
     story.node("n", "900m");
     story.job(2, "Placing", 1);
     story.pod(1, 0, "gated");
     story.pod(1, 1, "gated");
     story.job(2, "Starting", 1);
     assert_eq!(over_promised(&story.history())[0].to_string(), "revision 5: j: node n: cpu: 1 of 900m promised");
-    // An ended pod takes nothing.
+    // A finished pod occupies nothing.
     story.changes.truncate(4);
     story.pod(1, 1, "succeeded");
     story.job(2, "Starting", 1);
@@ -220,7 +220,7 @@ fn a_gate_lifted_too_early_is_seen() {
     story.pod(1, 0, "bound");
     let early = story.judged();
     assert!(early.contains(&("partial_gangs", 4)), "{early:?}");
-    // Now all are there, and nothing is partial at the end either; what was done stays done.
+    // Now all pods exist and nothing is partial at the end, but the earlier violation remains.
     story.pod(1, 1, "gated");
     story.pod(1, 1, "bound");
     assert_eq!(story.judged(), [("partial_gangs", 4)]);
@@ -290,7 +290,7 @@ fn counters_that_go_back_and_life_after_the_end_are_seen() {
     );
 }
 
-/// A job whose first attempt runs, and is then charged to the infrastructure after something happened.
+/// Judges a job whose first attempt runs, and is charged to the infrastructure after an event.
 fn charged_after(happens: impl FnOnce(&mut Story)) -> Vec<(&'static str, u64)> {
     let mut story = Story::default();
     story.node("n", "1");
@@ -318,7 +318,7 @@ fn an_attempt_that_is_ended_though_all_is_well_is_seen() {
     );
     assert_eq!(charged_after(|_| {}), [("ended_in_health", 7)]);
     assert_eq!(charged_after(|story| story.set("n", node(false, true))), []);
-    // It was silent, and was back before the decision was written.
+    // The node was silent, but came back before the decision was written.
     let back = |story: &mut Story| {
         story.set("n", node(false, true));
         story.set("n", node(true, false));
@@ -337,10 +337,10 @@ fn a_status_that_is_written_on_and_on_is_seen() {
         story.status(2, status);
     }
     let writes = status_writes(&story.history());
-    // One of the life itself comes before the twelve.
+    // `life` itself contributes one write before the twelve.
     assert_eq!((writes.telling, writes.longest_burst), (writes.writes, 13));
     assert_eq!(story.judged(), [("too_many_status_writes", story.changes.len() as u64 - 8)]);
-    // The same twelve with news between them.
+    // The same twelve writes with news between them.
     let mut story = life();
     for turn in 0..12 {
         story.job(2, if turn % 2 == 0 { "Starting" } else { "Running" }, 2);
@@ -349,7 +349,7 @@ fn a_status_that_is_written_on_and_on_is_seen() {
     assert_eq!(story.judged(), []);
 }
 
-/// The run of churn that refused a submission: the words of a job that waits were put off beyond the time in which nothing happened.
+/// Regression from a churn run: messages of a queued job were delayed beyond the quiet period.
 #[test]
 fn words_that_a_waiting_job_is_told_late_are_known_from_other_writes() {
     let says = |stage: &str, words: &str| {
@@ -386,7 +386,7 @@ fn a_job_that_nobody_wakes_is_seen() {
     assert_eq!(story.judged(), [("waits_in_vain", 7)]);
 }
 
-/// A job of two pods that has a place on node `n` with these GPUs.
+/// Status of a job with two pods, placed on node `n` with these GPUs.
 fn placed_on(gpus: [&str; 2], at: &str) -> TrainJobStatus {
     let mut status = job("Starting", 1);
     let place = |rank: i32, gpu: &str| json!({"firstRank": rank, "nodeName": "n", "gpus": [gpu]});
@@ -413,7 +413,7 @@ fn a_gpu_for_two_pods_is_seen() {
     assert_eq!(twice.judged(), [("double_gpus", 5); 2], "said of each of the two");
     let found = double_gpus(&twice.history())[0].text.clone();
     assert_eq!(found, r#"a is for several pods: {"j-1-0", "j-1-1"}"#);
-    // Somebody else's claim has one of them, before or after.
+    // Another user's claim holds one of the GPUs, before or after the placement.
     let claim = |story: &mut Story| {
         let gpus = [(("n".to_string(), "gpu-0".to_string()), "b".to_string())].into();
         story.set("offer", Fact::Offer(OfferFact { node: "n".into(), gpus }));
@@ -443,14 +443,14 @@ fn a_gang_that_stays_half_bound_is_seen() {
         story.pod(1, 1, "gated");
         story.status(2, placed_on(["a", "b"], "2026-01-01T00:00:00Z"));
         story.pod(1, 0, "bound");
-        // Another job says what time it is.
+        // Another job's condition sets the current time.
         let time = format!("2026-01-01T00:{:02}:{:02}Z", seconds / 60, seconds % 60);
         let mut other = placed_on(["c", "d"], &time);
         other.conditions.retain(|condition| condition.type_ == "Succeeded");
         story.set("other", Fact::Job(Box::new(JobFact { status: other, ..JobFact::default() })));
         half_gangs(&story.history())
     };
-    // 300 s are the default of the job.
+    // The job's default timeout is 300 s.
     assert_eq!(story(310), []);
     assert_eq!(story(330)[0].text, "1 of 2 pods bound 330 s after the place was decided");
 }
