@@ -43,7 +43,7 @@ fn every_set_of_values_renders_what_was_reviewed() -> Result<()> {
     Ok(())
 }
 
-/// Every object has the standard labels, and its name starts with the release name.
+/// Every object has the standard labels.
 #[test]
 fn every_object_is_ours() -> Result<()> {
     for (name, path, _) in files("values") {

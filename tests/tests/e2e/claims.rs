@@ -17,7 +17,7 @@ use switchyard_tests::history::{Fact, Violation, double_gpus};
 use switchyard_tests::nodes::TOOLS;
 use switchyard_tests::{merge, template_on};
 
-/// GPUs per pod for which the kind of NVLink mesh link matters.
+/// GPUs per pod. The mesh has different kinds of links between pairs, so the choice matters.
 const PAIR: u32 = 2;
 /// More than half of a node's GPUs.
 const MOST: u32 = 5;
