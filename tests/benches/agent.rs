@@ -1,7 +1,8 @@
-//! The node agent at rest: `cargo xtask bench agent`.
+//! Cost of an idle node agent: `cargo xtask bench agent`.
 //!
-//! The real program with its defaults on a real API server: this machine, and one of 256 CPUs with two GPUs of a mock. Nothing
-//! changes meanwhile, so what is measured is what every node pays all the time.
+//! Runs the real program with its defaults against a real API server, for this machine and for a
+//! mock machine with 256 CPUs and two GPUs. Nothing changes during the run, so the figures are the
+//! constant cost per node.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -11,7 +12,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use switchyard_tests::{Agent, AgentOptions, ControlPlane, Host, agent_plane};
 
-/// Five looks with the default period of 60 s.
+/// Five scans at the default period of 60 s.
 const MEASURED: Duration = Duration::from_secs(300);
 const PATIENCE: Duration = Duration::from_secs(60);
 const CPUS: u32 = 256;
@@ -72,12 +73,12 @@ fn round(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
-/// An agent with its defaults, whose first report is there.
+/// Starts an agent with its defaults and waits for its first report.
 fn start(plane: &ControlPlane, node: &str, host: &Host) -> Result<Agent> {
     let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}});
     let made = plane.kubectl_with(&["create", "-f", "-"], &object.to_string());
     ensure!(made.code == Some(0), "{}", made.stderr);
-    // The events of the mock end with a driver that is gone, and would begin again each minute.
+    // The mock's event stream ends with a missing driver and would start over every minute.
     let arguments = vec!["--gpu-events".into(), "Disabled".into()];
     let options = AgentOptions { arguments, period: Some(60), ..AgentOptions::default() };
     let agent = Agent::start(plane, node, host, &options)?;
@@ -89,13 +90,13 @@ fn start(plane: &ControlPlane, node: &str, host: &Host) -> Result<Agent> {
     Ok(agent)
 }
 
-/// The object as the API server keeps it.
+/// The stored object as raw JSON.
 fn report(plane: &ControlPlane, node: &str) -> Result<String> {
     let path = format!("/apis/training.switchyard.dev/v1alpha1/gputopologies/{node}");
     Ok(plane.kubectl(&["get", "--raw", &path]).stdout)
 }
 
-/// Calls of the agents about a node, reads included.
+/// Number of agent calls about a node, reads included.
 fn calls(plane: &ControlPlane, node: &str) -> usize {
     let audited = plane.audited();
     let of_node = |entry: &&Value| entry.pointer("/objectRef/name").and_then(Value::as_str) == Some(node);
@@ -108,7 +109,7 @@ fn calls(plane: &ControlPlane, node: &str) -> usize {
     audited.iter().filter(of_node).filter(of_agent).count()
 }
 
-/// Makes the host one of 256 CPUs with the files that the kernel has for them, and of two GPUs.
+/// Gives the host 256 CPUs, with the kernel's sysfs files for them, and two GPUs.
 fn grow(host: &Host) -> Result<()> {
     std::fs::remove_file(host.path("sys/devices")).context("the link to this machine's devices")?;
     let devices = "sys/devices/system";

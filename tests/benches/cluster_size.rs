@@ -1,6 +1,9 @@
-//! The controller in a cluster of 10,000 nodes with 100,000 pods: `cargo xtask bench cluster-size`. What is measured, and how the cluster is made:
-//! `switchyard_tests::size`. Smaller: `cargo bench -p switchyard-tests --bench cluster_size -- --nodes 300 --others 1000 --running 50 --waiting 20
-//! --gang 130`. `--controller PROGRAM` takes another controller, such as that of another commit.
+//! The controller in a cluster of 10,000 nodes and 100,000 pods: `cargo xtask bench cluster-size`.
+//! `switchyard_tests::size` describes the measurements and the cluster.
+//!
+//! Smaller: `cargo bench -p switchyard-tests --bench cluster_size -- --nodes 300 --others 1000
+//! --running 50 --waiting 20 --gang 130`. `--controller PROGRAM` uses another controller, for
+//! example one built from another commit.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use anyhow::{Context, Result, ensure};
@@ -43,7 +46,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What is measured: where it lies, what it may be at most, unit.
+/// Measured figures: name, JSON pointer, upper bound, unit.
 const GOALS: [(&str, &str, f64, &str); 16] = [
     ("apply to placed, free cluster, p50", "/cluster/free/p50Seconds", f64::NAN, "s"),
     ("apply to placed, free cluster, p99", "/cluster/free/p99Seconds", 1.0, "s"),

@@ -1,8 +1,10 @@
-//! The controller with 1,000 workers and with 1,000 jobs: `cargo xtask bench controller`.
+//! The controller with one job of 1,000 workers and with 1,000 jobs: `cargo xtask bench
+//! controller`.
 //!
-//! A real API server, scheduler and controller manager, and 1,000 nodes of the bench on this machine. Times are what a watch sees;
-//! writes come from the API server's audit log, for us and for the peer alike. The peer is training-operator v1.8.1 (PyTorchJob), on
-//! a control plane of its own in the same run, with its default limits and with its limits raised.
+//! Uses a real API server, scheduler and controller manager, and 1,000 emulated nodes on this
+//! machine. Times are measured through a watch. Writes are counted in the API server's audit log,
+//! both for us and for the peer. The peer is training-operator v1.8.1 (PyTorchJob). It runs on its
+//! own control plane within the same run, once with its default limits and once with raised limits.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -49,7 +51,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Goals of each figure: where it lies, what it may be at most, unit.
+/// Goals: name, JSON pointer, upper bound, unit.
 const GOALS: [(&str, &str, f64, &str); 17] = [
     ("A 1 job x 1,000: pods created", "/a/created", 4.0, "s"),
     ("A gates lifted", "/a/lifted", 8.0, "s"),
@@ -87,12 +89,12 @@ fn table(ours: &Value, peers: &[Value]) {
     }
 }
 
-/// Seconds since then, for the result.
+/// Seconds since `start`, rounded to milliseconds.
 pub(crate) fn since(start: Instant) -> f64 {
     (start.elapsed().as_secs_f64() * 1000.0).round() / 1000.0
 }
 
-/// Longest time for a milestone.
+/// Timeout for a milestone.
 pub(crate) const LIMIT: Duration = Duration::from_secs(400);
 
 fn cpu_model() -> String {

@@ -1,8 +1,8 @@
 //! Speed of `switchyard doctor` on large logs: `cargo xtask bench doctor`.
 //!
-//! Two logs are made in memory, a piece of each again and again: what a healthy rank with `NCCL_DEBUG=INFO` and a line per step prints, and
-//! the same with errors of every kind between, at one line in fifty. What is timed is what the program does with each line; reading a file
-//! from a disk comes on top of it.
+//! Builds two logs in memory by repeating a chunk: the output of a healthy rank with
+//! `NCCL_DEBUG=INFO` and one line per step, and the same with errors of every kind at one line in
+//! fifty. Only the per-line processing is timed, without disk reads.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use switchyard_tools::doctor::{Doctor, known};
 
 /// Bytes of each log.
 const BYTES: u64 = 1 << 30;
-/// Lines of a piece.
+/// Lines of a chunk.
 const PIECE: usize = 10_000;
 
 fn main() {
@@ -29,7 +29,7 @@ fn main() {
     std::fs::write(path, format!("{}\n", serde_json::to_string_pretty(&result).unwrap())).unwrap();
 }
 
-/// Lines of a log; one in `every` is an error, if that is not 0.
+/// Lines of a chunk. One in `every` is an error; 0 means none.
 fn piece(every: usize) -> Vec<String> {
     let errors: Vec<String> = known().map(|known| format!("[rank0]: {}", known.texts[0].join(" 0 "))).collect();
     let line = |number: usize| match number {

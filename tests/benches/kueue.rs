@@ -1,10 +1,14 @@
-//! 200 gangs in the queues of a real Kueue, and scenes of its topology-aware scheduling: `cargo xtask bench kueue`.
+//! 200 gangs in the queues of a real Kueue, and scenarios with its topology-aware scheduling:
+//! `cargo xtask bench kueue`.
 //!
-//! Two cohorts of two queues each, on nodes with more GPUs than the quotas together, since the pods of a gang take different nodes. First the one
-//! queue of each cohort borrows what the other does not use; then the other takes it back, and Kueue evicts; then everything runs to its end. A watch
-//! of the pods judges every state that the API server shows: no pod of a gang may be let go while Kueue still holds another one. The controller has
-//! the rights of the chart, and the policies are in force. With `--record FOLDER` it keeps some objects, of which those in
-//! `src/plan/cluster/tests/recorded` are.
+//! Runs two cohorts of two queues each. The nodes have more GPUs than the quotas together, because
+//! the pods of a gang take different nodes. First, one queue of each cohort borrows the quota that
+//! the other does not use. Then the other queue reclaims it and Kueue evicts. Finally, all gangs
+//! run to completion. A pod watch checks every state that the API server shows: no pod of a gang
+//! may be ungated while Kueue still gates another one. The controller has the chart's rights, and
+//! the chart's policies are in force.
+//!
+//! `--record FOLDER` saves some objects; `src/plan/cluster/tests/recorded` was made this way.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -29,15 +33,15 @@ use switchyard_tests::{
 };
 use watched::Watched;
 
-/// GPUs of a node, and nodes.
+/// GPUs per node, and number of nodes.
 const NODE: (usize, usize) = (8, 24);
-/// GPUs that the first and the second queue of a cohort have by right.
+/// Nominal GPU quotas of the first and second queue of a cohort.
 const QUOTAS: [u32; 2] = [30, 50];
 const COHORTS: [&str; 2] = ["one", "two"];
-/// Gangs in each queue, and what each asks for: pods, and GPUs of a pod.
+/// Gangs per queue, and the request of each gang: pods, and GPUs per pod.
 const GANGS: usize = 50;
 const GANG: (u32, u32) = (2, 1);
-/// Evictions that follow from these numbers: the second queue of each cohort takes back all of its quota.
+/// Evictions implied by these numbers: the second queue of each cohort reclaims its full quota.
 const EVICTIONS: usize = 50;
 const LIMIT: Duration = Duration::from_secs(300);
 
@@ -46,7 +50,7 @@ struct Bench {
     jobs: Jobs,
     kubelet: Kubelet,
     watched: Watched,
-    /// Where objects of this run are kept.
+    /// Folder for recorded objects.
     record: Option<PathBuf>,
     kueue: Daemon,
     controller: Daemon,
@@ -80,7 +84,7 @@ async fn measure(folder: &Path, record: Option<PathBuf>) -> Result<(String, Valu
     options.capacity.push(("nvidia.com/gpu".into(), NODE.0.to_string()));
     let kubelet = Kubelet::start(plane.config().await?, options).await?;
     let watched = Watched::start(plane.client().await?, &namespace, record.clone());
-    // With the rights and under the policies of the chart, which must bear with what Kueue does to the pods.
+    // The chart's rights and policies must tolerate Kueue's changes to the pods.
     let kubeconfig = Some(plane.controller_kubeconfig()?);
     let options = ControllerOptions { kubeconfig, ..ControllerOptions::default() };
     let controller = start_controller(&plane, "controller", &options)?;
@@ -124,7 +128,7 @@ impl Bench {
         }))
     }
 
-    /// A flavor, two cohorts of two queues, and a LocalQueue for each.
+    /// Creates a flavor, two cohorts of two queues, and a LocalQueue for each.
     fn queues(&self) -> Result<()> {
         let mut objects = vec![json!({
             "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "ResourceFlavor", "metadata": {"name": "default"},
@@ -154,7 +158,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The gangs of this queue of both cohorts.
+    /// Submits the gangs of this queue in both cohorts.
     async fn submit(&self, which: &str) -> Result<()> {
         let job = |number: usize| {
             let queue = format!("{}-{which}", COHORTS[number % 2]);
@@ -190,7 +194,7 @@ impl Bench {
         }
     }
 
-    /// How many gangs were let go in part: none.
+    /// Checks that no gang was partially ungated; returns 0.
     fn partial(&self) -> Result<usize> {
         let partial = self.watched.partial();
         ensure!(partial.is_empty(), "let go in part: {partial:?}");
@@ -220,7 +224,8 @@ impl Bench {
         Ok(COHORTS.map(of))
     }
 
-    /// What the status of a job that waits says, once that is in Kueue's words; its Workload's events are recorded.
+    /// Returns the status message of a waiting job once it quotes Kueue, and records the events of
+    /// its Workload.
     async fn words(&self) -> Result<String> {
         let give_up = Instant::now() + LIMIT;
         while Instant::now() < give_up {
@@ -237,7 +242,7 @@ impl Bench {
         bail!("no status says what Kueue says")
     }
 
-    /// Writes the Workload of a job's first attempt and its events to the folder for records.
+    /// Writes the Workload of a job's first attempt and its events to the record folder.
     fn record(&self, job: &str) -> Result<()> {
         let Some(folder) = &self.record else { return Ok(()) };
         let get = |what: &[&str]| {
@@ -262,7 +267,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Waits until Kueue charges exactly this to each cohort.
+    /// Waits until Kueue charges exactly this many GPUs to each cohort.
     async fn charged(&self, gpus: u32) -> Result<[u32; 2]> {
         let give_up = Instant::now() + LIMIT;
         loop {
@@ -275,7 +280,7 @@ impl Bench {
         }
     }
 
-    /// Restarts of all jobs by who pays for them.
+    /// Total restarts of all jobs, by restart budget.
     async fn restarts(&self) -> Result<BTreeMap<&'static str, i32>> {
         let mut sums = BTreeMap::from([("preemption", 0), ("infrastructure", 0), ("application", 0)]);
         for restarts in self.list().await?.into_iter().filter_map(|job| job.status?.restarts) {
@@ -286,7 +291,7 @@ impl Bench {
         Ok(sums)
     }
 
-    /// Ends whatever runs, until all jobs are complete.
+    /// Ends running pods until all jobs are complete.
     async fn finish(&self) -> Result<()> {
         let give_up = Instant::now() + LIMIT;
         loop {
@@ -298,7 +303,7 @@ impl Bench {
                 let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(1);
                 for rank in 0..GANG.0 {
                     let pod = format!("{}-{attempt}-{rank}", job.name_any());
-                    // It may have been ended in the round before.
+                    // The previous round may have ended it already.
                     let _ = self.kubelet.order(&self.jobs.namespace, &pod, Command::Exit(0, String::new()));
                 }
             }
@@ -319,7 +324,7 @@ fn gpus_charged(queue: &Value) -> u32 {
     resources.filter(|resource| resource["name"] == RESOURCE).map(total).sum()
 }
 
-/// Seconds since then, for the result.
+/// Seconds since `start`, rounded to tenths.
 fn since(start: Instant) -> f64 {
     (start.elapsed().as_secs_f64() * 10.0).round() / 10.0
 }

@@ -1,4 +1,5 @@
-//! Placement of GPUs: quality against brute force and against what is usual, and time at 10,000 nodes.
+//! GPU placement: quality against brute force and against common policies, and latency at 10,000
+//! nodes.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 #[path = "placement/cluster.rs"]
@@ -22,9 +23,9 @@ use switchyard_plan::validate;
 use switchyard_tests::Random;
 use switchyard_tests::placement::{World, any_request, fixtures};
 
-/// Instances of the cluster oracle, of each sort.
+/// Cluster oracle instances of each kind.
 const INSTANCES: u64 = 20_000;
-/// Repetitions of a timed decision; between them a node changes.
+/// Repetitions of a timed decision. A node changes between repetitions.
 const REPEATS: usize = 400;
 
 fn main() {
@@ -44,14 +45,15 @@ fn main() {
     std::fs::write(path, format!("{}\n", serde_json::to_string_pretty(&result).unwrap())).unwrap();
 }
 
-/// The first free GPUs: the device plugin without a preference, and DRA.
+/// The first free GPUs, as chosen by DRA, and by the device plugin without a preference.
 fn first_fit(free: u32, gpus: u8) -> u32 {
     (0..32).filter(|bit| free >> bit & 1 == 1).take(gpus.into()).fold(0, |set, bit| set | 1 << bit)
 }
 
-/// The best-effort policy of NVIDIA's device plugin: of the partition of the free GPUs into sets of this size with the highest total
-/// score the set with the highest score. A pair scores by its PCIe class, and 100 for every direct NVLink; links through switches do
-/// not count (go-gpuallocator, links/device.go).
+/// The best-effort policy of NVIDIA's device plugin. Partitions the free GPUs into sets of this
+/// size, takes the partition with the highest total score, and from it the set with the highest
+/// score. A pair scores by its PCIe class, plus 100 for every direct NVLink. NVSwitch links do not
+/// count (go-gpuallocator, links/device.go).
 fn best_effort(devices: &Devices, free: u32, gpus: u8) -> u32 {
     use switchyard_core::path::PathClass;
     let count = devices.gpus.len();
@@ -69,7 +71,7 @@ fn best_effort(devices: &Devices, free: u32, gpus: u8) -> u32 {
         };
         members.iter().enumerate().map(|(i, a)| members[i + 1..].iter().map(|b| pair(*a, *b)).sum::<u32>()).sum()
     };
-    // Best partition of every subset; what does not fill a set is left over.
+    // Best partition of every subset. GPUs that do not fill a set are left over.
     let size = u32::from(gpus);
     let mut best: Vec<(u32, u32)> = vec![(0, 0); 1 << count];
     for mask in 1_u32..1 << count {
@@ -100,7 +102,8 @@ fn best_effort(devices: &Devices, free: u32, gpus: u8) -> u32 {
     best[free as usize].1
 }
 
-/// Value of what first-fit, best-effort and the tables choose, as a share of the best, over every set of free GPUs.
+/// Value of the choices of first-fit, best-effort and our tables, as a share of the optimum, over
+/// every set of free GPUs.
 fn node_quality() -> Vec<Value> {
     println!("one pod on a node: share of the best bandwidth over all sets of free GPUs, mean / worst");
     println!(
@@ -121,7 +124,7 @@ fn node_quality() -> Vec<Value> {
         let shape = Shape::new(&devices);
         let value = |set: u32| f64::from(shape.ring[set as usize].min(shape.outward(set, spread)));
         let site = |free| Site { shape: 0, free, open: true, domains: Arc::default() };
-        // Two equal nodes where the way out counts, so that both must take such a set.
+        // Two equal nodes where NIC bandwidth counts, so that both must take this set.
         let pods = if spread.is_some() { 2 } else { 1 };
         let sites = vec![site(0); pods];
         let mut fleet = Fleet::new(vec![level], std::slice::from_ref(&devices), &sites).unwrap();
@@ -156,7 +159,7 @@ fn node_quality() -> Vec<Value> {
     rows
 }
 
-/// Random small clusters: every placement is tried.
+/// Compares our placement with every possible placement, on random small clusters.
 fn cluster_oracle(what: &str, groups: usize) -> Value {
     let (mut placed, mut equal, mut false_refusals, mut gap) = (0_u64, 0_u64, 0_u64, 0.0);
     let (mut ours, mut fewest) = ([0_usize; 3], [0_usize; 3]);
@@ -202,7 +205,8 @@ fn gang(pods: u32, gpus: u8) -> Request {
     Request { groups: vec![Group { pods, gpus }], min_link: MinLink::System, within: None, slices: None }
 }
 
-/// Blocks of 25 racks of 20 nodes, four kinds of machines, a share of the nodes empty and the others half full.
+/// Blocks of 25 racks of 20 nodes, with four machine types. A share of the nodes is empty and the
+/// others are half full.
 fn fleet_of(
     random: &Random,
     blocks: u32,
@@ -216,7 +220,7 @@ fn fleet_of(
         shapes.iter().map(|name| all.iter().find(|(known, _)| known == name).unwrap().1.clone()).collect();
     let mut sites = Vec::new();
     for rack in 0..blocks * racks {
-        // A rack has one kind of machine.
+        // All nodes of a rack have the same machine type.
         let shape = random.below(devices.len()) as u32;
         for _ in 0..nodes {
             let free = if random.below(1000) < empty_permille {

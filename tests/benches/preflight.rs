@@ -1,7 +1,8 @@
-//! Time of plan and preflight for a job on 128 nodes: `cargo xtask bench preflight`.
+//! Time to plan and preflight a job on 128 nodes: `cargo xtask bench preflight`.
 //!
-//! What the controller does when the pods of a job exist: it chooses the nodes and GPUs, decides the settings of the fabric, and checks the
-//! nodes. Once on nodes on which nothing is wrong, and once on nodes of which each has faults of its own, so that nothing folds.
+//! Measures the controller's work once the pods of a job exist: it chooses nodes and GPUs, derives
+//! the fabric settings, and checks the nodes. Runs once on healthy nodes, and once with different
+//! faults on each node, so that no findings fold together.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 #[allow(dead_code)]

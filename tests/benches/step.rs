@@ -1,10 +1,13 @@
-//! ms per step with its parts, and what a second process brings: `cargo xtask bench step`.
+//! Milliseconds per step and per phase, and the speedup of a second process: `cargo xtask bench
+//! step`.
 //!
-//! Runs the real programs on the example's model. One process and two processes alternate in rounds, each with one thread and the same
-//! batch per process; of each round the median step counts, and the best of the rounds is shown beside the spread.
+//! Runs the real programs on the example's model. One process and two processes alternate in
+//! rounds, with one thread per process and the same batch per process. Each round counts with its
+//! median step; the result is the best round, printed with the spread of all rounds.
 //!
-//! With `SWITCHYARD_TORCH_PYTHON=PYTHON` (an interpreter that has PyTorch, `pip install torch numpy`) the same model in PyTorch, with DDP over
-//! gloo for two processes, runs in the same rounds, and the ratios are printed.
+//! With `SWITCHYARD_TORCH_PYTHON=PYTHON` (an interpreter with PyTorch, `pip install torch numpy`),
+//! the same rounds also run the model in PyTorch, with DDP over gloo for two processes, and the
+//! ratios are printed.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -15,7 +18,7 @@ use std::process::Command;
 /// Alternating rounds.
 const ROUNDS: usize = 4;
 
-/// Parts of a step in the order shown.
+/// Phases of a step in display order.
 const PARTS: [&str; 5] = ["forwardMs", "backwardMs", "communicationWaitMs", "inputWaitMs", "optimizerMs"];
 
 fn main() {
@@ -110,7 +113,7 @@ fn main() {
     }
 }
 
-/// One run; its figures are medians over the progress reports of rank 0 after the first.
+/// Runs once. Each figure is the median over rank 0's progress reports after the first.
 fn measure(programs: &Path, folder: &Path, round: usize, processes: usize) -> Value {
     let manifest = json!({
         "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "bench"},
@@ -145,7 +148,7 @@ fn measure(programs: &Path, folder: &Path, round: usize, processes: usize) -> Va
     result
 }
 
-/// The peer's median step, as its script prints it.
+/// Median step of the peer, as printed by its script.
 fn torch(python: &str, processes: usize) -> Value {
     let script = switchyard_tests::root().join("tests/benches/torch_step.py");
     let output = Command::new(python).arg(script).args([processes.to_string(), "60".into()]).output().unwrap();
@@ -153,7 +156,7 @@ fn torch(python: &str, processes: usize) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Of sorted values; the mean of the middle two when their number is even.
+/// Median of sorted values. For an even count, the mean of the middle two.
 fn median(sorted: &[f64]) -> f64 {
     let middle = sorted.len() / 2;
     if sorted.len().is_multiple_of(2) { f64::midpoint(sorted[middle - 1], sorted[middle]) } else { sorted[middle] }
@@ -176,7 +179,7 @@ fn cpu_model() -> String {
     format!("{} (family {}, model {})", field("model name"), field("cpu family"), field("model\t"))
 }
 
-/// Load of the machine beside the benchmark.
+/// Load averages of the machine, to spot other work.
 fn load() -> String {
     std::fs::read_to_string("/proc/loadavg").unwrap_or_default().split(' ').next().unwrap_or_default().to_string()
 }

@@ -1,8 +1,11 @@
-//! Time from `apply` to the verdict about the fabric in the status of a gang of 16: `cargo xtask bench verdict`.
+//! Time from `apply` until the status of a gang of 16 has a fabric verdict: `cargo xtask bench
+//! verdict`.
 //!
-//! A real API server, scheduler and controller manager of the bench, the real controller as it is shipped, 16 nodes of two kinds with eight
-//! GPUs each as their agents would report them. Timed is from the create call to the watch event that has the condition `FabricReady`: the pods are
-//! made, the gang gets its place, settings are derived, 27 checks are made, and all of it is written.
+//! Uses a real API server, scheduler and controller manager, the real controller as shipped, and 16
+//! emulated nodes of two machine types with eight GPUs each, as their agents would report them. The
+//! measured time runs from the create call to the watch event with the condition `FabricReady`. It
+//! includes creating the pods, placing the gang, deriving the settings, running 27 checks, and all
+//! writes.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use anyhow::Result;

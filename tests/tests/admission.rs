@@ -1,7 +1,8 @@
-//! What a TrainJob may ask for, and who may do what: the policies and rights of the chart on a real API server.
+//! Validation and authorization of TrainJobs: the chart's policies and rights on a real API server.
 //!
-//! The cases are in `admission/cases.yaml`, the users in `admission/users.yaml`. An API server takes a new or a changed policy
-//! into account a moment later: a case is tried again until it ends as expected or a deadline has passed.
+//! The cases are in `admission/cases.yaml` and the users in `admission/users.yaml`. An API server
+//! applies a new or changed policy with a delay, so each case is retried until it ends as expected
+//! or a deadline has passed.
 
 mod fence;
 mod rights;
@@ -14,11 +15,10 @@ use std::time::{Duration, Instant};
 use switchyard_tests::chart::render;
 use switchyard_tests::{ControlPlane, Ended, Options, root};
 
-/// Time for an API server to take a policy into account.
+/// Timeout for an API server to apply a policy.
 const PATIENCE: Duration = Duration::from_secs(30);
 const CONTROLLER: &str = "system:serviceaccount:switchyard-system:switchyard-controller";
 
-/// One line of `cases.yaml`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Case {
@@ -40,7 +40,7 @@ impl Case {
         json!({"apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "case"}, "spec": spec})
     }
 
-    /// What differs from what is expected.
+    /// Describes the deviation from the expected result.
     fn fault(&self, accepted: bool, message: &str) -> Option<String> {
         let missing: Vec<&String> = self.refused.iter().filter(|words| !message.contains(words.as_str())).collect();
         match (accepted, self.refused.is_empty()) {
@@ -82,7 +82,7 @@ impl Scene {
         self.plane.kubectl_with(&all, &input.to_string())
     }
 
-    /// Retries until it ends as expected; returns the last fault at the deadline.
+    /// Retries until the case ends as expected; returns the last fault at the deadline.
     fn settles(&self, fault: impl Fn() -> Option<String>) -> Option<String> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -115,7 +115,7 @@ fn cases() -> Vec<Case> {
 #[tokio::test]
 async fn accepted_and_refused_jobs() -> Result<()> {
     let scene = Scene::new().await?;
-    // A policy that is not active yet accepts everything: one refusal of each before anything else.
+    // An inactive policy accepts everything, so check one refusal of each policy first.
     let mut cases = cases();
     cases.sort_by_key(|case| (!case.allowed.is_empty(), case.refused.is_empty()));
     let mut faults = Vec::new();
@@ -135,7 +135,8 @@ async fn accepted_and_refused_jobs() -> Result<()> {
     Ok(())
 }
 
-/// The rules of the CRD are an API server's to judge: every example is accepted, and one with a broken rule is not.
+/// The API server evaluates the CRD's rules: it accepts every example, and refuses one with a
+/// broken rule.
 fn examples(scene: &Scene) {
     let mut count = 0;
     for entry in std::fs::read_dir(root().join("examples")).unwrap() {
@@ -161,7 +162,7 @@ fn examples(scene: &Scene) {
     assert!(count >= 8, "{count} examples");
 }
 
-/// Who changes the spec needs the rights of an author; who changes a label does not.
+/// Changing the spec requires an author's rights; changing a label does not.
 fn updates(scene: &Scene) {
     let job = Case {
         title: "a job".into(),
@@ -179,12 +180,12 @@ fn updates(scene: &Scene) {
     assert_eq!(label.code, Some(0), "{}", label.stderr);
     let suspend = patch("novice", r#"{"spec":{"suspend":true}}"#);
     assert!(suspend.stderr.contains("novice may not create pods"), "{}", suspend.stderr);
-    // The template is the same as before: who suspends the job need not be able to read its Secrets.
+    // The template is unchanged, so suspending a job does not require access to its Secrets.
     let suspend = patch("author", r#"{"spec":{"suspend":true}}"#);
     assert_eq!(suspend.code, Some(0), "{}", suspend.stderr);
 }
 
-/// Only the controller says of an object that it belongs to a job.
+/// Only the controller may mark an object as belonging to a job.
 fn children(scene: &Scene) {
     let pod = |labels: Value| {
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod", "labels": labels},
@@ -192,7 +193,7 @@ fn children(scene: &Scene) {
     };
     let ours = pod(json!({"training.switchyard.dev/job-uid": "1"}));
     let create = ["create", "--dry-run=server", "-f", "-"];
-    // The plugin for service accounts wants one to be there.
+    // The ServiceAccount admission plugin requires this account.
     scene.must(&["create", "serviceaccount", "default", "-n", &scene.namespace], "");
     let refused = || {
         let ended = scene.as_user("author", &create, &ours);
@@ -206,7 +207,8 @@ fn children(scene: &Scene) {
     controllers(scene);
 }
 
-/// What the controller's token is good for beside the controller's work: rights know no owners, and it may write pods and ConfigMaps.
+/// Limits on misuse of the controller's token. RBAC does not know owners, so the token can write
+/// pods and ConfigMaps; the policies must restrict it.
 fn controllers(scene: &Scene) {
     let owner = |uid: &str| json!([{"apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "name": "a", "uid": uid, "controller": true}]);
     let label = json!({"training.switchyard.dev/job-uid": "1"});
@@ -297,8 +299,8 @@ fn controllers(scene: &Scene) {
     assert_eq!(deleted.code, Some(0), "{}", deleted.stderr);
 }
 
-/// Every kind that the controller makes, with each of its labels and with an ownerReference, by the administrator: rights are not what
-/// stops him.
+/// Tries every kind that the controller creates, with each of its labels and with an
+/// ownerReference, as the administrator, because RBAC allows the administrator everything.
 fn forgeries(scene: &Scene) {
     let kinds = [
         ("v1", "Pod", json!({"spec": {"containers": [{"name": "a", "image": "image"}]}})),
@@ -364,7 +366,7 @@ fn forgeries(scene: &Scene) {
     };
     let other = patch(json!({"labels": {"training.switchyard.dev/job-uid": "2"}}));
     assert!(other.stderr.contains("metadata.labels[training.switchyard.dev/job-uid]"), "{}", other.stderr);
-    // The garbage collector takes references away.
+    // The garbage collector removes ownerReferences.
     for fine in [json!({"annotations": {"a": "b"}}), json!({"ownerReferences": null})] {
         let ended = patch(fine.clone());
         assert_eq!(ended.code, Some(0), "{fine}: {}", ended.stderr);

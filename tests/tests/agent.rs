@@ -1,5 +1,5 @@
-//! The node agent as a program: on a real API server, with the manifests of the chart, a token as its pod would have it, and a
-//! kubelet's socket.
+//! The node agent as a program: on a real API server, with the chart's manifests, a token like its
+//! pod's, and a kubelet socket.
 
 mod daemon_set;
 mod devices;
@@ -16,18 +16,18 @@ use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_tests::{Agent, AgentOptions, ControlPlane, Host, Program, agent_plane, agent_program};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Several looks of an agent that looks every second.
+/// Several scans of an agent that scans every second.
 const QUIET: Duration = Duration::from_secs(5);
 const SYSTEM: &str = "switchyard-system";
 const USER: &str = "system:serviceaccount:switchyard-system:switchyard-node-agent";
 
-/// A control plane with the manifests of the chart.
+/// A control plane with the chart's manifests.
 fn plane() -> &'static ControlPlane {
     static PLANE: OnceLock<ControlPlane> = OnceLock::new();
     PLANE.get_or_init(|| agent_plane().unwrap_or_else(|error| panic!("{error:#}")))
 }
 
-/// A node, and what its agent reports.
+/// A node and its agent's report.
 struct Scene {
     plane: &'static ControlPlane,
     client: Client,
@@ -57,7 +57,7 @@ impl Scene {
         Api::all(self.client.clone())
     }
 
-    /// Waits until the report is as wanted.
+    /// Waits until the report satisfies `is`.
     async fn report(&self, what: &str, is: impl Fn(&GPUTopology) -> bool) -> Result<GPUTopology> {
         let give_up = Instant::now() + PATIENCE;
         loop {
@@ -77,7 +77,7 @@ impl Scene {
         self.report(&format!("with kernel {release}"), |report| kernel(report) == Some(release)).await
     }
 
-    /// Calls of the agents for this node so far, in the words of rights, from the audit log.
+    /// Number of agent calls for this node so far, by RBAC verb and resource, from the audit log.
     fn calls(&self, verb: &str, resource: &str) -> usize {
         let audited = self.plane.audited();
         let of_node = audited.iter().filter(|entry| {
@@ -96,15 +96,15 @@ impl Scene {
         of_node.count()
     }
 
-    /// Writes of the report that the API server took.
+    /// Number of report writes that the API server accepted.
     async fn writes(&self) -> usize {
-        // A call is in the log a moment after its effect can be seen.
+        // A call appears in the audit log shortly after its effect is visible.
         tokio::time::sleep(Duration::from_secs(1)).await;
         self.calls("patch", "gputopologies/status")
     }
 }
 
-/// Waits until something is so.
+/// Waits until `is` holds.
 async fn until(what: &str, is: impl Fn() -> bool) -> Result<()> {
     let give_up = Instant::now() + PATIENCE;
     while !is() {
@@ -118,7 +118,7 @@ fn kernel(report: &GPUTopology) -> Option<&str> {
     report.status.as_ref()?.host.as_ref()?.kernel.as_deref()
 }
 
-/// `Reported=True Complete`.
+/// Formats a condition, for example `Reported=True Complete`.
 fn condition(report: &GPUTopology, kind: &str) -> String {
     let conditions = report.status.iter().flat_map(|status| &status.conditions);
     let found = conditions.into_iter().find(|condition| condition.type_ == kind);
@@ -165,7 +165,7 @@ async fn a_report_is_written_once_and_a_change_once_more() -> Result<()> {
     assert!(observed(&second) > observed(&first));
     assert_eq!(transition(&second, "Fresh"), transition(&first, "Fresh"), "no condition changed its status");
 
-    // Killed at any time, it finds what it has written.
+    // Killed at any time, an agent recovers its state from what it has written.
     agent.daemon.kill();
     let mut agent = scene.agent(&[])?;
     scene.host.set_kernel("3.0.0")?;
@@ -214,7 +214,8 @@ async fn two_agents_of_one_node_do_not_fight() -> Result<()> {
     }
     let facts: f64 = agents.iter().map(|agent| agent.metric("switchyard_agent_writes_total{what=\"facts\"}")).sum();
     assert!((3.0..=6.0).contains(&facts), "3 states, {facts} writes of facts");
-    // One agent alone renews at most every 3.2 s; both together not more often than that but for one race each time.
+    // A single agent renews at most every 3.2 s. Two agents together renew no more often, except
+    // for one race each time.
     let renewals: f64 =
         agents.iter().map(|agent| agent.metric("switchyard_agent_writes_total{what=\"renewal\"}")).sum();
     let most = 2.0 * started.elapsed().as_secs_f64() / 3.2;

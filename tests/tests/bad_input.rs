@@ -1,5 +1,5 @@
-//! Bad input: each case is an error that names the field or file, what was got and what was expected, with the exit code that is
-//! documented for it, and leaves nothing behind.
+//! Bad input: every case must produce an error that names the field or file, the actual value and
+//! the expected one. It must exit with the documented code and leave nothing behind.
 
 mod case;
 mod data;
@@ -7,7 +7,7 @@ mod disk_full;
 mod fields;
 mod files;
 
-/// Found by `switchyard topo … | head`, which panicked.
+/// Regression: `switchyard topo … | head` panicked.
 #[test]
 fn a_reader_that_goes_away_is_no_failure() {
     use std::process::{Command, Stdio};

@@ -1,7 +1,9 @@
-//! The Helm chart: what it renders for sets of values, which values it takes, and its life on a real API server.
+//! The Helm chart: rendering per values set, accepted values, and its lifecycle on a real API
+//! server.
 //!
-//! The sets are in `chart/values`; what each renders is in `tests/golden/chart`. After a change: look at `git diff tests/golden`
-//! after `INSTA_UPDATE=always cargo test -p switchyard-tests --test plane chart::`.
+//! The sets are in `chart/values`, and their renderings in `tests/golden/chart`. After a change,
+//! run `INSTA_UPDATE=always cargo test -p switchyard-tests --test plane chart::` and review `git
+//! diff tests/golden`.
 
 mod alerts;
 mod doctor;
@@ -21,7 +23,7 @@ use switchyard_tests::root;
 /// The arguments of `helm template` for a cluster with the Prometheus operator.
 const MONITORING: [&str; 2] = ["--api-versions", "monitoring.coreos.com/v1"];
 
-/// The files of a folder beside this one: name without its end, path, text.
+/// Files of a folder next to this one: stem, path, text.
 fn files(folder: &str) -> Vec<(String, PathBuf, String)> {
     let folder = root().join("tests/tests/chart").join(folder);
     let mut files: Vec<_> = std::fs::read_dir(&folder)

@@ -1,7 +1,9 @@
-//! Churn: jobs come, go, stop and fail, nodes are cordoned, lost and replaced; every revision is recorded and judged afterwards.
+//! Churn: jobs are created, deleted, suspended and fail; nodes are cordoned, lost and replaced.
+//! Every revision is recorded and checked afterwards.
 //!
-//! Control plane, scheduler, controller manager and controller are the real ones. A seed decides what happens, so that a failure
-//! can be played again: `SWITCHYARD_SEED=... cargo test -p switchyard-tests --test plane churn::`.
+//! Control plane, scheduler, controller manager and controller are real. A seed determines the
+//! events. To replay a failure: `SWITCHYARD_SEED=... cargo test -p switchyard-tests --test plane
+//! churn::`.
 
 mod gpus;
 mod script;
@@ -27,23 +29,24 @@ use switchyard_tests::{
 };
 
 const NODES: usize = 200;
-/// Calls at a time.
+/// Concurrent calls.
 const CALLS: usize = 16;
-/// What is put off (figures of a status, 10 s) has been written after this time without a change.
+/// Quiet period after which all deferred writes (status figures, 10 s) have been made.
 const STILL: Duration = Duration::from_secs(12);
-/// Time for all pauses between attempts, which add up to minutes, and for orphans of deleted nodes.
+/// Timeout that covers all backoffs between attempts, which add up to minutes, and the orphans of
+/// deleted nodes.
 const SETTLES: Duration = Duration::from_secs(900);
 
 struct Churn {
     plane: ControlPlane,
     kubelet: Kubelet,
     nodes: Vec<String>,
-    /// What the nodes are, where they have GPUs.
+    /// Machine types of the nodes, if they have GPUs.
     machines: Option<gpus::Machines>,
 }
 
 impl Churn {
-    /// So many nodes of one core.
+    /// Starts with this many single-core nodes.
     async fn start(nodes: usize) -> Result<Churn> {
         let options = Options { controller_manager: true, scheduler: true, audit: true, ..Options::default() };
         let plane = ControlPlane::start(&options)?;
@@ -55,12 +58,12 @@ impl Churn {
         Ok(Churn { plane, kubelet, nodes, machines: None })
     }
 
-    /// The controller's writes so far.
+    /// The controller's writes so far, by kind.
     fn writes(&self) -> BTreeMap<String, u64> {
         self.plane.writes_of("switchyard-controller")
     }
 
-    /// Does what an event says. Answers whether there was something to do.
+    /// Applies an event; returns whether it had an effect.
     async fn happens(&self, jobs: &Jobs, event: &Event) -> Result<bool> {
         match event {
             Event::Create(job) => drop(jobs.create((**job).clone()).await?),
@@ -96,7 +99,7 @@ impl Churn {
         Ok(true)
     }
 
-    /// A node is there, with its labels.
+    /// Registers a node with its labels.
     async fn register(&self, node: &str) -> Result<()> {
         self.kubelet.register_node(node).await?;
         match &self.machines {
@@ -109,13 +112,13 @@ impl Churn {
         let api = Api::<Node>::all(jobs.client.clone());
         let patch = Patch::Merge(json!({"spec": {"unschedulable": cordon}}));
         for node in nodes {
-            // It may be deleted just now.
+            // The node may have been deleted concurrently.
             done(api.patch(node, &Default::default(), &patch).await.map_err(Into::into))?;
         }
         Ok(())
     }
 
-    /// All nodes are there and open.
+    /// Restores and uncordons all nodes.
     async fn calm(&self, jobs: &Jobs) -> Result<()> {
         let calls = futures::stream::iter(self.nodes.iter().map(Ok));
         calls
@@ -126,11 +129,12 @@ impl Churn {
             .await
     }
 
-    /// One seed from the first event to the judgement.
+    /// Runs one seed from the first event to the verdict.
     async fn play(&self, seed: u64, script: Vec<(Duration, Event)>, quiet: Duration) -> Result<(Value, History)> {
         let jobs = Jobs::new(self.plane.client().await?, &self.plane.namespace("churn").await?);
         if self.machines.is_none() {
-            // Admission adds to pods. Where places are planned again, from the manifests alone, it must not.
+            // Admission adds to pods. The GPU churn recomputes placements from the manifests alone,
+            // so there it must not.
             let limits = json!([{"type": "Container", "defaultRequest": {"cpu": "50m"}, "default": {"cpu": "50m"}}]);
             let range = serde_json::from_value(json!({"metadata": {"name": "sidecars"}, "spec": {"limits": limits}}))?;
             Api::<LimitRange>::namespaced(jobs.client.clone(), &jobs.namespace)
@@ -153,7 +157,7 @@ impl Churn {
         let before = self.writes();
         tokio::time::sleep(quiet).await;
         let after = self.writes();
-        // What is in the audit log is in the history that is asked for later.
+        // Entries of the audit log are in the history that is fetched afterwards.
         let history = recorder.history().await?;
         let late = only_late_words(&history, seen, &before, &after)
             .with_context(|| format!("seed {seed}: writes in {} s of quiet", quiet.as_secs()))?;
@@ -176,7 +180,7 @@ impl Churn {
         Ok((run, history))
     }
 
-    /// Shows every violation with the last changes of its object, and keeps the history.
+    /// Prints every violation with the last changes of its object, and saves the history.
     fn must_be_clean(&self, seed: u64, history: &History, judged: &[String]) -> Result<()> {
         if judged.is_empty() {
             return Ok(());
@@ -184,12 +188,12 @@ impl Churn {
         let file = self.plane.folder().join(format!("history-{seed}.txt"));
         let lines: Vec<String> = history.changes().iter().map(|change| format!("{change:?}")).collect();
         std::fs::write(&file, lines.join("\n"))?;
-        // A panic, since that keeps the folder of the control plane.
+        // Panic, because that keeps the control plane's folder.
         panic!("seed {seed}: {} violations; {}\n{}", judged.len(), file.display(), judged.join("\n"));
     }
 }
 
-/// What is not there, or not so any more, is not done.
+/// Treats a missing or concurrently changed object as no effect.
 fn done<T>(result: Result<T>) -> Result<bool> {
     match result {
         Ok(_) => Ok(true),
@@ -200,7 +204,7 @@ fn done<T>(result: Result<T>) -> Result<bool> {
     }
 }
 
-/// The pod of a rank in the current attempt, if the job has one.
+/// Pod name of a rank in the current attempt, if the job has an attempt.
 async fn pod_of(jobs: &Jobs, job: &str, rank: usize) -> Result<Option<String>> {
     let job = jobs.api().get_opt(job).await?;
     let attempt = job.as_ref().and_then(|job| job.status.as_ref()?.attempt);
@@ -214,16 +218,17 @@ fn job_of(change: &Change) -> Option<(&str, &JobFact)> {
     }
 }
 
-/// A job that changes no more by itself: it is finished, or runs until it is stopped.
+/// Whether a job no longer changes by itself: it is finished, or it runs until it is stopped.
 fn rests(job: &TrainJob) -> bool {
     let stage = stage_of(job).unwrap_or_default();
     let is_over = [Stage::Complete, Stage::Failed].iter().any(|over| over.reason() == stage);
     let stays = [Stage::Running, Stage::Queued, Stage::Suspended].iter().any(|stays| stays.reason() == stage);
-    // Pods that were deleted again and again are reported until nothing happened for a minute.
+    // The status reports repeatedly deleted pods until a minute has passed without a fight.
     !tells_of_a_fight(job) && stays || (is_over && job.spec.ttl_seconds_after_finished.is_none())
 }
 
-/// Waits until all jobs rest and nothing has changed for a while. Returns the number of changes until then.
+/// Waits until all jobs are at rest and nothing has changed for a while; returns the number of
+/// changes up to then.
 async fn settle(jobs: &Jobs, recorder: &Recorder) -> Result<usize> {
     let give_up = Instant::now() + SETTLES;
     let (mut changes, mut since) = (0, Instant::now());
@@ -249,7 +254,8 @@ async fn settle(jobs: &Jobs, recorder: &Recorder) -> Result<usize> {
     }
 }
 
-/// Nothing has been written since the change `seen` but what jobs that wait are told late. Returns how often that was.
+/// Checks that since the change `seen`, the only writes were late status messages of queued jobs;
+/// returns their number.
 fn only_late_words(
     history: &History,
     seen: usize,
@@ -263,7 +269,7 @@ fn only_late_words(
     }
     let sum = |writes: &BTreeMap<String, u64>| writes.values().sum::<u64>();
     let writes = sum(after) - sum(before);
-    // A write that changes nothing has no revision.
+    // A write without a change creates no revision.
     ensure!(writes <= late.len() as u64, "{before:?} became {after:?} with {} changes", late.len());
     Ok(writes)
 }
@@ -284,14 +290,15 @@ fn judge(history: &History) -> Vec<String> {
     all.collect()
 }
 
-/// The next seed finds no jobs and no pods.
+/// Removes all jobs and pods before the next seed.
 async fn clear(jobs: &Jobs) -> Result<()> {
     jobs.api().delete_collection(&DeleteParams::default(), &Default::default()).await?;
     jobs.wait_pods("gone", <[_]>::is_empty).await?;
     Ok(())
 }
 
-/// A recording whose watches are cut, with the loss of an event each time, is the same as one whose watches are not.
+/// A recording through watches that are cut, losing one event each time, must equal a recording
+/// through intact watches.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_recording_has_no_gap_when_its_watches_are_cut() -> Result<()> {
     let plane = ControlPlane::start(&Options::default())?;
@@ -313,7 +320,7 @@ async fn a_recording_has_no_gap_when_its_watches_are_cut() -> Result<()> {
         kubelet.register_node(&kubelet.nodes()[round % 3]).await?;
         jobs.api().delete(&name, &DeleteParams::default()).await?;
     }
-    // What was ordered may still be written after one history is taken and before the other is.
+    // Ordered changes may still be written between the fetches of the two histories.
     drop(kubelet);
     let mut before = 0;
     loop {
@@ -329,7 +336,7 @@ async fn a_recording_has_no_gap_when_its_watches_are_cut() -> Result<()> {
     }
 }
 
-/// G7: the invariants hold at every revision, whatever happens to jobs and nodes.
+/// G7: the invariants hold at every revision under random job and node events.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_jobs_and_nodes_break_no_invariant() -> Result<()> {
     let churn = Churn::start(NODES).await?;

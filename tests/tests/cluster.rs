@@ -1,4 +1,4 @@
-//! Real nodes: containers, links and GPUs, and the product on them.
+//! Real nodes with containers, links and GPUs, and Switchyard running on them.
 #![forbid(unsafe_code)]
 #![allow(missing_docs, clippy::unwrap_used)]
 

@@ -1,4 +1,5 @@
-//! The program `switchyard controller` as a process: leaders, signals, pages, rights, and surroundings that are not there.
+//! `switchyard controller` as a process: leader election, signals, HTTP pages, rights, and missing
+//! dependencies.
 
 use anyhow::{Context, Result, bail};
 use kube::ResourceExt;
@@ -14,7 +15,6 @@ use switchyard_tests::{
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits until `found` returns something.
 fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> Result<T> {
     let give_up = Instant::now() + PATIENCE;
     loop {
@@ -28,7 +28,7 @@ fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> Result<T> {
     }
 }
 
-/// The address that a controller wrote into its log.
+/// The address in a controller's log.
 fn address_of(controller: &Daemon) -> Result<SocketAddr> {
     wait_for("a log with listen=ADDRESS", || pages_of(controller)).with_context(|| controller.tail())
 }
@@ -90,13 +90,13 @@ async fn a_leader_that_is_stopped_is_replaced_and_knows_it_at_once() -> Result<(
     wait_for("the second leads", || leads(second_page).filter(|leads| *leads))?;
     assert!(holder(plane, &namespace).starts_with("second-"));
     first.signal(Signal::CONT);
-    // Whatever page is served after the pause: it does not say that the first leads.
+    // No page served after the pause may claim that the first candidate still leads.
     for _ in 0..20 {
         assert!(!wait_for("a page of the first", || leads(first_page))?);
     }
     assert_eq!(leads(second_page), Some(true));
 
-    // A leader that is told to stop gives the Lease back.
+    // A leader that receives SIGTERM releases the Lease.
     second.signal(Signal::TERM);
     assert_eq!(second.wait(PATIENCE), Some(0), "{}", second.tail());
     assert!(second.tail().contains("the Lease is given back"), "{}", second.tail());
@@ -119,7 +119,8 @@ async fn a_lease_that_is_given_back_is_taken_long_before_it_runs_out() -> Result
     Ok(())
 }
 
-/// A candidate whose clock jumps neither takes the Lease of a live leader nor waits longer for a dead one.
+/// A candidate whose clock jumps neither takes the Lease of a live leader nor waits longer for a
+/// dead one.
 #[tokio::test]
 async fn clocks_that_are_an_hour_off_do_not_decide_who_leads() -> Result<()> {
     let plane = ControlPlane::shared();
@@ -130,7 +131,7 @@ async fn clocks_that_are_an_hour_off_do_not_decide_who_leads() -> Result<()> {
         let path = format!("jsonpath={{.spec.{field}}}");
         plane.kubectl(&["get", "lease", "switchyard-controller", "-n", &namespace, "-o", &path]).stdout
     };
-    // Longer than the Lease lasts: its leader renews it about once a second.
+    // Wait longer than the Lease lasts. Its leader renews it about once a second.
     let renewals = |count: usize| -> Result<()> {
         for _ in 0..count {
             let before = lease("renewTime");
@@ -166,7 +167,7 @@ async fn clocks_that_are_an_hour_off_do_not_decide_who_leads() -> Result<()> {
     ]);
     assert!(noted.stdout.starts_with("-36") || noted.stdout.starts_with("-35"), "{}", noted.stdout);
 
-    // And a leader whose clock jumps keeps the lead, and loses it when it is dead.
+    // A leader whose clock jumps keeps the Lease, and loses it when it dies.
     let (_next, next_page) = candidate(plane, &namespace, "next", "4")?;
     wait_for("the third is ready", || page(next_page, "/readyz").filter(|page| page.contains("standing by")))?;
     for seconds in ["3600", "-3600", "3600"] {
@@ -179,7 +180,8 @@ async fn clocks_that_are_an_hour_off_do_not_decide_who_leads() -> Result<()> {
     Ok(())
 }
 
-/// A gang that could not begin held its nodes for a day from each change of leader on.
+/// Regression: after each change of leader, a gang that could not start reserved its nodes for
+/// another day.
 #[tokio::test]
 async fn the_next_leader_knows_since_when_the_head_of_the_queue_holds_its_nodes() -> Result<()> {
     let plane = ControlPlane::shared();
@@ -207,7 +209,7 @@ async fn the_next_leader_knows_since_when_the_head_of_the_queue_holds_its_nodes(
     let uid = big.uid().context("a UID")?;
     wait_for("a note of the reservation", || memory().contains(&uid).then_some(()))?;
     first.kill();
-    // It held them for a day and an hour.
+    // The reservation is a day and an hour old.
     let since = jiff::Timestamp::now() - jiff::SignedDuration::from_hours(25);
     let text = json!({"holder": [uid, since]}).to_string();
     let note = json!({"metadata": {"annotations": {"training.switchyard.dev/memory": text}}}).to_string();

@@ -1,6 +1,7 @@
-//! Exact GPUs against a real API server, scheduler and controller manager: what is planned is what is allocated.
+//! Exact GPUs against a real API server, scheduler and controller manager: the allocation must
+//! equal the plan.
 //!
-//! The controller has the rights of the chart and no others, so that one which is missing shows.
+//! The controller has exactly the chart's rights, so a missing right fails the test.
 
 mod claims;
 mod fabric;
@@ -21,10 +22,11 @@ use switchyard_tests::{
     merge, start_controller, template_on,
 };
 
-/// Label of a rack, one of the levels that the controller knows.
+/// The rack label, one of the controller's topology levels.
 const RACK: &str = "network.topology.nvidia.com/leaf";
 
-/// How the nodes of a control plane give GPUs to pods. Which way a job takes depends on all of them, so there is one of each.
+/// How the nodes of a control plane assign GPUs to pods. A job's mechanism depends on all nodes of
+/// the cluster, so each way has its own control plane.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Way {
     Claims,
@@ -48,7 +50,7 @@ impl Way {
     }
 }
 
-/// A namespace with its own controller, and GPU nodes that only its jobs use.
+/// A namespace with its own controller and dedicated GPU nodes.
 struct Scene {
     plane: &'static ControlPlane,
     jobs: Jobs,
@@ -61,12 +63,12 @@ struct Scene {
 }
 
 impl Scene {
-    /// Nodes of these kinds, each in a rack (empty: in none).
+    /// Starts nodes of these machine types, each in a rack (empty: without a rack).
     async fn new(way: Way, prefix: &str, machines: &[(Machine, &str)]) -> Result<Scene> {
         Scene::with(way, prefix, machines, way.plane().1.clone()).await
     }
 
-    /// With a kubeconfig of the controller.
+    /// The same, with this kubeconfig for the controller.
     async fn with(way: Way, prefix: &str, machines: &[(Machine, &str)], kubeconfig: PathBuf) -> Result<Scene> {
         let plane = &way.plane().0;
         let namespace = plane.namespace(prefix).await?;
@@ -99,7 +101,7 @@ impl Scene {
         Ok(Scene { plane, jobs, kubelet, gpus, nodes, reports, options, controller })
     }
 
-    /// Starts the controller again: then it knows all that is there now before it sees the next job.
+    /// Restarts the controller, so that it lists all existing objects before it sees the next job.
     fn start_again(&mut self) -> Result<()> {
         self.controller.kill();
         self.controller = start_controller(self.plane, &self.jobs.namespace, &self.options)?;
@@ -113,13 +115,13 @@ impl Scene {
         self.jobs.create(job).await
     }
 
-    /// Creates a job, and waits until it runs.
+    /// Creates a job and waits until it runs.
     async fn run(&self, name: &str, nodes: u32, gpus: u32, spec: Value) -> Result<TrainJob> {
         self.create(name, nodes, gpus, "run", spec).await?;
         self.jobs.wait_stage(name, "Running").await
     }
 
-    /// All pods of a job end well.
+    /// Lets all pods of a job complete successfully.
     async fn finish(&self, name: &str) -> Result<()> {
         for pod in self.jobs.pods().await?.iter().map(ResourceExt::name_any) {
             if pod.rsplitn(3, '-').nth(2) == Some(name) {
@@ -130,7 +132,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Waits until a job tells this in the message of its condition `Placed`.
+    /// Waits until the message of a job's `Placed` condition contains this text.
     async fn tells(&self, name: &str, text: &str) -> Result<TrainJob> {
         let told = |job: &TrainJob| {
             switchyard_tests::condition_of(job, "Placed").is_some_and(|condition| condition.message.contains(text))
@@ -138,7 +140,7 @@ impl Scene {
         self.jobs.wait(name, text, told).await
     }
 
-    /// The controller never panicked, and lacked no right.
+    /// Checks that the controller never panicked and lacked no right.
     fn had_all_rights(&self) -> Result<()> {
         let log = std::fs::read_to_string(&self.controller.log)?;
         ensure!(!log.contains("panicked") && !log.contains("forbidden"), "{}", self.controller.tail());
@@ -158,7 +160,7 @@ fn h200() -> Machine {
     Machine::of("f04-h200")
 }
 
-/// Asks until it is so.
+/// Polls until `is` holds.
 async fn until(what: &str, is: impl AsyncFn() -> Result<bool>) -> Result<()> {
     let give_up = std::time::Instant::now() + switchyard_tests::PATIENCE;
     while !is().await? {

@@ -1,4 +1,5 @@
-//! `switchyard lint` and `switchyard doctor` as people run them: exit codes, streams, text, data; and what commands say while they wait.
+//! `switchyard lint` and `switchyard doctor` as users run them: exit codes, streams, text and JSON
+//! output, and progress messages of slow commands.
 
 use serde_json::Value;
 use std::time::Duration;
@@ -12,7 +13,7 @@ fn job(name: &str, value: &str) -> String {
     JOB.replace("NAME", name).replace("VALUE", value)
 }
 
-/// Nothing on the way may panic or paint what goes to no terminal.
+/// No command may panic or print colour codes to a pipe.
 fn run(scene: &Scene, line: &str) -> Ended {
     let ended = scene.switchyard(line.split(' ')).run(DEADLINE);
     for text in [&ended.stdout, &ended.stderr] {
@@ -120,7 +121,8 @@ fn doctor_finds_the_first_of_many_in_a_folder() {
     assert!(fine.code == Some(0) && fine.stdout.contains("no known error"), "{}", fine.stdout);
 }
 
-/// A server that takes connections and never answers: `status` was silent for 8 s.
+/// Regression: with a server that accepts connections and never replies, `status` was silent for 8
+/// s.
 #[test]
 fn status_says_which_server_keeps_it_waiting() {
     let scene = Scene::new();

@@ -1,5 +1,6 @@
-//! The commands that the documents show: those that need no real nodes run here, as they stand on the page, and those that take minutes are
-//! commands of cargo that exist. `e2e.rs` runs the rest; `tidy.rs` finds blocks of which nobody said where they run.
+//! Runs the commands shown in the documentation. Commands that need no real nodes run here
+//! verbatim. For slow cargo commands, this only checks that they exist. `e2e.rs` runs the rest;
+//! `tidy.rs` finds blocks without a declared environment.
 
 use anyhow::{Context, Result, ensure};
 use std::fs;
@@ -12,15 +13,16 @@ use switchyard_tests::{
     root,
 };
 
-/// Time for one command, on a loaded machine.
+/// Timeout for one command on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// All blocks, page by page.
+/// All code blocks, page by page.
 fn pages() -> Result<Vec<(String, Vec<Block>)>> {
     documents()?.into_iter().map(|page| Ok((page.clone(), blocks(&page)?))).collect()
 }
 
-/// A clone as a user has it after `cargo xtask install` and `cargo build --release`: the files of the repository, and the programs on the PATH.
+/// A user's clone after `cargo xtask install` and `cargo build --release`: the repository's files,
+/// with the programs on the PATH.
 struct Clone {
     folder: tempfile::TempDir,
     environment: Vec<(&'static str, String)>,
@@ -53,7 +55,7 @@ impl Clone {
     }
 }
 
-/// Why a command did not do what its page says; `None`: it did.
+/// How a command deviates from its page; `None` if it behaves as documented.
 fn fault(command: &Command, ended: &Ended, exit: i32) -> Option<String> {
     if ended.code != Some(exit) {
         return Some(format!("exit {:?}, expected {exit}\n{}{}", ended.code, ended.stdout, ended.stderr));
@@ -70,7 +72,7 @@ fn local_commands_do_what_the_pages_say() -> Result<()> {
         let mut clone = None;
         for block in blocks {
             let Ok(Class::Local { exit }) = block.class() else { continue };
-            // A page has a folder of its own: its later blocks find what the earlier ones wrote.
+            // Each page has its own folder, so that later blocks find the files of earlier ones.
             if clone.is_none() {
                 clone = Some(Clone::new()?);
             }
@@ -112,20 +114,20 @@ fn a_command_that_does_something_else_is_noticed() -> Result<()> {
     Ok(())
 }
 
-/// Why a command of cargo would not begin; `None`: it would.
+/// Why cargo would not start a command; `None` if it would.
 fn fault_of_cargo(words: &[&str]) -> Option<String> {
     let run = |arguments: &[&str]| {
         let ended = cargo(arguments).output().expect("cargo starts");
         (!ended.status.success()).then(|| String::from_utf8_lossy(&ended.stderr).into_owned())
     };
-    // With `--help` a program checks what stands before it, and does nothing.
+    // With `--help`, a program validates the preceding arguments and does nothing.
     let xtask = |arguments: &[&str]| {
         let ended = Program::new(switchyard_tests::xtask(), root(), arguments).run(PATIENCE);
         (ended.code != Some(0)).then_some(ended.stderr)
     };
     let package = |name: &str| run(&["pkgid", "-p", name]);
     match words {
-        // What follows the file is for `switchyard run`, and the file must be there.
+        // Arguments after the file are for `switchyard run`, and the file must exist.
         ["xtask", "run", options @ .., file] => {
             let gone = (!root().join(file).is_file()).then(|| format!("no file {file}"));
             let worker = options.iter().position(|option| *option == "--worker").and_then(|at| options.get(at + 1));
@@ -178,8 +180,8 @@ fn commands_of_cargo_are_such() -> Result<()> {
     Ok(())
 }
 
-/// docs/first-job-on-a-laptop.md, "Without real nodes": the commands as they stand there, but for the cluster itself, which is that of
-/// `cargo xtask cluster up`.
+/// docs/first-job-on-a-laptop.md, "Without real nodes": runs the commands verbatim, except for the
+/// cluster itself, which is the one that `cargo xtask cluster up` starts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_first_job_page_leads_to_a_job_without_real_nodes() -> Result<()> {
     let plane = ControlPlane::start(&Options { controller_manager: true, scheduler: true, ..Options::default() })?;
@@ -196,7 +198,7 @@ async fn the_first_job_page_leads_to_a_job_without_real_nodes() -> Result<()> {
         for command in block.commands().into_iter().filter(|command| !command.is_left_out()) {
             let begin = Instant::now();
             match command.line.strip_suffix('&') {
-                // In the background, as in a shell; it ends with the test.
+                // Run in the background, as in a shell. The command ends with the test.
                 Some(line) => {
                     let log = clone.folder.path().join("background.log");
                     let words = ["-euc".to_string(), format!("exec {line}")];

@@ -1,7 +1,7 @@
-//! The product as users meet it, on real kubelets: images, `helm install`, agents, `kubectl apply`, a model that is trained, exact GPUs,
-//! who is kept out, and what happens when parts fail.
+//! End-to-end tests on real kubelets: images, `helm install`, agents, `kubectl apply`, a model that
+//! trains, exact GPUs, access control, and component failures.
 //!
-//! Needs what `tests/nodes.rs` needs, and the archives of `cargo xtask images`.
+//! Needs everything that `tests/nodes.rs` needs, and the archives of `cargo xtask images`.
 
 mod claims;
 mod faults;
@@ -27,14 +27,14 @@ use switchyard_tests::chart::helm;
 use switchyard_tests::nodes::{Nodes, NodesOptions, missing};
 use switchyard_tests::{Ended, Program, programs_of, root, target};
 
-/// Time for one command of a user, on a loaded machine: downloads are none of it.
+/// Timeout for one user command on a loaded machine. No command downloads anything.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Real nodes with the images of this tree, and the programs that a user has on the PATH.
+/// Real nodes with this tree's images, and the programs that a user has on the PATH.
 pub(crate) struct Cluster {
     pub nodes: Nodes,
     path: String,
-    /// Where commands run that leave something behind.
+    /// Working folder for commands that write files.
     pub folder: tempfile::TempDir,
 }
 
@@ -71,7 +71,7 @@ impl Cluster {
         Ok(Cluster { nodes, path, folder })
     }
 
-    /// A command line of a user, in this folder.
+    /// Runs a user's command line in this folder.
     fn line(&self, folder: &Path, line: &str) -> Ended {
         let config = self.nodes.plane.kubeconfig("admin").display().to_string();
         let home = self.folder.path().display().to_string();
@@ -79,7 +79,7 @@ impl Cluster {
         shell.env("PATH", &self.path).env("KUBECONFIG", &config).env("HOME", &home).run(PATIENCE)
     }
 
-    /// A command line that must succeed, in the root of the repository; returns what it printed.
+    /// Runs a command line that must succeed in the repository root; returns its output.
     pub fn sh(&self, line: &str) -> Result<String> {
         let ended = self.line(root(), line);
         ensure!(ended.code == Some(0), "{line}: exit {:?}\n{}{}", ended.code, ended.stdout, ended.stderr);
@@ -87,12 +87,12 @@ impl Cluster {
         Ok(ended.stdout)
     }
 
-    /// Installs the chart as docs/install.md says, and waits for its pods.
+    /// Installs the chart as docs/install.md describes, and waits for its pods.
     pub fn install(&self) -> Result<()> {
         self.install_with("")
     }
 
-    /// The same, with more arguments of `helm install`.
+    /// The same with additional `helm install` arguments.
     pub fn install_with(&self, arguments: &str) -> Result<()> {
         self.sh("kubectl create namespace switchyard-system")?;
         self.sh("kubectl label namespace switchyard-system pod-security.kubernetes.io/enforce=privileged")?;
@@ -102,7 +102,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// A namespace of Pod Security `restricted`.
+    /// Creates a namespace with Pod Security `restricted`.
     pub fn team(&self, name: &str) -> Result<()> {
         self.sh(&format!("kubectl create namespace {name}"))?;
         self.sh(&format!("kubectl label namespace {name} pod-security.kubernetes.io/enforce=restricted"))?;
@@ -115,7 +115,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// An object; `None`: it is not there.
+    /// Gets an object; `None` if not found.
     pub fn get(&self, namespace: &str, kind: &str, name: &str) -> Result<Option<Value>> {
         let ended = self.nodes.plane.kubectl(&["--namespace", namespace, "get", kind, name, "-o", "json"]);
         match ended.code {
@@ -125,12 +125,11 @@ impl Cluster {
         }
     }
 
-    /// A TrainJob.
     pub fn job(&self, namespace: &str, name: &str) -> Result<Value> {
         self.get(namespace, JOBS, name)?.with_context(|| format!("no TrainJob {namespace}/{name}"))
     }
 
-    /// Waits until a job is as wanted, and returns it.
+    /// Waits until a job satisfies `is`, and returns it.
     pub fn wait_job(&self, namespace: &str, name: &str, what: &str, is: impl Fn(&Value) -> bool) -> Result<Value> {
         let give_up = Instant::now() + PATIENCE;
         loop {
@@ -155,13 +154,12 @@ impl Cluster {
         Ok(ended.code == Some(0))
     }
 
-    /// Waits until the team has no pods.
     pub fn no_pods(&self) -> Result<()> {
         let pods = format!("kubectl --namespace {TEAM} get pods -o name");
         self.until("the pods are gone", || Ok(self.sh(&pods)?.is_empty())).map(drop)
     }
 
-    /// Waits until something is so.
+    /// Waits until `is` holds; returns the elapsed time.
     pub fn until(&self, what: &str, is: impl Fn() -> Result<bool>) -> Result<Duration> {
         let begin = Instant::now();
         while !is()? {
@@ -173,7 +171,7 @@ impl Cluster {
     }
 }
 
-/// The namespace of those who train.
+/// The namespace of the training jobs.
 pub(crate) const TEAM: &str = "team";
 pub(crate) const JOBS: &str = "trainjobs.training.switchyard.dev";
 
@@ -187,18 +185,18 @@ pub(crate) fn stage(job: &Value) -> &str {
     summary(job).and_then(|summary| summary["reason"].as_str()).unwrap_or("-")
 }
 
-/// What the summary says.
+/// The message of the summary condition.
 pub(crate) fn message(job: &Value) -> &str {
     summary(job).and_then(|summary| summary["message"].as_str()).unwrap_or_default()
 }
 
-/// The bus bandwidth that the plan predicts for a job, MB/s; `None`: its status tells none.
+/// Predicted bus bandwidth of a job, MB/s; `None` if its status has no prediction.
 pub(crate) fn predicted(job: &Value) -> Result<Option<i64>> {
     let told: Option<Quantity> = serde_json::from_value(job["status"]["placement"]["predictedBusBandwidth"].clone())?;
     told.map(|told| Ok((bytes_per_second(&told).context("no rate")? / 1e6) as i64)).transpose()
 }
 
-/// An example as data.
+/// Loads an example manifest.
 pub(crate) fn example(name: &str) -> Result<Value> {
     let path: PathBuf = root().join("examples").join(name);
     Ok(serde_saphyr::from_str(&fs::read_to_string(path)?)?)

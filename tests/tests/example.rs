@@ -1,4 +1,5 @@
-//! The README's first command, as it stands there: the example trains on this repository's own text and beats every bigram model.
+//! The README's first command, verbatim: the example trains on this repository's own text and beats
+//! every bigram model.
 
 use serde_json::Value;
 use std::time::Duration;
@@ -9,7 +10,7 @@ fn the_example_ends_below_the_bigram_entropy() {
     let folder = tempfile::tempdir().unwrap();
     let run_dir = folder.path().join("run");
     let arguments = ["run", "examples/gpt-source.yaml", "-o", "json", "--run-dir", run_dir.to_str().unwrap()];
-    // As in the README: from the root of the repository, whose text it reads.
+    // As in the README: from the repository root, whose text it reads.
     let ended = Program::new(&programs().join("switchyard"), root(), arguments).run(Duration::from_secs(600));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let objects: Vec<Value> = ended.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

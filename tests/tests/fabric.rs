@@ -1,5 +1,6 @@
-//! What is decided about the fabric: scenes of nodes in clouds, and jobs on them, through the same index and plan as the controller's. Every
-//! scene leaves its decisions, NCCL's files and what the pods got as a snapshot that was read once; more is asserted over all of them.
+//! Fabric decisions for jobs on cloud nodes, through the same index and planner as the
+//! controller's. The decisions, NCCL's files and the pod additions are compared with reviewed
+//! snapshots; further assertions hold for all of them.
 
 mod files;
 mod properties;
@@ -9,7 +10,7 @@ use scenes::{JOBS, SCENES, look};
 use serde_json::json;
 use switchyard_crds::DecisionOutcome;
 
-/// Decisions as a person reviews them: what is set, in full; of what is left alone the names.
+/// Formats decisions for review: applied settings in full, and only the names of those left alone.
 fn review(scene: &scenes::Scene, job: &scenes::Job) -> String {
     let found = look(scene, job);
     let fabric = match &found.fabric {
@@ -19,7 +20,7 @@ fn review(scene: &scenes::Scene, job: &scenes::Job) -> String {
     let decided = |wanted: DecisionOutcome| fabric.decisions.iter().filter(move |decision| decision.outcome == wanted);
     let left: Vec<&str> = decided(DecisionOutcome::NotSet).map(|decision| decision.name.as_str()).collect();
     let files = found.files.as_ref().map(|map| {
-        // Nodes with the same file are one.
+        // Fold nodes with identical files.
         let mut folded: Vec<(String, Vec<&str>)> = Vec::new();
         for (name, text) in map {
             match folded.iter_mut().find(|(known, _)| known == text) {

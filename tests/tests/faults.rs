@@ -1,7 +1,8 @@
-//! The fault layer: whatever dies or gets lost at whatever moment, a job ends as if nothing had happened.
+//! The fault layer: whichever component dies and whichever message is lost, at any moment, a job
+//! must end as in a run without faults.
 //!
-//! The controller under test is the real program behind a proxy. Counts and seeds are printed; `cargo xtask chaos` runs the long
-//! ones in full. Each row keeps a planted bug that it must catch.
+//! The controller under test is the real program behind a proxy. Counts and seeds are printed;
+//! `cargo xtask chaos` runs the full set. Each row has a mutant that it must catch.
 
 mod kills;
 mod leaders;
@@ -22,19 +23,17 @@ use switchyard_tests::faults::{Lane, Plan, Scenario};
 use switchyard_tests::{ControlPlane, ControllerOptions, Kubelet, KubeletOptions};
 use tokio::sync::OnceCell;
 
-/// A play without faults.
+/// A run without faults.
 struct Quiet {
-    /// The final state.
     state: Value,
-    /// Writes up to it.
+    /// Writes up to the final state.
     writes: u64,
-    /// Calls of all kinds.
     calls: u64,
 }
 
 type Base = HashMap<Scenario, Quiet>;
 
-/// Nodes for many small jobs.
+/// Starts nodes for many small jobs.
 async fn kubelet(prefix: &str) -> Result<Kubelet> {
     let mut options = KubeletOptions::new(prefix, 8);
     options.capacity =
@@ -46,7 +45,7 @@ async fn lane<'a>(kubelet: &'a Kubelet, name: &str) -> Result<Lane<'a>> {
     Lane::new(ControlPlane::shared(), kubelet, name, ControllerOptions::default()).await
 }
 
-/// Every scenario without faults, played once for all tests.
+/// Runs every scenario once without faults, shared by all tests.
 async fn base() -> Result<&'static Base> {
     static BASE: OnceCell<Base> = OnceCell::const_new();
     BASE.get_or_try_init(async || {
@@ -65,7 +64,8 @@ async fn base() -> Result<&'static Base> {
     .await
 }
 
-/// Plays all items on several lanes, each item on the next free one; the number of an item makes a name of its own.
+/// Distributes items over several lanes. Each free lane takes the next item and uses its number as
+/// a unique name.
 async fn on_lanes<I: Send, T>(
     lanes: Vec<Lane<'_>>,
     items: Vec<I>,
@@ -89,7 +89,7 @@ async fn on_lanes<I: Send, T>(
     Ok(done)
 }
 
-/// As many lanes as two cores keep busy, or more where most of the time is spent waiting.
+/// Starts `count` lanes: as many as keep two cores busy, or more where runs mostly wait.
 async fn lanes<'a>(kubelet: &'a Kubelet, prefix: &str, count: usize) -> Result<Vec<Lane<'a>>> {
     let mut lanes = Vec::new();
     for number in 0..count {

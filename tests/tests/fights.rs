@@ -1,5 +1,5 @@
-//! Somebody who at once puts back what the controller writes, and users who edit or delete what it made. Every write of the controller
-//! is counted from the audit log of the API server.
+//! Another controller that immediately reverts our controller's writes, and users who edit or
+//! delete its objects. Every controller write is counted in the API server's audit log.
 
 use anyhow::{Context, Result, ensure};
 use futures::TryStreamExt;
@@ -16,8 +16,9 @@ use switchyard_tests::{
     tells_of_a_fight,
 };
 
-/// Most writes of a fight up to a pause of 5 s. Five or six, after 1, 2, 4 and 5 s, and as many that say something new: the status that says
-/// that there is a fight, for each stage that whoever undoes it leaves it in. Without a brake there are hundreds.
+/// Maximum number of writes in a fight until the backoff reaches 5 s: five or six, after 1, 2, 4
+/// and 5 s, and as many status updates that report the fight, one per stage in which the reverts
+/// leave the job. Without backoff there would be hundreds.
 const MOST_WRITES: usize = 12;
 
 fn job(name: &str, engine: bool) -> Value {
@@ -32,7 +33,7 @@ fn job(name: &str, engine: bool) -> Value {
     job
 }
 
-/// Somebody who applies `undo` to every state of an object that he does not like, again and again.
+/// Another controller that applies `undo` to every version of an object.
 fn fight<K, F>(api: Api<K>, name: &str, undo: impl Fn(Api<K>, K) -> F + Send + 'static) -> tokio::task::JoinHandle<()>
 where
     K: kube::Resource<DynamicType = ()> + serde::de::DeserializeOwned + Clone + std::fmt::Debug + Send + 'static,
@@ -47,8 +48,9 @@ where
     })
 }
 
-/// Times of the controller's writes of an object that were accepted, in order. One that crossed a write of somebody else is refused by its
-/// resource version, and undone by nobody: the next one does not wait for it.
+/// Times of the controller's accepted writes to an object, in order. Excludes writes refused by the
+/// resource version after a concurrent write: nothing reverts those, so the next write does not
+/// wait for them.
 fn writes(plane: &ControlPlane, resource: &str, name: &str, subresource: &str) -> Vec<Timestamp> {
     let field = |entry: &Value, path: &str| entry.pointer(path).and_then(Value::as_str).unwrap_or_default().to_string();
     let is_it = |entry: &&Value| {
@@ -63,7 +65,8 @@ fn writes(plane: &ControlPlane, resource: &str, name: &str, subresource: &str) -
     audited.iter().filter(is_it).filter_map(|entry| field(entry, "/requestReceivedTimestamp").parse().ok()).collect()
 }
 
-/// Whether the writes of a fight have come to be 5 s apart. A loaded machine shortens a pause by what it delayed the write before.
+/// Whether the writes of a fight have slowed down to one per 5 s. On a loaded machine, a delay of
+/// one write shortens the following pause.
 fn slowed_down(times: &[Timestamp]) -> bool {
     let pauses: Vec<f64> = times.windows(2).map(|pair| pair[1].duration_since(pair[0]).as_secs_f64()).collect();
     pauses.last().is_some_and(|last| *last >= 4.2) && pauses.iter().filter(|pause| **pause >= 1.7).count() >= 3
@@ -88,7 +91,7 @@ async fn a_fight_slows_down_and_is_told_and_costs_nothing() -> Result<()> {
     }
     let services = Api::<Service>::namespaced(client.clone(), &namespace);
     let configs = Api::<ConfigMap>::namespaced(client.clone(), &namespace);
-    // Immutable: its data can be changed in one way only, by deleting it.
+    // The ConfigMap is immutable, so its data can only be changed by deleting it.
     let theirs = Patch::Merge(json!({"data": {"engine.json": "{}"}}));
     let refused = configs.patch("config-1", &Default::default(), &theirs).await;
     ensure!(refused.is_err_and(|error| error.to_string().contains("immutable")));
@@ -139,7 +142,8 @@ async fn a_fight_slows_down_and_is_told_and_costs_nothing() -> Result<()> {
         ensure!(message.contains(says), "{message}");
     }
     fights.iter().for_each(tokio::task::JoinHandle::abort);
-    // Labels of pods are not fought over: what a pod is stands in its name. And no count has changed.
+    // The controller does not fight over pod labels, because the pod's name identifies it. No
+    // restart was counted either.
     let pod = jobs.pods_api().get("label-1-0").await?;
     ensure!(pod.labels().get("training.switchyard.dev/attempt").is_some_and(|attempt| attempt == "7"));
     for name in all {

@@ -1,8 +1,9 @@
-//! Frameworks of others, the real ones: started with the environment and command of the pods that the planner makes, they find each other;
-//! and checkpoints that were exported are loaded by PyTorch.
+//! Real third-party frameworks: started with the environment and command of the planner's pods,
+//! their processes find each other, and PyTorch loads exported checkpoints.
 //!
-//! `cargo xtask test --frameworks` installs them from PyPI and runs this; results: docs/results/frameworks.json. All share one port, as
-//! pods do that have networks of their own, so they run one after the other.
+//! `cargo xtask test --frameworks` installs them from PyPI and runs this; results are in
+//! docs/results/frameworks.json. They run one after the other, because here all of them share one
+//! port; pods have separate networks.
 
 mod cluster;
 mod export;
@@ -15,19 +16,20 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-/// One job at a time: all take the same port.
+/// Runs one job at a time, because all use the same port.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Keeps a result; the file is made when all are there, by xtask.
+/// Saves a result. xtask assembles the file from all results.
 pub fn record(name: &str, result: Value) -> Result<()> {
     let Some(folder) = std::env::var_os("SWITCHYARD_FRAMEWORKS_RESULTS").map(PathBuf::from) else { return Ok(()) };
     std::fs::write(folder.join(format!("{name}.json")), serde_json::to_vec(&result)?)?;
     Ok(())
 }
 
-/// Lines of ranks by rank; every rank once, with the sum over all, on the node that it should be on.
+/// Parses the ranks' output lines, in rank order. Checks that every rank appears once, on the
+/// expected node, with the sum over all ranks.
 fn sums(printed: &[String], world: usize, per_node: usize, expected: usize) -> Result<Vec<BTreeMap<String, String>>> {
-    // Two processes may print into one line, and launchers put their own words before it.
+    // Two processes may print into one line, and launchers add prefixes.
     let parts = printed.iter().flat_map(|text| text.split("rank=").skip(1));
     let lines = parts.map(|part| fields(&format!("rank={}", part.lines().next().unwrap_or_default())));
     let mut lines: Vec<_> = lines.filter(|line| line.contains_key("sum")).collect();
@@ -71,7 +73,7 @@ fn torch_without_torchrun_where_nodes_have_one_process() -> Result<()> {
     let asked =
         Asked { framework: "Torch", nodes: 2, processes: None, command: &command, env: &[], programs: &programs };
     told("torch-env", "python (env://)", &sums(&run(&asked)?, 2, 1, 3)?)?;
-    // A node alone: no Service, no name.
+    // A single node has no Service and no host name.
     let script = self::script("torch_sum.py");
     let command = ["torchrun", &script];
     let asked = Asked { nodes: 1, processes: Some(2), command: &command, ..asked };
@@ -85,7 +87,7 @@ fn paddle_launch_on_two_nodes() -> Result<()> {
     let programs = python("SWITCHYARD_FRAMEWORKS_PYTHON")?;
     let script = script("paddle_sum.py");
     let logs = tempfile::tempdir()?;
-    // Of each node the launcher shows its first process only, and writes the others to files.
+    // The launcher shows only the first process of each node and writes the others to files.
     let folder = |node: u32| logs.path().join(format!("node-{node}"));
     let directory = format!("{}/node-$(PADDLE_RANK)", logs.path().display());
     let launch = format!(
@@ -115,7 +117,7 @@ fn jax_on_two_nodes() -> Result<()> {
     let programs = python("SWITCHYARD_FRAMEWORKS_PYTHON")?;
     let script = script("jax_sum.py");
     let command = ["python3", &script];
-    // Two devices of one process, as a process has all GPUs of its pod.
+    // Two devices in one process, as when a process has all GPUs of its pod.
     let env = [("XLA_FLAGS", "--xla_force_host_platform_device_count=2")];
     let asked =
         Asked { framework: "JAX", nodes: 2, processes: None, command: &command, env: &env, programs: &programs };
@@ -124,7 +126,7 @@ fn jax_on_two_nodes() -> Result<()> {
     told("jax", "jax.distributed.initialize", &lines)
 }
 
-/// The tests may run as root, which a pod does not, and `mpirun` refuses.
+/// These tests may run as root, which pods do not, and which `mpirun` refuses.
 const AS_ROOT: [(&str, &str); 4] = [
     ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
     ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
@@ -147,7 +149,8 @@ fn mpirun_without_ssh_on_two_nodes() -> Result<()> {
     Ok(())
 }
 
-/// Six daemons show the order of nodes; as many as Open MPI's tree has branches by itself (64) would be too many for a test.
+/// Six daemons are enough to show the node order. More than 64, the default fan-out of Open MPI's
+/// launch tree, would be too many for a test.
 #[test]
 #[ignore = "needs Open MPI: cargo xtask test --frameworks"]
 fn mpirun_without_ssh_on_six_nodes_and_on_one() -> Result<()> {
@@ -164,7 +167,8 @@ fn mpirun_without_ssh_on_six_nodes_and_on_one() -> Result<()> {
     record("mpi-one-node", json!({"launcher": "mpirun", "nodes": 1, "processes": 3, "passed": true}))
 }
 
-/// TensorFlow's wheel is larger than the others together: what it reads is parsed here, as it does.
+/// TensorFlow's wheel is larger than all others together, so this parses TF_CONFIG the way
+/// TensorFlow does.
 #[test]
 #[ignore = "needs Python: cargo xtask test --frameworks"]
 fn tf_config_is_what_tensorflow_parses() -> Result<()> {

@@ -1,4 +1,5 @@
-//! What is in the images that `cargo xtask images` has written, and that they hold all that their programs need.
+//! Contents of the images that `cargo xtask images` has written, and checks that they contain
+//! everything that their programs need.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -10,30 +11,32 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 use switchyard_tests::{cargo, root, target, xtask};
 
-/// Image, and stage of the Dockerfile.
+/// Images with their Dockerfile stages.
 ///
-/// Made of the programs that all other tests start. Those of the profile `dist`, which are shipped, are smaller: `cargo xtask images` refuses
-/// an image over the limits in `xtask/src/images.rs`, and a program that does not print its commit.
+/// Built from the same programs as all other tests use. The shipped programs of the `dist` profile
+/// are smaller: `cargo xtask images` refuses an image over the limits in `xtask/src/images.rs`, and
+/// a program that does not print its commit.
 const IMAGES: [(&str, &str); 3] =
     [("switchyard-controller", "operator"), ("switchyard-node-agent", "agent"), ("switchyard-worker", "worker")];
-/// The most MiB that an image has besides its program: the C library, and for the worker the C++ library.
+/// Maximum MiB of an image besides its program: the C library, and the C++ library for the worker.
 const BESIDES: f64 = 8.0;
 /// The user of all images.
 const USER: &str = "65532:65532";
 
-/// What one run of `cargo xtask images` has written, by image: digest, and the archive's bytes.
+/// Output of one run of `cargo xtask images`: digest and archive bytes by image.
 type Images = BTreeMap<&'static str, (String, Vec<u8>)>;
 
 fn folder() -> PathBuf {
     target().join("images")
 }
 
-/// Builds the images with this umask; cargo builds a program only where a developer has changed it since the step before.
+/// Builds the images with this umask. cargo only rebuilds programs whose sources have changed.
 fn build(umask: &str) -> Result<Images> {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("umask {umask}; exec \"$0\" \"$@\"")]).arg(xtask());
     command.args(["images", "--profile", "dev"]).current_dir(root()).env("CARGO_TARGET_DIR", target());
-    // As in `switchyard_tests::cargo`: with what the test's own cargo and runner set, half the tree would be built again.
+    // As in `switchyard_tests::cargo`: the variables set by the test's own cargo and runner would
+    // rebuild half the tree.
     let images = cargo(&[]);
     for (name, _) in images.get_envs().filter(|(_, value)| value.is_none()) {
         command.env_remove(name);
@@ -48,19 +51,20 @@ fn build(umask: &str) -> Result<Images> {
     IMAGES.iter().map(|(name, _)| read(name)).collect()
 }
 
-/// The images, built twice for all tests of this file: they would else change under each other's eyes.
+/// The images, built twice and shared by all tests of this file, which would otherwise overwrite
+/// each other's images.
 fn images() -> &'static [Images; 2] {
     static IMAGES: OnceLock<[Images; 2]> = OnceLock::new();
     let made = |umask: &str| build(umask).unwrap_or_else(|error| panic!("{error:#}"));
     IMAGES.get_or_init(|| {
-        // Those that are there may do; the second ones are made in any case.
+        // The first build may reuse existing images. The second always rebuilds.
         let first = made("0022");
         fs::remove_file(folder().join("inputs")).unwrap();
         [first, made("0077")]
     })
 }
 
-/// An archive, unpacked: its configuration, and the files of its layers in a folder.
+/// Unpacks an archive: the image configuration, and a folder with the files of its layers.
 fn unpack(name: &str) -> Result<(Value, tempfile::TempDir)> {
     images();
     let place = tempfile::tempdir()?;
@@ -84,7 +88,7 @@ fn unpack(name: &str) -> Result<(Value, tempfile::TempDir)> {
     Ok((serde_json::from_str(&config)?, place))
 }
 
-/// Every file below a folder.
+/// Collects every file below a folder.
 fn files(folder: &Path, all: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -97,7 +101,8 @@ fn files(folder: &Path, all: &mut Vec<PathBuf>) {
     }
 }
 
-/// Runs something in an image as a container runtime would: as its user, with /sys and /proc, and nothing to write on.
+/// Runs a command in an image like a container runtime: as the image's user, with /sys and /proc,
+/// on a read-only root.
 fn inside(files: &Path, command: &[&str]) -> Output {
     for folder in ["sys", "proc"] {
         fs::create_dir_all(files.join(folder)).unwrap();
@@ -146,7 +151,7 @@ fn images_hold_their_program_and_little_else() -> Result<()> {
     Ok(())
 }
 
-/// As the user of the image, on a read-only root, without a file of this machine.
+/// As the image's user, on a read-only root, without any host file.
 #[test]
 fn programs_run_with_what_is_in_their_image() -> Result<()> {
     for (name, _) in IMAGES {
@@ -162,7 +167,8 @@ fn programs_run_with_what_is_in_their_image() -> Result<()> {
     Ok(())
 }
 
-/// The agent loads the driver's library at run time, which needs parts of the C library that the program itself does not.
+/// The agent loads the driver's library at run time, which needs parts of the C library that the
+/// program itself does not.
 #[test]
 fn the_agent_loads_a_driver_in_its_image() -> Result<()> {
     let (_, place) = unpack("switchyard-node-agent")?;
@@ -179,19 +185,20 @@ fn the_agent_loads_a_driver_in_its_image() -> Result<()> {
     };
     let report = agent(&[]);
     assert!(report.contains("gpus:") && report.contains("uuid:"), "{report}");
-    // A missing library is reported.
+    // A missing library must be reported.
     assert!(!agent(&["--nvml-lib", "/none.so"]).contains("uuid:"));
     Ok(())
 }
 
-/// Nothing of CUDA is in the image: the driver is found where a runtime puts it, also in folders that the loader of the image does not search,
-/// and all that NVIDIA's libraries are linked with is there.
+/// The image contains no CUDA files. The worker must find the driver where a container runtime
+/// mounts it, including folders outside the image's library path, and the image must provide the
+/// libraries that NVIDIA's libraries link against.
 #[test]
 fn the_worker_finds_a_driver_in_its_image() -> Result<()> {
     let (config, place) = unpack("switchyard-worker")?;
     let variables = config["config"]["Env"].as_array().context("Env")?;
     assert!(variables.iter().any(|one| one == "NVIDIA_DRIVER_CAPABILITIES=compute,utility"), "{variables:?}");
-    // On nodes whose default runtime is NVIDIA's, it would give every pod all GPUs.
+    // On nodes whose default runtime is NVIDIA's, this variable would give every pod all GPUs.
     assert!(variables.iter().all(|one| !one.as_str().unwrap_or_default().starts_with("NVIDIA_VISIBLE_DEVICES")));
     let files = place.path().join("files");
     let mut all = Vec::new();
@@ -201,7 +208,7 @@ fn the_worker_finds_a_driver_in_its_image() -> Result<()> {
     for of_cuda in ["libcuda", "libcublas", "libnvrtc", "libnccl", "libnvidia", "libcudnn", "libcudart"] {
         assert!(names.iter().all(|name| !name.starts_with(of_cuda)), "{of_cuda} is in the image");
     }
-    // `worker/cuda/tests/libraries.rs` compares this list with the real ones.
+    // `worker/cuda/tests/libraries.rs` compares this list with the real libraries.
     let of_c = ["libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0", "librt.so.1"];
     for needed in of_c.into_iter().chain(["libstdc++.so.6", "libz.so.1"]) {
         let file = all.iter().find(|file| file.ends_with(needed)).with_context(|| format!("{needed} is not there"))?;
@@ -234,7 +241,7 @@ fn the_worker_finds_a_driver_in_its_image() -> Result<()> {
     Ok(())
 }
 
-/// The bill names what is linked, and nothing that is needed to build or test only.
+/// The SBOM lists the linked crates, and no build or test dependencies.
 #[test]
 fn the_bill_of_materials_is_that_of_the_program() -> Result<()> {
     for (name, stage) in IMAGES {
@@ -266,7 +273,7 @@ fn the_bill_of_materials_is_that_of_the_program() -> Result<()> {
             })
             .collect();
         assert!(unlicensed.is_empty(), "{unlicensed:?}");
-        // Every component that is named is there, once.
+        // Every referenced component exists exactly once.
         let mut refs: Vec<&str> = components.iter().filter_map(|component| component["bom-ref"].as_str()).collect();
         refs.push(bill["metadata"]["component"]["bom-ref"].as_str().context("a name")?);
         let count = refs.len();
@@ -282,7 +289,7 @@ fn the_bill_of_materials_is_that_of_the_program() -> Result<()> {
     Ok(())
 }
 
-/// Another hour, another umask: the same image, and the same archive.
+/// A build at another time with another umask yields the same image and the same archive.
 #[test]
 fn two_builds_have_the_same_digest() {
     let [first, second] = images();

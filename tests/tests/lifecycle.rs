@@ -1,4 +1,5 @@
-//! The life of jobs with the real controller against a real API server, scheduler and controller manager.
+//! Job lifecycles with the real controller against a real API server, scheduler and controller
+//! manager.
 
 mod admitted;
 mod clock;
@@ -27,12 +28,12 @@ use switchyard_tests::{
     start_controller, template_on,
 };
 
-/// Whether the stage of a job has these words.
+/// Whether the stage message of a job contains this text.
 fn says(words: &str) -> impl Fn(&TrainJob) -> bool {
     move |job| condition_of(job, "Succeeded").is_some_and(|condition| condition.message.contains(words))
 }
 
-/// A namespace with its own controller, and nodes that only its jobs use.
+/// A namespace with its own controller and dedicated nodes.
 struct Scene {
     jobs: Jobs,
     kubelet: Kubelet,
@@ -44,12 +45,12 @@ impl Scene {
         Scene::with(prefix, nodes, Vec::new()).await
     }
 
-    /// With an environment of the controller.
+    /// Starts the controller with additional environment variables.
     async fn with(prefix: &str, nodes: usize, environment: Vec<(&'static str, String)>) -> Result<Scene> {
         Scene::started(prefix, nodes, ControllerOptions { environment, ..ControllerOptions::default() }).await
     }
 
-    /// With a controller of other options.
+    /// Starts the controller with these options.
     async fn started(prefix: &str, nodes: usize, options: ControllerOptions) -> Result<Scene> {
         let plane = ControlPlane::shared();
         let namespace = plane.namespace(prefix).await?;
@@ -59,7 +60,7 @@ impl Scene {
         Ok(Scene { jobs: Jobs::new(plane.client().await?, &namespace), kubelet, controller })
     }
 
-    /// A job of another program on the nodes of this scene.
+    /// A job with a plain program that is pinned to this test's nodes.
     fn job(&self, name: &str, nodes: u32, policy: &str, spec: Value) -> Value {
         let mut job = switchyard_tests::plain_job(name, nodes, policy);
         merge(&mut job["spec"], spec);
@@ -76,7 +77,7 @@ impl Scene {
         self.kubelet.order(&self.jobs.namespace, pod, command)
     }
 
-    /// All pods end well.
+    /// Lets all pods complete successfully.
     async fn finish(&self) -> Result<()> {
         for pod in self.jobs.pods().await? {
             let _ = self.order(&pod.name_any(), Command::Exit(0, String::new()));
@@ -84,7 +85,7 @@ impl Scene {
         Ok(())
     }
 
-    /// The controller never panicked: one that did goes on with the other jobs, and only its log shows it.
+    /// Checks the log for panics: after one, the controller continues with the other jobs.
     fn never_panicked(&self) -> Result<()> {
         let log = std::fs::read_to_string(&self.controller.log)?;
         anyhow::ensure!(!log.contains("panicked"), "{}", self.controller.tail());

@@ -1,4 +1,5 @@
-//! TrainJobs that no validation has seen: stored by an older version, or while somebody had switched validation off.
+//! TrainJobs that bypassed validation: stored by an older version, or while validation was
+//! disabled.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -11,7 +12,8 @@ use switchyard_tests::{
     ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, PATIENCE, plain_job, start_controller,
 };
 
-/// Tries to write one status before its pauses are longer than a test: 50 ms, doubled up to 5 s.
+/// Maximum attempts to write a status within the duration of a test. The backoff starts at 50 ms
+/// and doubles up to 5 s.
 const TRIES: usize = 12;
 
 fn with(name: &str, pointer: &str, value: Value) -> Value {
@@ -21,7 +23,7 @@ fn with(name: &str, pointer: &str, value: Value) -> Value {
     job
 }
 
-/// What cannot be carried out, and a word of the reason.
+/// Jobs that cannot run, with a word from the expected reason.
 fn bad() -> Vec<(Value, &'static str)> {
     let mut without_spec = plain_job("no-spec", 1, "run");
     without_spec.as_object_mut().unwrap().remove("spec");
@@ -31,7 +33,7 @@ fn bad() -> Vec<(Value, &'static str)> {
         (without_spec, "spec"),
         (begun, "numNodes"),
         (with("spec-text", "/spec", "text".into()), "text"),
-        // The server fills in its defaults: with framework Switchyard an engine is missing.
+        // The server applies its defaults: framework Switchyard lacks an engine.
         (with("spec-null", "/spec/trainer", Value::Null), "engine"),
         (with("nodes-text", "/spec/trainer/numNodes", "two".into()), "two"),
         (with("nodes-negative", "/spec/trainer/numNodes", (-3).into()), "numNodes"),
@@ -49,7 +51,7 @@ fn bad() -> Vec<(Value, &'static str)> {
     ]
 }
 
-/// What a newer version began, and this one cannot read.
+/// A job started by a newer version, which this version cannot read.
 fn begun() -> Value {
     let condition = |kind: &str, state: &str, reason: &str| {
         json!({"type": kind, "status": state, "reason": reason, "message": "",
@@ -61,7 +63,7 @@ fn begun() -> Value {
     job
 }
 
-/// What another version left, and is no harm.
+/// Harmless leftovers of other versions.
 fn good() -> Vec<Value> {
     let workers: Vec<Value> = (0..5000).map(|rank| json!({"rank": rank, "state": "Training", "host": "h"})).collect();
     vec![
@@ -73,7 +75,7 @@ fn good() -> Vec<Value> {
     ]
 }
 
-/// The CRD of a cluster in which anything may be stored, from the real one.
+/// The TrainJob CRD with a schema that accepts anything.
 fn loosened() -> Result<Value> {
     let crds = switchyard_crds::generate::crds();
     let crd = crds.iter().find(|(file, _)| *file == "trainjobs.yaml").context("the CRD")?;
@@ -86,7 +88,7 @@ fn loosened() -> Result<Value> {
     Ok(crd)
 }
 
-/// Stores what the real CRD would refuse.
+/// Stores jobs that the real CRD would refuse.
 async fn store(plane: &ControlPlane, namespace: &str, jobs: &[Value]) -> Result<()> {
     let client = plane.client().await?;
     let crds = Api::<CustomResourceDefinition>::all(client.clone());
@@ -101,12 +103,13 @@ async fn store(plane: &ControlPlane, namespace: &str, jobs: &[Value]) -> Result<
         let made = api.create(&Default::default(), &serde_json::from_value(job.clone())?).await;
         made.with_context(|| format!("storing {}", job["metadata"]["name"]))?;
     }
-    // Two managers of one CRD: the fields of the first go with it.
+    // Apply the real CRD as the manager `loose` too, because a field stays until the manager that
+    // owns it drops it.
     let strict = PatchParams::apply("loose").force();
     let crd = switchyard_crds::generate::crds().into_iter().find(|(file, _)| *file == "trainjobs.yaml");
     crds.patch(name, &strict, &Patch::Apply(&crd.context("the CRD")?.1)).await?;
     plane.install_crds().await?;
-    // The new schema is in force once it refuses what it has to.
+    // The new schema is in force once it refuses this job.
     let give_up = Instant::now() + PATIENCE;
     let refused = with("probe", "/spec/trainer/numNodes", "two".into());
     loop {
@@ -119,13 +122,14 @@ async fn store(plane: &ControlPlane, namespace: &str, jobs: &[Value]) -> Result<
     }
 }
 
-/// The message of the condition `Failed`, or what the controller's log says of this job.
+/// The message of the `Failed` condition, or the controller's log about this job.
 fn reason(plane: &ControlPlane, jobs: &Jobs, name: &str, log: &str) -> Option<String> {
     let path = "jsonpath={.status.conditions[?(@.type==\"Failed\")].message}";
     let told = plane.kubectl(&["get", "trainjobs.training.switchyard.dev", name, "-n", &jobs.namespace, "-o", path]);
     let of_job = format!("job={}/{name} ", jobs.namespace);
     match told.stdout.trim() {
-        // Not even a status is taken of it. Why it cannot be read stands in the line before.
+        // The API server accepts no status for it. The line before contains the reason why it
+        // cannot be read.
         "" => {
             let lines: Vec<&str> = log.lines().filter(|line| line.contains(&of_job)).collect();
             lines.iter().any(|line| line.contains("cannot write the status")).then(|| lines[0].to_string())
@@ -187,7 +191,7 @@ async fn stored_jobs_that_cannot_be_carried_out_are_told_and_hold_nobody_up() ->
     assert_eq!(told.trim(), "Succeeded=Unknown Placed=True Readable=False", "it goes on");
     let notes = jobs.events(name, "Unreadable").await?;
     assert!(notes.iter().any(|note| note.contains("Sixth")), "{notes:?}");
-    // One that comes later is served as any other.
+    // A job created later is handled normally.
     jobs.create(plain_job("later", 1, "succeed-after=0.1s")).await?;
     jobs.wait_stage("later", "Complete").await?;
     controller.must_run()?;

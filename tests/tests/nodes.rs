@@ -1,7 +1,8 @@
-//! Real nodes: pods that reach each other, links of a set speed, devices by claims and by numbers, and nothing left afterwards.
+//! Real nodes: pods that reach each other, links with configured speeds, devices by claim and by
+//! count, and no leftovers.
 //!
-//! Needs root, namespaces and cgroups: `cargo xtask cluster check` says what a machine lacks, and `cargo xtask test` then leaves these
-//! tests out, but in CI.
+//! Needs root, namespaces and cgroups: `cargo xtask cluster check` lists what a machine lacks.
+//! `cargo xtask test` then skips these tests, except in CI.
 
 mod agent;
 mod command;
@@ -13,10 +14,10 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use switchyard_tests::nodes::{Nodes, NodesOptions, TOOLS, missing};
 
-/// For the cluster to do what was asked, on a loaded machine.
+/// Timeout for a cluster operation on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// A cluster; its times are printed.
+/// Starts a cluster and prints its startup times.
 fn cluster(nodes: u8) -> Result<Nodes> {
     if let Some(what) = missing()? {
         bail!("{what}");
@@ -37,7 +38,7 @@ fn apply(nodes: &Nodes, object: &Value) -> Result<()> {
     Ok(())
 }
 
-/// A pod of busybox, on this node or on any.
+/// A busybox pod on this node, or on any.
 fn pod(name: &str, node: Option<&str>, script: &str) -> Value {
     let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}},
@@ -50,7 +51,6 @@ fn pod(name: &str, node: Option<&str>, script: &str) -> Value {
     pod
 }
 
-/// Waits until a pod is in this phase.
 fn wait_phase(nodes: &Nodes, pod: &str, phase: &str) -> Result<()> {
     until(&format!("{pod} {phase}"), || {
         Ok(kubectl(nodes, &["get", "pod", pod, "-o", "jsonpath={.status.phase}"])? == phase)
@@ -58,7 +58,7 @@ fn wait_phase(nodes: &Nodes, pod: &str, phase: &str) -> Result<()> {
     .or_else(|error| bail!("{error:#}\n{}", nodes.plane.kubectl(&["describe", "pod", pod]).stdout))
 }
 
-/// Waits until something is so.
+/// Waits until `is` holds.
 fn until(what: &str, is: impl Fn() -> Result<bool>) -> Result<()> {
     let give_up = Instant::now() + PATIENCE;
     while !is()? {
@@ -68,7 +68,6 @@ fn until(what: &str, is: impl Fn() -> Result<bool>) -> Result<()> {
     Ok(())
 }
 
-/// Runs a shell script in a pod.
 fn inside(nodes: &Nodes, pod: &str, script: &str) -> Result<String> {
     kubectl(nodes, &["exec", pod, "--", "sh", "-c", script])
 }

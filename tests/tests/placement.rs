@@ -1,4 +1,4 @@
-//! Placement of GPUs against brute force: random machines and clusters, and the machines of the fixtures.
+//! GPU placement against brute force: on random machines and clusters, and on the fixture machines.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use switchyard_tests::placement::{
 };
 use switchyard_tests::{Random, chaos};
 
-/// Runs a property on numbered cases. A failure names its seed; `SWITCHYARD_SEED` plays it alone.
+/// Runs a property on numbered cases. A failure names its seed; `SWITCHYARD_SEED` reruns that one
+/// alone.
 fn each(cases: u64, property: impl Fn(&Random) + std::panic::RefUnwindSafe) {
     let seeds = chaos::seed().map_or(0..cases, |seed| seed..seed + 1);
     for seed in seeds {
@@ -41,12 +42,14 @@ fn every_set_of_random_machines_has_the_value_of_the_statement() {
     each(150, |random| every_set_has_its_value(&any_devices(random, 5), 5));
 }
 
-/// The node oracle: on every machine, for every set of free GPUs and every size, the best set there is.
+/// The node oracle: on every machine, for every set of free GPUs and every size, our set must be
+/// optimal.
 #[test]
 fn every_fixture_gives_the_best_set_of_every_free_set() {
     for (name, devices) in fixtures() {
         let shape = Shape::new(&devices);
-        // Sets of 16 GPUs are too many for rings by permutation: up to 5 of them.
+        // Sets of 16 GPUs are too large for enumerating rings by permutation, so test at most 5 of
+        // them.
         let most = if shape.gpus > 8 { 3 } else { 8 };
         println!("{name}: {} GPUs, {} NICs", shape.gpus, devices.nics.len());
         every_set_has_its_value(&devices, most.min(6));
@@ -71,7 +74,7 @@ fn value(shape: &Shape, set: u32, spread: Option<Level>) -> u32 {
     shape.ring[set as usize].min(shape.outward(set, spread))
 }
 
-/// Figures that can be looked up: NCCL's for these machines.
+/// NCCL's published figures for these machines.
 #[test]
 fn known_machines_have_their_known_rates() {
     let all = fixtures();
@@ -86,7 +89,7 @@ fn known_machines_have_their_known_rates() {
     assert_eq!(of("f03b-hgx-h100"), (370_800, 8 * 48_000));
     assert_eq!(of("f04-h200"), (370_800, 4 * 48_000), "two GPUs behind each NIC");
     assert_eq!(of("f12-dgx-2").0, 6 * 20_000);
-    // A B200 without NVLink: the ring of 8 crosses host bridges, that of the other 7 does not.
+    // A B200 without NVLink: a ring of 8 crosses host bridges, a ring of the other 7 does not.
     let (_, b200) = all.iter().find(|(name, _)| name == "f10-b200").unwrap();
     let shape = Shape::new(b200);
     assert_eq!((shape.ring[0xfb], shape.ring[0xff]), (18 * 40_100, 48_000 / 6 * 5));
@@ -94,7 +97,7 @@ fn known_machines_have_their_known_rates() {
     assert_eq!(pair[0b1110], 18 * 40_100, "1 and 3, not 2");
 }
 
-/// The cluster oracle: the bandwidth of the best of all placements, and an answer that is what it says it is.
+/// The cluster oracle: the placement has the bandwidth of the best possible one, and is consistent.
 fn gets_the_best_there_is(world: &World, request: &Request) {
     let placement = world.fleet().solve(request);
     assert_eq!(world.fleet().bandwidth(request), placement.as_ref().ok().map(|placement| placement.bandwidth));
@@ -118,7 +121,8 @@ fn unequal_pods_get_the_best_there_is() {
     });
 }
 
-/// After nodes are lost: the bandwidth of the best place there is then, and of all such places one that moves the fewest pods.
+/// After node losses, the placement has the best possible bandwidth, and among all such placements
+/// it moves the fewest pods.
 #[test]
 fn a_repair_moves_as_few_pods_as_possible() {
     let (repaired, moved) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
@@ -126,7 +130,8 @@ fn a_repair_moves_as_few_pods_as_possible() {
         let random = Random::new(seed);
         let (mut world, request) = (World::random(&random, 8), any_request(&random, 1, 5));
         if seed % 2 == 0 {
-            // Where larger domains carry as much, the gang is spread and pods of several domains stay.
+            // If larger domains have the same bandwidth, the gang is spread, and pods in several
+            // domains stay.
             world.levels.iter_mut().for_each(|level| level.share = 1000);
         }
         let Ok(first) = world.fleet().solve(&request) else { continue };
@@ -246,7 +251,7 @@ fn a_gang_stays_in_a_rack_and_pays_for_the_spine_when_it_must_not() {
 #[test]
 fn pods_of_a_gang_use_the_same_rails_and_distinct_nics() {
     let mut world = h200s(4);
-    // On two nodes the first GPU is taken, on the others the fourth and fifth.
+    // The first GPU is taken on two nodes, the fourth and fifth on the others.
     for (site, free) in world.sites.iter_mut().zip([0xfe, 0xfe, 0xe7, 0xe7]) {
         site.free = free;
     }
@@ -255,7 +260,7 @@ fn pods_of_a_gang_use_the_same_rails_and_distinct_nics() {
     let shape = Shape::new(&world.shapes[0]);
     let rails: Vec<u64> = placement.pods.iter().map(|pod| shape.rails[pod.set as usize]).collect();
     assert!(rails.iter().all(|used| *used == rails[0] && used.count_ones() == 2), "{rails:?}");
-    // Local ranks in the order of the rails.
+    // Local ranks must follow the rail order.
     assert!(placement.pods.iter().all(|pod| pod.gpus.is_sorted()), "{placement:?}");
 }
 
@@ -267,7 +272,7 @@ fn a_lone_gpu_breaks_nothing_that_is_whole() {
     assert_eq!((placement.pods[0].node, placement.bandwidth), (NodeOrd(1), UNLIMITED));
 }
 
-/// The rack with fewer whole nodes loses one more; the other keeps room for a gang.
+/// The rack with fewer idle nodes loses one more; the other keeps room for a gang.
 #[test]
 fn a_lone_pod_opens_a_node_where_fewest_are_whole() {
     let mut world = h200s(8);
@@ -278,7 +283,7 @@ fn a_lone_pod_opens_a_node_where_fewest_are_whole() {
     assert_eq!(world.fleet().solve(&gang(4, 8)).unwrap().pods[0].node, NodeOrd(0));
 }
 
-/// Bandwidth comes first, then a node that is used already, and only then where it is.
+/// Bandwidth comes first, then a partly used node, and only then the node's location.
 #[test]
 fn where_a_lone_pod_goes_is_ranked_by_value_then_by_use_then_by_what_stays_whole() {
     each(2000, |random| {

@@ -1,4 +1,5 @@
-//! The preflight: each of the 27 checks by a scene that trips it and one that does not, no false alarm on healthy machines, and the command.
+//! The preflight: for each of the 27 checks a fixture that trips it and one that does not; no false
+//! alarms on healthy machines; and the command.
 
 mod checks;
 mod gangs;

@@ -1,4 +1,4 @@
-//! The programs on this machine: real processes, files, images, the frameworks of others.
+//! The programs on this machine: real processes, files, images and third-party frameworks.
 #![forbid(unsafe_code)]
 #![allow(missing_docs, clippy::unwrap_used)]
 

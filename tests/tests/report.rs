@@ -1,4 +1,4 @@
-//! The report of runs that never were: advice, bytes, bad input; and the page in a real browser.
+//! Reports of synthetic runs: advice, size limits, bad input; and the page in a real browser.
 
 mod browser;
 mod hostile;
@@ -11,21 +11,22 @@ use switchyard_tests::{Ended, MadeUpRun, Scene, Trouble, root};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A page is always smaller than this.
+/// Upper bound for the size of a page.
 const LARGEST: usize = 2 << 20;
 
 fn report(scene: &Scene, more: &[&str]) -> Ended {
     scene.switchyard([&["report", "run", "-o", "json"], more].concat()).run(DEADLINE)
 }
 
-/// The report of a made-up run, and its page.
+/// Report data and page of a synthetic run.
 fn of(run: &MadeUpRun) -> (Value, String) {
     let scene = Scene::new();
     run.write(&scene.join("run"));
     read(&scene)
 }
 
-/// The report of the run directory in a scene, and its page; what must hold for every report is checked.
+/// Report data and page of the run directory in a test folder. Checks the invariants of every
+/// report.
 fn read(scene: &Scene) -> (Value, String) {
     let ended = report(scene, &[]);
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
@@ -150,7 +151,7 @@ fn the_same_run_gives_the_same_bytes() {
     let run = MadeUpRun { failures: vec![60], ..MadeUpRun::new(2, 70, Trouble::Straggler) };
     let (first, second) = (of(&run), of(&run));
     assert!(first == second);
-    // A line for each section: short, and still to be compared by eye.
+    // One line per section: short, but still comparable by eye.
     let sections: Vec<String> =
         first.0.as_object().unwrap().iter().map(|(name, section)| format!("\"{name}\": {section}")).collect();
     let text = format!("{{\n{}\n}}\n", sections.join(",\n"));
@@ -175,7 +176,8 @@ fn synthetic_data_makes_the_gain_a_measured_one() {
     let ended = report(&scene, &["--synthetic", "synthetic"]);
     let data: Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!((&data["advice"][0]["rule"], &data["advice"][0]["basis"]), (&"input-bound".into(), &"measured".into()));
-    // The same run again as its own comparison: as slow without reading, so that input is not the limit.
+    // Compare the same run with itself: it is just as slow with synthetic data, so input is not the
+    // bottleneck.
     let ended = report(&scene, &["--synthetic", "run"]);
     let data: Value = serde_json::from_str(&ended.stdout).unwrap();
     assert!(rules(&data).is_empty() && data["notes"][0]["rule"] == "input-bound", "{}", data["notes"]);
@@ -207,7 +209,7 @@ fn people_read_the_verdict_and_the_advice() {
     }
 }
 
-/// Where tests leave what a person may want to look at.
+/// Folder for test output that people may want to inspect.
 fn output() -> PathBuf {
     let folder = root().join("target/report");
     std::fs::create_dir_all(&folder).unwrap();

@@ -1,5 +1,5 @@
-//! A controller that lost rights: it names each as verb and resource in one sentence, does not try hot, and goes on by itself when the
-//! right is back. The rights are those of the chart.
+//! A controller that lost rights: it names each as verb and resource in one sentence, does not
+//! retry in a hot loop, and recovers by itself once the right is back. The rights are the chart's.
 
 mod namespaced;
 
@@ -17,13 +17,13 @@ use switchyard_tests::{
     chart_rules, plain_job, role, stage_of, start_controller, template_on,
 };
 
-/// Time for all rights of a case to be named and given back, on a loaded machine.
+/// Timeout for all rights of a case to be named and restored, on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(150);
 
-/// Resource and verb, in the words of the API server.
+/// Resource and verb, as the API server names them.
 type Right = (&'static str, &'static str);
 
-/// Rights that no case takes away, and why.
+/// Rights that no case removes, with the reason.
 const KEPT: [(Right, &str); 23] = [
     (("trainjobs/status", "patch"), "for jobs that cannot be read: tests/malformed.rs"),
     (("trainjobs/finalizers", "update"), "asked for by an admission plugin that is off here"),
@@ -50,7 +50,6 @@ const KEPT: [(Right, &str); 23] = [
     (("validatingadmissionpolicybindings", "get"), "asked for by names that the chart gives: tests/chart.rs"),
 ];
 
-/// What one controller lacks, and what happens to its job.
 struct Case {
     name: &'static str,
     lost: &'static [Right],
@@ -59,11 +58,11 @@ struct Case {
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Story {
-    /// A job comes to run.
+    /// A job is created and runs.
     Run,
-    /// It loses a pod, ends, and is deleted when its time to live is over; another is deleted by its user.
+    /// A job loses a pod, ends, and is deleted when its TTL expires; a user deletes another one.
     End,
-    /// Somebody takes our labels off its objects.
+    /// Another user removes our labels from the job's objects.
     Repair,
 }
 
@@ -150,7 +149,7 @@ fn is(rule: &PolicyRule, right: &Right) -> bool {
     rule.resources.as_deref() == Some(&[right.0.to_string()]) && rule.verbs == [right.1]
 }
 
-/// One controller with rights of its own.
+/// A controller with its own set of rights.
 struct Actor<'a> {
     plane: &'a ControlPlane,
     case: &'a Case,
@@ -178,7 +177,7 @@ impl<'a> Actor<'a> {
         Ok(Actor { plane, case, jobs, kubelet, controller, lost, started: Instant::now() })
     }
 
-    /// A job of the engine on two nodes: it needs every kind of object.
+    /// Creates a two-node engine job, which needs every kind of object.
     async fn create(&self, name: &str, spec: Value) -> Result<()> {
         let mut job = plain_job(name, 2, "run");
         job["spec"]["trainer"] = json!({"numNodes": 2, "resourcesPerNode": {"limits": {"cpu": "100m"}}});
@@ -194,12 +193,13 @@ impl<'a> Actor<'a> {
         Ok(())
     }
 
-    /// Gives back each right when it was named, until `done` and all were.
+    /// Restores each right after the controller has named it, until `done` holds and all are
+    /// restored.
     async fn ladder(&mut self, done: impl AsyncFn(&Jobs) -> Result<bool>) -> Result<()> {
         let give_up = Instant::now() + PATIENCE;
         loop {
             self.controller.must_run()?;
-            // Errors are quoted in the log, some twice.
+            // The log quotes errors, some of them twice.
             let log = std::fs::read_to_string(&self.controller.log)?.replace('\\', "");
             ensure!(!log.contains("panicked"), "{log}");
             let is_named = |right: &&Right| log.contains(&format!("cannot {} resource \"{}\"", right.1, right.0));
@@ -211,7 +211,7 @@ impl<'a> Actor<'a> {
                 let params = kube::api::PatchParams::apply("test").force();
                 api.patch(&format!("lost-{}", self.case.name), &params, &role).await?;
             }
-            // Asked in every round: the story may go on by it.
+            // Call it in every round, because it can also drive the test forward.
             let is_done = done(&self.jobs).await?;
             if self.lost.is_empty() && is_done {
                 return Ok(());
@@ -276,7 +276,8 @@ impl<'a> Actor<'a> {
         self.was_not_hot()
     }
 
-    /// Calls that were refused for want of a right, by verb and resource: quick at first, then one try in 5 s.
+    /// Checks the calls that were refused for missing rights, by verb and resource: fast at first,
+    /// then one attempt per 5 s.
     fn was_not_hot(&self) -> Result<()> {
         let user = format!("system:serviceaccount:{SYSTEM}:lost-{}", self.case.name);
         let mut refused: BTreeMap<String, u64> = BTreeMap::new();
@@ -287,7 +288,7 @@ impl<'a> Actor<'a> {
             }
         }
         println!("{} in {} s: {refused:?}", self.case.name, self.started.elapsed().as_secs());
-        // Two pods are created at a time, and the Lease is read every 2 s.
+        // Two pods are created concurrently, and the Lease is read every 2 s.
         let most = 2 * (12 + self.started.elapsed().as_secs() / 4);
         ensure!(refused.values().all(|count| *count <= most), "{}: more than {most}: {refused:?}", self.case.name);
         ensure!(!refused.is_empty(), "{}: nothing was refused", self.case.name);
@@ -295,7 +296,7 @@ impl<'a> Actor<'a> {
     }
 }
 
-/// The rights of the chart but for these.
+/// The chart's rights without these.
 fn without(lost: &BTreeSet<Right>) -> Result<Vec<PolicyRule>> {
     Ok(chart_rules()?.into_iter().filter(|rule| !lost.iter().any(|right| is(rule, right))).collect())
 }
@@ -313,7 +314,7 @@ async fn a_right_that_is_lost_is_named_and_its_return_is_noticed() -> Result<()>
     Ok(())
 }
 
-/// A right that is added to the chart needs a case, or a reason.
+/// A right that is added to the chart needs a case or an exemption.
 #[test]
 fn every_right_of_the_chart_is_in_a_case_or_kept_for_a_reason() -> Result<()> {
     let rules = chart_rules()?;

@@ -1,4 +1,4 @@
-//! The rules of the repository, and placement against brute force: nothing is started.
+//! Repository rules, and placement against brute force. Starts no processes.
 #![forbid(unsafe_code)]
 #![allow(missing_docs, clippy::unwrap_used)]
 

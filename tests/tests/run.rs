@@ -1,4 +1,4 @@
-//! `switchyard run` with real processes: the whole path, and every way in which it can be interrupted.
+//! `switchyard run` with real processes: the complete path, and every way to interrupt it.
 
 mod hangs;
 mod restarts;
@@ -12,7 +12,7 @@ use switchyard_tests::{Ended, Manifest, Running, Scene};
 /// Longer than any of these runs takes on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(90);
 
-/// A scene with text and a manifest, and the manifest's path.
+/// A test folder with text and a manifest; returns the manifest's path.
 fn scene(change: impl FnOnce(Manifest) -> Manifest) -> (Scene, PathBuf) {
     let scene = Scene::new();
     scene.write_text("data/text.txt", 64);
@@ -20,7 +20,7 @@ fn scene(change: impl FnOnce(Manifest) -> Manifest) -> (Scene, PathBuf) {
     (scene, manifest)
 }
 
-/// A job that would take very long.
+/// Makes a job practically endless.
 fn endless(manifest: Manifest) -> Manifest {
     manifest.with("engine.steps", 10_000_000).with("engine.evaluation.everySteps", 0)
 }
@@ -44,7 +44,7 @@ fn condition<'a>(status: &'a Value, kind: &str) -> &'a Value {
     conditions.iter().find(|condition| condition["type"] == kind).unwrap_or(&Value::Null)
 }
 
-/// Process ids of the ranks of an attempt, from the events.
+/// Process ids of an attempt's ranks, from the events.
 fn pids(scene: &Scene, attempt: u64) -> Vec<i32> {
     let events = std::fs::read_to_string(scene.join("out/events.jsonl")).unwrap_or_default();
     events
@@ -178,7 +178,8 @@ fn a_step_is_predicted_for_a_gpu_that_is_not_there() {
     scene.assert_nothing_left();
 }
 
-/// `--color` and `NO_COLOR` had no effect on the excerpts of errors, which asked the terminal themselves.
+/// Regression: `--color` and `NO_COLOR` had no effect on the excerpts of errors, which checked the
+/// terminal themselves.
 #[test]
 fn one_gate_decides_on_colour() {
     let (scene, manifest) = scene(|manifest| manifest.with("engine.steps", -1));
@@ -233,7 +234,7 @@ fn a_rank_that_dies_stops_the_others_and_is_named_first() {
     kill(pids[1], Signal::KILL);
     let ended = running.wait(DEADLINE);
     assert_eq!(ended.code, Some(5), "{}", ended.stderr);
-    // The events, in their order, say which rank has which process.
+    // The events map ranks to processes.
     let event = std::fs::read_to_string(scene.join("out/events.jsonl")).unwrap();
     let rank = event
         .lines()

@@ -1,4 +1,5 @@
-//! The benchmark of a large cluster, small: that all of its parts still work, and what can be counted.
+//! A small version of the large-cluster benchmark: checks that all of its parts still work, and the
+//! countable results.
 
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, TryStreamExt};
@@ -9,9 +10,10 @@ use switchyard_tests::{
     ControlPlane, ControllerOptions, Jobs, Options, condition_of, merge, plain_job, start_controller,
 };
 
-/// Stored manifests, and the bytes of each: 60 MiB that anybody may store who may create TrainJobs.
+/// Number and size in bytes of the stored manifests: 60 MiB that any user with the right to create
+/// TrainJobs can store.
 const LARGE: (usize, usize) = (48, 1_300_000);
-/// Memory of the controller that reads them, bytes.
+/// Maximum memory of the controller that reads them, bytes.
 const MOST_MEMORY: u64 = 200 << 20;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -23,16 +25,19 @@ async fn the_benchmark_of_a_large_cluster_works_when_it_is_small() -> Result<()>
     assert_eq!(number("/sync/storedObjects"), 1000.0, "{measured}");
     assert_eq!([number("/gang/nodesInSlices"), number("/gang/slices")], [140.0, 1.0], "{measured}");
     assert!(number("/gang/configMaps") >= 1.0 && number("/gang/trainJobKiB") <= 256.0, "{measured}");
-    // Which place in the queue a job has may be told a minute late, and where the machine is busy that is now.
+    // A queue position may be reported up to a minute late, which on a busy machine can fall into
+    // this window.
     assert!(number("/quiet/writes") <= number("/waitingJobs"), "nothing happens: {measured}");
-    // Eight nodes became free one after the other: those that wait take them, and those that still wait say so once each at most.
+    // Eight nodes became free one after the other. Queued jobs take them, and each remaining job
+    // reports its reason at most once.
     assert!(number("/churn/placed") >= 1.0, "{measured}");
     assert!(number("/churn/writesOfWaiting") <= number("/churn/stillWaiting"), "{measured}");
     assert!(number("/passes/plan/count") >= 30.0, "{measured}");
     Ok(())
 }
 
-/// Finding 6: some hundred suspended jobs of a megabyte put both controllers into a loop of ends for lack of memory.
+/// Regression (finding 6): a few hundred suspended jobs of a megabyte each sent both controllers
+/// into an out-of-memory crash loop.
 #[tokio::test]
 async fn manifests_of_a_megabyte_are_refused_and_not_kept_in_memory() -> Result<()> {
     let plane = ControlPlane::start(&Options::default())?;

@@ -1,8 +1,8 @@
-//! Tenants against each other's jobs: forged objects in another namespace and in the same one, with the policies of the chart and
-//! without them.
+//! Tenants against each other's jobs: forged objects in another namespace and in the same one, with
+//! and without the chart's policies.
 //!
-//! The rows are in `tenants/forgeries.yaml`; docs/security.md shows some of them. A controller with the chart's account and rights runs
-//! for all namespaces.
+//! The rows are in `tenants/forgeries.yaml`; docs/security.md shows some of them. A controller with
+//! the chart's account and rights runs for all namespaces.
 
 mod hostile;
 
@@ -20,7 +20,7 @@ use switchyard_tests::{
     start_controller, template_on,
 };
 
-/// Whose answer it is.
+/// The layer that refuses the forgery; `Nobody` if it is accepted but has no effect.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum By {
@@ -29,7 +29,6 @@ enum By {
     Nobody,
 }
 
-/// One forgery.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Row {
@@ -37,14 +36,14 @@ struct Row {
     who: String,
     by: By,
     answer: String,
-    /// `TEAM`: in the namespace of the job; absent: in the other one.
+    /// `TEAM` for the job's namespace; absent for the other one.
     place: Option<String>,
     object: Option<Value>,
     ask: Option<Vec<String>>,
 }
 
 impl Row {
-    /// What differs from what is expected of the API server.
+    /// Describes how the API server's reply deviates from the expected one.
     fn fault(&self, has_policies: bool, accepted: bool, told: &str) -> Option<String> {
         let is_refused = self.by == By::Rights || (self.by == By::Policies && has_policies);
         match (is_refused, accepted) {
@@ -57,7 +56,7 @@ impl Row {
         }
     }
 
-    /// As docs/security.md shows it.
+    /// The row in docs/security.md.
     fn line(&self) -> String {
         let who = if self.who == "mallory" { "editor of another namespace" } else { "editor of the same namespace" };
         let answer = match self.by {
@@ -72,7 +71,7 @@ fn rows() -> Vec<Row> {
     serde_saphyr::from_str(include_str!("tenants/forgeries.yaml")).unwrap()
 }
 
-/// A job that others want to harm, and the controller that carries it out.
+/// A job under attack, and its controller.
 struct Scene {
     plane: ControlPlane,
     jobs: Jobs,
@@ -80,7 +79,7 @@ struct Scene {
     controller: Daemon,
 }
 
-/// What must stay as it is: attempt and restarts, and the pods with their UIDs.
+/// State that must not change: attempt, restarts, and the pods with their UIDs.
 #[derive(Debug, PartialEq)]
 struct Untouched {
     attempt: Option<i32>,
@@ -89,7 +88,7 @@ struct Untouched {
 }
 
 impl Scene {
-    /// With a job to harm, on three nodes.
+    /// Starts a job under attack on three nodes.
     async fn new() -> Result<Scene> {
         let scene = Scene::start(KubeletOptions::new("n", 3)).await?;
         scene.may("colleague", &scene.jobs.namespace, "edit")?;
@@ -111,7 +110,7 @@ impl Scene {
         Ok(Scene { plane, jobs, kubelet, controller })
     }
 
-    /// Lets somebody edit a namespace.
+    /// Grants a user a role in a namespace.
     fn may(&self, who: &str, namespace: &str, role: &str) -> Result<()> {
         let (name, user) = (format!("{who}-{role}"), format!("--user={who}"));
         let role = format!("--clusterrole={role}");
@@ -153,7 +152,7 @@ impl Scene {
         self.plane.kubectl_with(&arguments, &input)
     }
 
-    /// Tries all rows from a namespace of its own, and waits until the controller has seen them.
+    /// Tries all rows from another namespace, and waits until the controller has seen them.
     async fn try_all(&self, has_policies: bool) -> Result<Vec<String>> {
         let evil = self.plane.namespace("evil").await?;
         self.may("mallory", &evil, "edit")?;
@@ -164,14 +163,15 @@ impl Scene {
             let ended = self.try_row(&row, &evil, &uid, if has_policies { "2" } else { "1" });
             faults.extend(row.fault(has_policies, ended.code == Some(0), &ended.stderr));
         }
-        // What the controller does with a later job, it has done with the earlier events of its watch.
+        // Once the controller has handled a later job, it has also handled the earlier events of
+        // its watch.
         self.run("later", 1).await?;
         self.jobs.api().delete("later", &Default::default()).await?;
         self.jobs.wait_gone("later").await?;
         Ok(faults)
     }
 
-    /// A policy is in force a moment after it was made.
+    /// Installs the policies and waits, because a policy takes effect with a delay.
     fn turn_policies_on(&self) -> Result<()> {
         let text = render(&["--set", "crds.enabled=false,controller.replicas=0"])?;
         let ended = self.plane.kubectl_with(&["apply", "-f", "-"], &text);
@@ -204,7 +204,7 @@ async fn no_forgery_has_an_effect_on_the_job_of_somebody_else() -> Result<()> {
         let faults = scene.try_all(has_policies).await?;
         assert!(faults.is_empty(), "policies: {has_policies}\n{}", faults.join("\n"));
         assert_eq!(scene.victim().await?, before, "policies: {has_policies}\n{}", scene.controller.tail());
-        // What a colleague took off is put back.
+        // The controller restores fields that a colleague removed.
         let policies = Api::<NetworkPolicy>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
         let is_whole =
             |policy: Option<&NetworkPolicy>| policy.is_some_and(|p| p.labels().contains_key(labels::JOB_UID));

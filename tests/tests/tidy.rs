@@ -1,7 +1,8 @@
-//! The rules of the repository, checked: who may depend on whom, file sizes, licences, documented paths, unsafe code.
+//! Enforces the repository rules: crate dependencies, file sizes, licences, documented paths,
+//! unsafe code.
 //!
-//! Every rule is a pure function from text to faults, and has a test that plants a violation and expects it to be found.
-//! A failure prints all faults at once, each with its place and what to do.
+//! Every rule is a pure function from text to faults, with a test that feeds it a violation. A
+//! failure prints all faults at once, each with its location and remedy.
 
 mod circles;
 mod crates;
@@ -18,19 +19,19 @@ use std::process::Command;
 use std::sync::OnceLock;
 use switchyard_tests::root;
 
-/// Fails with every fault of a rule.
+/// Fails with all faults of a rule.
 fn none(faults: &[String]) {
     assert!(faults.is_empty(), "{} fault(s):\n  {}", faults.len(), faults.join("\n  "));
 }
 
-/// Some fault must hold each of the words.
+/// Each of the words must be in some fault.
 fn caught(faults: &[String], words: &[&str]) {
     for word in words {
         assert!(faults.iter().any(|fault| fault.contains(word)), "no fault says `{word}`: {faults:#?}");
     }
 }
 
-/// Standard output of a command in the repository.
+/// Standard output of a command run in the repository.
 fn output_of(program: &str, args: &[&str]) -> String {
     let output = Command::new(program).args(args).current_dir(root()).output();
     let output = output.unwrap_or_else(|error| panic!("cannot run {program}: {error}"));
@@ -42,7 +43,7 @@ fn cargo() -> String {
     std::env::var("CARGO").unwrap_or_else(|_| "cargo".into())
 }
 
-/// What cargo knows of the workspace and its dependencies on this platform.
+/// `cargo metadata` of the workspace and its dependencies on this platform.
 fn metadata() -> &'static Value {
     static METADATA: OnceLock<Value> = OnceLock::new();
     METADATA.get_or_init(|| {
@@ -53,13 +54,13 @@ fn metadata() -> &'static Value {
     })
 }
 
-/// The packages of this workspace.
+/// Packages of this workspace.
 fn members(metadata: &Value) -> Vec<&Value> {
     let ids: Vec<&Value> = metadata["workspace_members"].as_array().expect("a list").iter().collect();
     metadata["packages"].as_array().expect("a list").iter().filter(|package| ids.contains(&&package["id"])).collect()
 }
 
-/// Every file of the repository that git does not ignore: tracked, or new.
+/// Every file that git does not ignore: tracked or new.
 fn repository_files() -> &'static [String] {
     static FILES: OnceLock<Vec<String>> = OnceLock::new();
     FILES.get_or_init(|| {
@@ -70,7 +71,7 @@ fn repository_files() -> &'static [String] {
     })
 }
 
-/// Text of a file of the repository; `None` for binary files.
+/// Text of a repository file; `None` for binary files.
 fn read(file: &str) -> Option<String> {
     let bytes = std::fs::read(root().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
     String::from_utf8(bytes).ok()

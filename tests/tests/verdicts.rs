@@ -1,5 +1,6 @@
-//! G8: values derived from the schema, valid and invalid, judged by our own validation and by a real API server. Both say the same,
-//! so `switchyard run` refuses exactly what `kubectl apply` would refuse; and what is accepted becomes a job with a status.
+//! G8: valid and invalid values derived from the schema, judged by our own validation and by a real
+//! API server. The verdicts must agree, so that `switchyard run` refuses exactly what `kubectl
+//! apply` would refuse. Accepted values must become a job with a status.
 
 use anyhow::{Result, ensure};
 use futures::{StreamExt, TryStreamExt};
@@ -11,7 +12,7 @@ use std::collections::BTreeSet;
 use switchyard_crds::validate;
 use switchyard_tests::ControlPlane;
 
-/// A job in which every block is present, so that every field has a place.
+/// A job with every block, so that every field can be set.
 fn base() -> Value {
     json!({
         "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "base"},
@@ -28,13 +29,13 @@ fn base() -> Value {
     })
 }
 
-/// A changed manifest and what was changed.
+/// A changed manifest and a description of the change.
 struct Case {
     what: String,
     job: Value,
 }
 
-/// Values on both sides of every bound of the schema at a place.
+/// Values on both sides of every bound of a schema node.
 fn values(schema: &Value) -> Vec<Value> {
     let mut values = Vec::new();
     if let Some(words) = schema["enum"].as_array() {
@@ -65,7 +66,7 @@ fn values(schema: &Value) -> Vec<Value> {
     values
 }
 
-/// The place of a key or an index; it is made where it is missing.
+/// The value at a key or index, created if missing.
 fn place<'a>(at: &'a mut Value, part: &str) -> &'a mut Value {
     match part.parse::<usize>() {
         Ok(index) => {
@@ -141,7 +142,8 @@ async fn our_verdict_is_the_servers() -> Result<()> {
     let mut differences = BTreeSet::new();
     let (mut valid, mut invalid) = (0, 0);
     for (case, ours, theirs) in verdicts {
-        // A server without strict field validation drops unknown fields; kubectl asks for strict.
+        // A server without strict field validation drops unknown fields; kubectl requests strict
+        // validation.
         if case.what.contains("unknownField") {
             ensure!(ours.is_err(), "{} is accepted", case.what);
             continue;

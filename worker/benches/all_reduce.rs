@@ -6,10 +6,10 @@
 //! `--options` instead compares lanes and wire formats, for one size.
 //!
 //! Each rank is pinned to its own CPU. Every timed call is "dirty": both ranks first rewrite their
-//! whole buffer, as a backward pass does. Up to 4 KiB the rewriting is included (a block of calls
-//! is timed); above, single calls after a barrier are timed. A time is the longer of the two
-//! ranks'. The cache-line probe measures the distance between the two CPUs at program start: NEAR
-//! and FAR runs cannot be compared.
+//! whole buffer, as a backward pass does. Up to 4 KiB, blocks of calls are timed, including the
+//! rewrites. Above that, single calls after a barrier are timed. The reported time is the longer of
+//! the two ranks' times. At start, the cache-line probe measures the distance between the two CPUs.
+//! NEAR and FAR runs cannot be compared.
 
 #[path = "all_reduce/options.rs"]
 mod options;
@@ -219,7 +219,7 @@ fn measure(comm: &mut Rank) -> Result<(), Box<dyn std::error::Error>> {
         let times = (0..repeats + 2).map(|_| time_reduction(comm, b, calls)).collect::<Result<Vec<f64>, _>>()?;
         let row = summary(bytes, &times[2..]);
         if first {
-            // With two ranks, 2(n-1)/n is 1 and both bandwidths are equal.
+            // With two ranks, 2(n-1)/n is 1, so both bandwidths are equal.
             let bandwidth = row.bytes as f64 / row.best / 1e3;
             println!(
                 "  {:>10} {:>12.2} {:>12.2} {:>10.2} {:>10.2}  {transport}",
@@ -265,7 +265,7 @@ fn machine() -> (String, f64, &'static str) {
     (cpu_model(), probe, if probe < 180.0 { "NEAR" } else { "FAR" })
 }
 
-/// Microseconds per call, the longer of the two ranks'.
+/// Microseconds per call, the longer of the two ranks' times.
 fn time_reduction(comm: &mut Rank, b: usize, calls: usize) -> Result<f64, Box<dyn std::error::Error>> {
     if calls == 1 {
         comm.reducer.bucket_mut(b).fill(1.0);

@@ -27,7 +27,6 @@ use report::{Row, Side};
 use std::path::PathBuf;
 use switchyard_worker::cpu::Format;
 
-/// Any error.
 pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 /// Steps whose losses are compared.

@@ -1,4 +1,4 @@
-//! Our scenarios.
+//! Scenarios with our controller.
 
 use crate::{COUNT, LIMIT, since};
 use anyhow::{Result, bail};
@@ -12,7 +12,7 @@ use switchyard_tests::{
     stage_of, start_controller,
 };
 
-/// User of the controller in the audit log.
+/// The controller's user in the audit log.
 const USER: &str = "switchyard-controller";
 
 struct Bench {
@@ -185,7 +185,7 @@ impl Bench {
         }))
     }
 
-    /// The controller dies; while it is away a pod ends.
+    /// The controller dies, and a pod ends while it is down.
     async fn g(&mut self) -> Result<Value> {
         self.controller.kill();
         self.kubelet.order(&self.jobs.namespace, "b-500-1-0", Command::Exit(0, String::new()))?;
@@ -196,7 +196,8 @@ impl Bench {
         self.stage("b-500", "Complete", 1).await?;
         let first = since(begin);
         tokio::time::sleep(Duration::from_secs(10)).await;
-        // Right: the status, the event and the released budget of the job that ended.
+        // The expected writes are the status, the event and the released budget of the finished
+        // job.
         let wrong = self.writes() - before - 3;
         println!("G: first right action {first:.2} s, wrong writes {wrong}");
         Ok(json!({"firstAction": first, "wrongWrites": wrong}))

@@ -1,7 +1,8 @@
 //! The peer: training-operator v1.8.1 with PyTorchJobs, on a control plane like ours.
 //!
-//! It wants a webhook configuration and a Secret before it starts its controllers; once it has them the webhook is taken away, since
-//! nothing of that is measured. Its pods are not scheduled by gangs, so only creation and deletion are compared.
+//! It requires a webhook configuration and a Secret before it starts its controllers. The webhook
+//! is removed once it has started, because the benchmark does not measure it. Its pods are not
+//! gang-scheduled, so only creation and deletion are compared.
 
 use crate::{COUNT, LIMIT, since};
 use anyhow::{Context, Result, bail};
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 use switchyard_tests::{ControlPlane, Daemon, Kubelet, KubeletOptions, Options, PodsSeen, programs_of};
 
 const USER: &str = "training-operator";
-/// Where controller-runtime looks for certificates, fixed in the peer's source.
+/// controller-runtime's certificate folder, hard-coded in the peer.
 const CERTIFICATES: &str = "/tmp/k8s-webhook-server/serving-certs";
 const WEBHOOK: &str = "validator.training-operator.kubeflow.org";
 
@@ -28,7 +29,7 @@ pub(crate) async fn measure(raised: bool) -> Result<Value> {
     let namespace = plane.namespace("scale").await?;
     let _kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new("node", COUNT)).await?;
     let seen = PodsSeen::watch(client.clone(), &namespace);
-    // It has one flag for its limits; those of its client (20 requests per second) are fixed.
+    // One flag sets its limits. The client's limit of 20 requests per second is hard-coded.
     let mut arguments = vec!["--enable-scheme=pytorchjob".to_string(), "--metrics-bind-address=0".into()];
     arguments.extend([
         "--health-probe-bind-address=0".into(),
@@ -91,7 +92,8 @@ fn webhooks(client: &Client) -> Api<DynamicObject> {
     Api::all_with(client.clone(), &ApiResource::from_gvk_with_plural(&kind, "validatingwebhookconfigurations"))
 }
 
-/// Puts the certificate that the operator made where it waits for it, as the kubelet would with the Secret's volume.
+/// Copies the operator's generated certificate to the folder it watches, as the kubelet would by
+/// mounting the Secret.
 async fn certify(client: &Client, operator: &mut Daemon) -> Result<()> {
     let secrets = Api::<Secret>::namespaced(client.clone(), "kubeflow");
     let give_up = Instant::now() + LIMIT;
@@ -135,7 +137,7 @@ async fn a(plane: &ControlPlane, jobs: &Api<DynamicObject>, seen: &PodsSeen, ope
     jobs.create(&PostParams::default(), &job("a", COUNT)?).await?;
     seen.until("A created", COUNT, |_, _| true).await?;
     let created = since(start);
-    // A Service for each pod follows; the job is at work when all are there.
+    // Each pod gets a Service, so the job is complete when both sets exist.
     let wanted = 2 * COUNT as u64;
     while plane.writes_of(USER).values().sum::<u64>() - before < wanted && start.elapsed() < LIMIT {
         tokio::time::sleep(Duration::from_millis(500)).await;

@@ -1,5 +1,5 @@
-//! Scenes with a real Kueue that plans by topology and waits for ready pods: who decides about nodes, what an eviction costs, and when quota is
-//! given back.
+//! Scenarios with a real Kueue that schedules by topology and waits for ready pods: which side
+//! chooses the nodes, the cost of an eviction, and when quota is released.
 
 use super::{gpus_charged, since};
 use anyhow::{Context, Result, ensure};
@@ -21,7 +21,8 @@ const GPUS: u32 = 8;
 const RACKS: [&str; 4] = ["r1", "r2", "r1", "r2"];
 const RACK: &str = "example.com/rack";
 const HOST: &str = "kubernetes.io/hostname";
-/// How long Kueue waits for the pods of an admitted gang, and for one that is no longer ready.
+/// How long Kueue waits for the pods of an admitted gang to become ready, and for a pod that is no
+/// longer ready.
 const READY_SECONDS: u64 = 30;
 const RECOVERY_SECONDS: u64 = 20;
 const LIMIT: Duration = Duration::from_secs(180);
@@ -70,7 +71,7 @@ impl Scenes {
         }))
     }
 
-    /// Nodes in two racks; a queue that plans by topology, and one that does not.
+    /// Creates nodes in two racks, a queue with topology-aware scheduling and one without.
     async fn objects(&self) -> Result<()> {
         let nodes = Api::<Node>::all(self.jobs.client.clone());
         for (node, rack) in self.kubelet.nodes().iter().zip(RACKS) {
@@ -109,7 +110,7 @@ impl Scenes {
         Ok(())
     }
 
-    /// S8: the gang runs where Kueue pinned its pods, in the first attempt.
+    /// S8: the gang runs on the nodes to which Kueue pinned its pods, in the first attempt.
     async fn topology(&self, name: &str, annotations: Value) -> Result<Value> {
         let start = Instant::now();
         self.create(name, "by-topology", GPUS, annotations).await?;
@@ -133,7 +134,8 @@ impl Scenes {
         Ok(json!({"attempts": attempt(&job), "pinnedPods": pinned.len(), "secondsToRunning": seconds}))
     }
 
-    /// Kueue fills a host with both pods of a gang, which Switchyard gives a node each: the status says so, and Kueue takes its quota back.
+    /// Kueue packs both pods of a gang onto one host, but Switchyard gives each pod its own node.
+    /// The status reports the conflict, and Kueue reclaims its quota.
     async fn packed(&self) -> Result<Value> {
         let name = "packed";
         self.create(name, "by-topology", GPUS / 2, json!({})).await?;
@@ -151,7 +153,8 @@ impl Scenes {
         Ok(json!({"stage": stage, "message": message}))
     }
 
-    /// S9: Kueue's quota is free, the nodes are not. Kueue evicts the gang, which waits again, and runs once there is room.
+    /// S9: Kueue has free quota but the nodes are full. Kueue evicts the gang, which requeues and
+    /// runs once there is room.
     async fn not_ready(&self) -> Result<Value> {
         let name = "unready";
         let blockers = self.block(3).await?;
@@ -175,7 +178,8 @@ impl Scenes {
         }))
     }
 
-    /// S10: one pod of a gang ends well, the other goes on for longer than Kueue bears a gang that is not ready.
+    /// S10: one pod of a gang completes, and the other keeps running for longer than Kueue
+    /// tolerates a gang that is not ready.
     async fn unequal_ends(&self) -> Result<Value> {
         let name = "unequal";
         self.create(name, "by-quota", GPUS, json!({})).await?;
@@ -200,7 +204,7 @@ impl Scenes {
         Ok(result)
     }
 
-    /// Pods that Kueue does not know, on so many nodes.
+    /// Occupies this many nodes with pods unknown to Kueue; returns their names.
     async fn block(&self, nodes: usize) -> Result<Vec<String>> {
         let mut names = Vec::new();
         for node in self.kubelet.nodes().into_iter().take(nodes) {
@@ -223,7 +227,7 @@ impl Scenes {
             }
             for rank in 0..2 {
                 let pod = format!("{name}-{}-{rank}", attempt(&job));
-                // It may have ended in the round before.
+                // The previous round may have ended it already.
                 let _ = self.kubelet.order(&self.jobs.namespace, &pod, Command::Exit(0, String::new()));
             }
             ensure!(Instant::now() < give_up, "{name} is not complete: {:?}", stage_of(&job));
@@ -231,7 +235,7 @@ impl Scenes {
         }
     }
 
-    /// Waits until Kueue charges exactly so many GPUs to a queue.
+    /// Waits until Kueue charges exactly this many GPUs to a queue.
     async fn charged(&self, queue: &str, gpus: u32) -> Result<()> {
         let give_up = Instant::now() + LIMIT;
         loop {

@@ -1,4 +1,4 @@
-//! What a watch shows of the pods of all gangs, judged state by state.
+//! Watches the pods of all gangs and checks every state.
 
 use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::Pod;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 const KUEUE_GATE: &str = "kueue.x-k8s.io/admission";
 const OWN_GATE: &str = "training.switchyard.dev/gang";
 
-/// Pods of a gang by name: whether Kueue holds it, and whether Switchyard has let it go.
+/// Pods of a gang by name: whether Kueue gates the pod, and whether Switchyard has ungated it.
 type Gang = BTreeMap<String, (bool, bool)>;
 
 #[derive(Default)]
@@ -25,7 +25,8 @@ struct State {
 pub(crate) struct Watched(Arc<Mutex<State>>);
 
 impl Watched {
-    /// Watches a namespace until the runtime ends. The first pod in each state of interest is written to the folder `record`.
+    /// Watches a namespace until the runtime ends. Writes the first pod in each state of interest
+    /// to the `record` folder.
     pub fn start(client: Client, namespace: &str, record: Option<PathBuf>) -> Watched {
         let watched = Watched(Arc::default());
         let own = watched.clone();
@@ -69,12 +70,12 @@ impl Watched {
         }
     }
 
-    /// Gangs of which a pod was let go while Kueue held another one.
+    /// Gangs with a pod that was ungated while Kueue still gated another one.
     pub fn partial(&self) -> BTreeSet<String> {
         self.0.lock().unwrap().partial.clone()
     }
 
-    /// How many states of pods were judged.
+    /// Number of pod states checked.
     pub fn states(&self) -> usize {
         self.0.lock().unwrap().states
     }
@@ -84,7 +85,7 @@ fn group(pod: &Pod) -> String {
     pod.labels().get("kueue.x-k8s.io/pod-group-name").cloned().unwrap_or_default()
 }
 
-/// Keeps the first pod that Kueue holds, and the first that it stops.
+/// Saves the first pod that Kueue gates and the first that it stops.
 fn keep(folder: &Path, pod: &Pod) {
     let gates = pod.spec.as_ref().and_then(|spec| spec.scheduling_gates.as_deref()).unwrap_or_default();
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();

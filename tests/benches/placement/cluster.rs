@@ -1,4 +1,4 @@
-//! A cluster of 10,000 nodes as the controller knows it, and a job for it.
+//! A cluster of 10,000 nodes as the controller sees it, and a job for it.
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::json;
@@ -13,7 +13,8 @@ use switchyard_plan::resources;
 use switchyard_tests::{Random, root};
 use switchyard_topology::{import, matrix};
 
-/// 10,000 nodes as the controller knows them: 500 racks of one kind of machine each, 30 % of the nodes empty.
+/// 10,000 nodes as the controller sees them: 500 racks with one machine type each, and 30 % of the
+/// nodes empty.
 pub fn nodes() -> BTreeMap<String, NodeView> {
     let (mut shapes, random) = (Shapes::default(), Random::new(9));
     let mut machines = Vec::new();

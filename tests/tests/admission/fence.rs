@@ -1,4 +1,5 @@
-//! What the token of an agent is good for: its rights, and the policy that lets it write about its own node only, against `fence.yaml`.
+//! Limits of an agent's token: its rights, and the policy that restricts it to its own node,
+//! checked against `fence.yaml`.
 
 use super::PATIENCE;
 use super::rights::plane;
@@ -14,7 +15,7 @@ use std::time::Instant;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_tests::{ControlPlane, agent_token, pod_token};
 
-/// Some of the matrix.
+/// One group of cells.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Row {
@@ -24,13 +25,13 @@ struct Row {
     answer: String,
 }
 
-/// Token, what it does, node; and the answer.
+/// Token, operation and node, with the expected reply.
 type Matrix = BTreeMap<[String; 3], String>;
 
 const NODES: [&str; 2] = ["a", "b"];
-/// What is done while the objects are missing.
+/// Operations while the objects are missing.
 const ANEW: [&str; 2] = ["create", "apply anew"];
-/// What is done when they exist.
+/// Operations once they exist.
 const THEN: [&str; 11] = [
     "get",
     "apply",
@@ -80,7 +81,7 @@ async fn clients(plane: &ControlPlane) -> Result<BTreeMap<&'static str, Client>>
     Ok(clients)
 }
 
-/// One request, which changes nothing.
+/// Sends one request that changes nothing.
 async fn request(client: &Client, does: &str, node: &str) -> Result<(), Error> {
     let api = Api::<GPUTopology>::all(client.clone());
     let field = format!("metadata.name={node}");
@@ -112,7 +113,7 @@ async fn request(client: &Client, does: &str, node: &str) -> Result<(), Error> {
     }
 }
 
-/// What the server did not decide as expected.
+/// Replies that differ from the table.
 fn faults(told: &Matrix, answered: &Matrix) -> Vec<String> {
     let is_told = |told: &str, answer: &str| if told == "yes" { answer == told } else { answer.contains(told) };
     let mut faults = Vec::new();
@@ -126,7 +127,8 @@ fn faults(told: &Matrix, answered: &Matrix) -> Vec<String> {
     faults
 }
 
-/// All tokens do these things to all nodes, until the server decides as expected or the time is up: a policy takes effect late.
+/// Runs these operations with all tokens on all nodes until the server's replies match or the
+/// deadline has passed, because a policy takes effect late.
 async fn ask(clients: &BTreeMap<&'static str, Client>, told: &Matrix, does: &[&str]) -> Result<(usize, Vec<String>)> {
     let asked = Instant::now();
     loop {
@@ -151,7 +153,8 @@ async fn ask(clients: &BTreeMap<&'static str, Client>, told: &Matrix, does: &[&s
 async fn an_agent_writes_about_its_own_node_only() -> Result<()> {
     let (plane, told) = (plane(), table()?);
     for node in NODES {
-        // Pods of nodes that do not exist are deleted, and their tokens are no longer good.
+        // Create the nodes: the pods of missing nodes would be garbage-collected, which invalidates
+        // their tokens.
         let made = plane.kubectl_with(
             &["create", "-f", "-"],
             &json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}}).to_string(),

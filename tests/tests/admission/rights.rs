@@ -1,4 +1,5 @@
-//! Who may do what: every verb for every resource in every place, asked of a real API server, against `rights.yaml`.
+//! Authorization matrix: every verb for every resource in every scope, checked on a real API server
+//! against `rights.yaml`.
 
 use super::PATIENCE;
 use anyhow::{Context, Result, ensure};
@@ -13,34 +14,33 @@ use std::time::Instant;
 use switchyard_tests::chart::render;
 use switchyard_tests::{ControlPlane, Options};
 
-/// Questions that are asked at a time.
+/// Reviews sent concurrently.
 const AT_ONCE: usize = 32;
-/// Fewer than these are not the matrix that was asked for.
+/// Fewer cells than this mean that the matrix is incomplete.
 const LEAST: usize = 400;
-/// The place of all namespaces at once: what is allowed there is allowed in each.
+/// The scope of all namespaces at once. A right granted there holds in each namespace.
 const ALL: &str = "all";
-/// The place of what is in no namespace.
+/// The scope of cluster-wide resources.
 const CLUSTER: &str = "cluster";
-/// The place of paths of the API server that are no resources.
+/// The scope of non-resource URLs.
 const PATHS: &str = "paths";
 
-/// `rights.yaml`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
     verbs: Vec<String>,
-    /// Namespaces by the name of the place.
+    /// Namespaces by scope name.
     places: BTreeMap<String, String>,
-    /// Resources by group, asked for with each verb in each place.
+    /// Resources by group, checked with each verb in each scope.
     namespaced: BTreeMap<String, Vec<String>>,
-    /// Resources by group that are in no namespace.
+    /// Cluster-wide resources by group.
     cluster: BTreeMap<String, Vec<String>>,
-    /// Questions beside the product.
+    /// Additional cells with special resources, verbs or paths.
     besides: Vec<Rule>,
     who: Vec<Subject>,
 }
 
-/// Somebody, and all that they may do.
+/// A subject with all of its rights.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Subject {
@@ -49,13 +49,13 @@ struct Subject {
     groups: Vec<String>,
     #[serde(default)]
     extra: BTreeMap<String, Vec<String>>,
-    /// May also do what this one may.
+    /// Also has the rights of this subject.
     like: Option<String>,
     #[serde(default)]
     may: Vec<Rule>,
 }
 
-/// Several cells of the matrix.
+/// A group of cells.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Rule {
@@ -67,7 +67,7 @@ struct Rule {
     verbs: Vec<String>,
 }
 
-/// One question: place, group, resource, verb.
+/// One cell: scope, group, resource, verb.
 type Cell = [String; 4];
 
 impl Rule {
@@ -87,7 +87,7 @@ impl Table {
         Ok(serde_saphyr::from_str(include_str!("rights.yaml"))?)
     }
 
-    /// Every question.
+    /// All cells of the matrix.
     fn all(&self) -> BTreeSet<Cell> {
         let product = |places: Vec<String>, resources: &BTreeMap<String, Vec<String>>| -> Vec<Rule> {
             let rule = |(group, resources): (&String, &Vec<String>)| Rule {
@@ -104,7 +104,7 @@ impl Table {
         rules.into_iter().flat_map(|rule| rule.cells(&words(&rule.places)).collect::<Vec<_>>()).collect()
     }
 
-    /// What the table says that somebody may do.
+    /// Cells that the table allows for a subject.
     fn allowed(&self, subject: &Subject) -> Result<BTreeSet<Cell>> {
         let mut cells = BTreeSet::new();
         if let Some(name) = &subject.like {
@@ -121,7 +121,7 @@ impl Table {
         Ok(cells)
     }
 
-    /// The question as the API server takes it.
+    /// The cell as a SubjectAccessReview.
     fn review(&self, subject: &Subject, [place, group, resource, verb]: &Cell) -> Result<SubjectAccessReview> {
         let mut spec = json!({"user": subject.user, "groups": subject.groups, "extra": subject.extra});
         if place == PATHS {
@@ -139,7 +139,7 @@ impl Table {
         Ok(serde_json::from_value(object)?)
     }
 
-    /// The server's replies.
+    /// Cells that the server allows.
     async fn ask(&self, client: &Client, subject: &Subject, cells: &BTreeSet<Cell>) -> Result<BTreeSet<Cell>> {
         let api = Api::<SubjectAccessReview>::all(client.clone());
         let ask = async |cell: &Cell| -> Result<Option<Cell>> {
@@ -155,7 +155,7 @@ fn words<'a>(of: impl IntoIterator<Item = &'a String>) -> Vec<&'a str> {
     of.into_iter().map(String::as_str).collect()
 }
 
-/// Cells as rules of the table: one line for all that have place, group and verbs in common.
+/// Groups cells into table rules: one line per common scope, group and verbs.
 fn rules(cells: &BTreeSet<Cell>) -> Vec<String> {
     let mut verbs: BTreeMap<[&str; 3], Vec<&str>> = BTreeMap::new();
     for [place, group, resource, verb] in cells {
@@ -175,7 +175,7 @@ fn rules(cells: &BTreeSet<Cell>) -> Vec<String> {
     resources.iter().map(line).collect()
 }
 
-/// What the table and the server do not agree about.
+/// Differences between the table and the server.
 fn faults(name: &str, told: &BTreeSet<Cell>, answered: &BTreeSet<Cell>) -> Vec<String> {
     let differences =
         [("may, and the table does not say so", answered - told), ("may not, as the table says", told - answered)];
@@ -185,11 +185,11 @@ fn faults(name: &str, told: &BTreeSet<Cell>, answered: &BTreeSet<Cell>) -> Vec<S
     differences.iter().filter_map(said).collect()
 }
 
-/// A control plane with the chart, and with all its roles bound to somebody.
+/// A control plane with the chart, and with all its roles bound to subjects.
 pub(super) fn plane() -> &'static ControlPlane {
     static PLANE: OnceLock<ControlPlane> = OnceLock::new();
     let start = || -> Result<ControlPlane> {
-        // The roles that others add to are put together by the controller manager.
+        // The controller manager assembles aggregated roles.
         let plane = ControlPlane::start(&Options { controller_manager: true, ..Options::default() })?;
         plane.install_crds_now()?;
         plane.apply_chart(&[])?;
@@ -213,7 +213,7 @@ async fn everybody_may_do_what_the_table_says_and_no_more() -> Result<()> {
         let told = table.allowed(subject)?;
         let unknown: BTreeSet<Cell> = &told - &cells;
         ensure!(unknown.is_empty(), "{}: asked nowhere: {:#?}", subject.name, rules(&unknown));
-        // Roles are put together, and taken into account, a moment after they were made.
+        // Roles are aggregated and take effect with a delay.
         let asked = Instant::now();
         loop {
             let faults = faults(&subject.name, &told, &table.ask(&client, subject, &cells).await?);
@@ -253,7 +253,7 @@ fn a_right_too_many_and_one_too_few_are_noticed() -> Result<()> {
     Ok(())
 }
 
-/// The table is read by people: what it says of one is not said twice.
+/// No two rules of a subject may cover the same cell, because people read the table.
 #[test]
 fn no_right_is_told_twice() -> Result<()> {
     let table = Table::read()?;

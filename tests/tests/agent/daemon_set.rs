@@ -1,8 +1,8 @@
-//! The DaemonSet of the chart.
+//! The chart's DaemonSet.
 
 use super::*;
 
-/// What the pod of the agent is allowed to be.
+/// Limits on the agent pod's permissions.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_daemon_set_is_taken_and_asks_for_nothing_more() -> Result<()> {
     let found = plane().kubectl(&["get", "daemonset", "switchyard-node-agent", "-n", SYSTEM, "-o", "json"]);
@@ -19,7 +19,7 @@ async fn the_daemon_set_is_taken_and_asks_for_nothing_more() -> Result<()> {
     let mounts = container["volumeMounts"].as_array().context("no mounts")?;
     assert!(mounts.iter().all(|mount| mount["readOnly"] == true), "{mounts:?}");
     assert!(container["resources"]["limits"]["cpu"].is_null(), "a limit would be told as one of the machine");
-    // Every flag is one of the program's.
+    // Every flag in the manifest must exist in the program.
     let help = Program::new(agent_program(), plane().folder(), ["--help"]).run(PATIENCE).stdout;
     for argument in container["args"].as_array().context("no arguments")? {
         let flag = argument.as_str().unwrap_or_default().split('=').next().unwrap_or_default();

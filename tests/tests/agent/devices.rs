@@ -1,11 +1,11 @@
-//! Who uses which device, as a kubelet tells it.
+//! Device usage as reported by a kubelet.
 
 use super::*;
 use switchyard_crds::device_use::{DeviceUse, DeviceUseSource};
 use switchyard_crds::gpu_topology::{Facts, SourceState};
 use switchyard_tests::{PodResources, Reply, message};
 
-/// A pod with a container: one GPU of a plugin, and one device of a claim.
+/// A pod with one container that has one GPU from a plugin and one device from a claim.
 fn list(pod: &str, gpu: &str) -> Vec<u8> {
     let devices = message([(1, &b"nvidia.com/gpu"[..]), (2, gpu.as_bytes())]);
     let cdi = message([(1, &b"k8s.gpu.nvidia.com/gpu=gpu-3"[..])]);
@@ -88,7 +88,7 @@ async fn answers_that_make_no_sense_are_told_and_do_no_harm() -> Result<()> {
     Ok(())
 }
 
-/// What the kubelet gives to containers is compared with the GPUs of the machine, of which this one has none.
+/// Compares the GPUs that the kubelet reports with the machine's GPUs; this machine has none.
 #[tokio::test(flavor = "multi_thread")]
 async fn gpus_of_the_kubelet_that_are_not_there_are_a_contradiction() -> Result<()> {
     let scene = Scene::new("agent-allocatable").await?;

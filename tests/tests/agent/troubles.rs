@@ -1,4 +1,5 @@
-//! What goes wrong around an agent: the API server is away, a look hangs, the driver is gone, the node is deleted.
+//! Failures around an agent: the API server is unreachable, a scan hangs, the driver is gone, or
+//! the node is deleted.
 
 use super::*;
 use switchyard_tests::Cable;
@@ -12,7 +13,7 @@ async fn after_an_outage_the_newest_facts_are_written_once() -> Result<()> {
     scene.kernel("1.0.0").await?;
 
     cable.cut().await;
-    // The last change comes while a pause is under way.
+    // The last change arrives during a backoff.
     for (release, seconds) in [("2.0.0", 2), ("3.0.0", 4), ("4.0.0", 2)] {
         scene.host.set_kernel(release)?;
         tokio::time::sleep(Duration::from_secs(seconds)).await;
@@ -55,7 +56,7 @@ async fn a_look_that_hangs_is_reported_and_the_facts_stay() -> Result<()> {
     tokio::time::sleep(QUIET).await;
     assert_eq!(scene.writes().await, writes, "that it still hangs is nothing new");
 
-    // A new process hangs too, and does not delete what the one before it knew.
+    // A new process hangs too, and keeps the data of the previous one.
     agent.daemon.signal(Signal::TERM);
     assert_eq!(agent.daemon.wait(PATIENCE), Some(0), "a thread that hangs holds nobody");
     let agent = scene.agent(&["--scan-timeout-seconds", "1"])?;
@@ -73,7 +74,7 @@ async fn a_look_that_hangs_is_reported_and_the_facts_stay() -> Result<()> {
     Ok(())
 }
 
-/// Two GPUs, then without their driver, then with it again.
+/// Two GPUs, then a missing driver, then the GPUs again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_that_is_gone_is_no_machine_without_gpus() -> Result<()> {
     let scene = Scene::new("agent-driver").await?;
@@ -135,7 +136,8 @@ async fn a_report_goes_with_its_node_and_comes_with_the_next() -> Result<()> {
     Ok(())
 }
 
-/// Killed at any time between its start and its first quiet minute, with a change before each start.
+/// Kills the agent at any time between its start and its first idle minute, with a change before
+/// each start.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_is_killed_leaves_nothing_half_done() -> Result<()> {
     let scene = Scene::new("agent-killed").await?;
@@ -143,11 +145,11 @@ async fn an_agent_that_is_killed_leaves_nothing_half_done() -> Result<()> {
     for kill in 0..KILLS {
         scene.host.set_kernel(&format!("{kill}.0.0"))?;
         let mut agent = scene.agent(&[])?;
-        // A first report takes about 100 ms, and a second on a loaded machine.
+        // A first report takes about 100 ms, or a second on a loaded machine.
         tokio::time::sleep(Duration::from_millis(kill * kill * 10)).await;
         agent.daemon.kill();
     }
-    // What was under way reaches the server, or not.
+    // A write in flight either reaches the server or is lost.
     let writes = scene.writes().await;
     let seen = scene.api().get_opt(scene.node).await?;
     let reported = seen.as_ref().and_then(kernel).map(str::to_owned);

@@ -1,10 +1,10 @@
-//! One case and how it is judged.
+//! A bad-input case and its check.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 use switchyard_tests::{Ended, Program, Scene, programs};
 
-/// A manifest that is accepted; its data is the folder `data` of the scene.
+/// An accepted manifest. Its data is in the test folder's `data`.
 pub(crate) const GOOD: &str = r#"apiVersion: training.switchyard.dev/v1alpha1
 kind: TrainJob
 metadata: {name: bad-input}
@@ -21,26 +21,24 @@ spec:
     steps: 3
 "#;
 
-/// Long enough for a debug build beside other tests; a program that hangs is ended by it.
+/// Long enough for a debug build while other tests run. A hanging program is killed after this
+/// time.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(180);
 
-/// Something that must be refused.
+/// Input that must be refused.
 pub(crate) struct Case {
-    /// What is wrong.
     pub(crate) name: &'static str,
-    /// How it comes about.
     pub(crate) make: Make,
-    /// Exit code.
     pub(crate) code: i32,
-    /// Texts that the error must have.
+    /// Texts that the error must contain.
     pub(crate) says: &'static [&'static str],
 }
 
-/// How a case comes about in a scene with good data and a good manifest.
+/// How to create a case from a folder with good data and a good manifest.
 pub(crate) enum Make {
-    /// One piece of the manifest is replaced by another, and the job is run.
+    /// Replaces one piece of the manifest and runs the job.
     Replace(&'static str, &'static str),
-    /// Changes the scene and returns the arguments of `switchyard`.
+    /// Changes the folder and returns the arguments of `switchyard`.
     Scene(fn(&Scene) -> Vec<String>),
 }
 
@@ -57,7 +55,7 @@ impl Make {
     }
 }
 
-/// A scene with good data and a good manifest, `job.yaml`.
+/// Creates a test folder with good data and a good manifest, `job.yaml`.
 pub(crate) fn scene() -> Scene {
     let scene = Scene::new();
     scene.write_text("data/text.txt", 32);
@@ -65,12 +63,13 @@ pub(crate) fn scene() -> Scene {
     scene
 }
 
-/// Words as arguments.
+/// Splits a line into arguments.
 pub(crate) fn arguments(line: &str) -> Vec<String> {
     line.split(' ').map(str::to_string).collect()
 }
 
-/// Runs `switchyard` as a user without privileges: root may read and write everything, so for root as somebody else.
+/// Runs `switchyard` as an unprivileged user. Root may read and write everything, so as root it
+/// switches to another user.
 pub(crate) fn unprivileged(scene: &Scene, line: &str) -> Ended {
     use std::os::unix::fs::PermissionsExt;
     if !rustix::process::geteuid().is_root() {
@@ -78,8 +77,9 @@ pub(crate) fn unprivileged(scene: &Scene, line: &str) -> Ended {
     }
     let open = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(scene.path(), open).expect("the scene is ours");
-    // The target folder may lie where nobody else can reach it. Copied by another process: a descriptor of ours that is open for
-    // writing could be inherited by what a test beside this one starts, and the program would be busy.
+    // The target folder may be inaccessible to other users, so copy the programs. `cp` runs in its
+    // own process: a concurrently started test could inherit a writable descriptor of ours, and the
+    // program could not be executed (ETXTBSY).
     let from = ["switchyard", "switchyard-worker"].map(|program| programs().join(program));
     let copied = Command::new("cp").args(&from).arg(scene.path()).status();
     assert!(copied.is_ok_and(|status| status.success()), "cp {from:?}");
@@ -88,14 +88,14 @@ pub(crate) fn unprivileged(scene: &Scene, line: &str) -> Ended {
     Program::new("setpriv".as_ref(), scene.path(), user.into_iter().chain(arguments(line))).run(DEADLINE)
 }
 
-/// Runs all cases; fails with everything that was not as expected.
+/// Runs all cases; fails with every deviation.
 pub(crate) fn judge(cases: &[Case]) {
     let faults: Vec<String> =
         cases.iter().flat_map(|case| fault(case).map(|fault| format!("{}: {fault}", case.name))).collect();
     assert!(faults.is_empty(), "{} of {} cases:\n\n{}", faults.len(), cases.len(), faults.join("\n\n"));
 }
 
-/// What is not as expected.
+/// Describes the deviations from the expected result.
 pub(crate) fn fault(case: &Case) -> Option<String> {
     let scene = scene();
     let arguments = case.make.arguments(&scene);
@@ -141,7 +141,8 @@ fn a_case_that_is_not_refused_as_expected_is_reported() {
 fn what_is_left_behind_is_found() {
     let scene = scene();
     let sleeper = switchyard_tests::Program::new("sleep".as_ref(), scene.path(), ["60"]).start();
-    // For a moment after `exec` the kernel shows a process without its environment, by which it is known.
+    // Leftovers are found by their environment, but for a moment after `exec` the kernel shows a
+    // process without one.
     let give_up = Instant::now() + DEADLINE;
     let mut left = scene.leftovers(Duration::ZERO);
     while left.is_empty() && Instant::now() < give_up {

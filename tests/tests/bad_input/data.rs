@@ -1,17 +1,17 @@
-//! Training data that is none: refused before any rank starts.
+//! Invalid training data: refused before any rank starts.
 
 use crate::bad_input::case::{Case, GOOD, Make, arguments, judge, unprivileged};
 use crate::bad_input::files::make_fifo;
 use std::fs;
 use switchyard_tests::Scene;
 
-/// A run with another path of the data; `more` are further fields beside it.
+/// Runs a job with another data path. `more` is appended to the fields of `data`.
 fn run_on(scene: &Scene, path: &str, more: &str) -> Vec<String> {
     scene.write("job.yaml", GOOD.replace("{path: data}", &format!("{{path: {path}{more}}}")));
     arguments("run job.yaml --run-dir out")
 }
 
-/// Each with the path in its message.
+/// Every message contains the path.
 pub(crate) const CASES: &[Case] = &[
     Case {
         name: "missing",

@@ -1,4 +1,4 @@
-//! A disk that becomes full while a job runs: what it writes, and its checkpoints.
+//! The disk fills up while a job runs: its event log and its checkpoints.
 
 use crate::bad_input::case::DEADLINE;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 use switchyard_tests::{Ended, Manifest, Program, Scene, programs};
 
-/// Runs `script` in `sh`, in the scene; `$0` is the folder of the programs.
+/// Runs `script` with `sh` in the test folder. `$0` is the folder of the programs.
 fn shell(scene: &Scene, wrapper: &[&str], script: &str) -> Ended {
     let programs = programs().display().to_string();
     let words: Vec<&str> = wrapper.iter().copied().chain(["sh", "-c", script, &programs]).collect();
@@ -22,7 +22,8 @@ fn scene() -> Scene {
     scene
 }
 
-/// In a mount namespace of its own, so that nothing is mounted for anybody else and nothing stays mounted.
+/// Command prefix for a private mount namespace, so that mounts are invisible to other processes
+/// and disappear on exit.
 fn own_mounts() -> Option<&'static [&'static str]> {
     let ways: [&'static [&'static str]; 2] = [&["unshare", "-m"], &["unshare", "-r", "-m"]];
     ways.into_iter().find(|way| {
@@ -44,7 +45,8 @@ fn judge(scene: &Scene, ended: &Ended, reason: &str) {
     scene.assert_nothing_left();
 }
 
-/// Limits every single file, so that the log is the first that cannot grow. Larger than the gradients, which the limit is for too.
+/// Limits the size of every file, so that the log is the first file that cannot grow. The limit
+/// also covers the gradients, so it must exceed their size.
 const WITH_LIMIT: &str = "trap '' XFSZ; ulimit -f 2048; exec \"$0/switchyard\" run job.yaml --run-dir out";
 
 #[test]
@@ -59,7 +61,7 @@ fn a_log_that_cannot_grow_ends_the_run_with_its_name() {
 fn a_full_disk_ends_the_run_with_the_name_of_the_file() {
     let scene = scene();
     let Some(way) = own_mounts() else {
-        // Nothing can be mounted here, for example in a container without privileges.
+        // Mounts are not permitted here, for example in an unprivileged container.
         return judge(&scene, &shell(&scene, &["env"], WITH_LIMIT), "File too large");
     };
     let mount = "mkdir small && mount -t tmpfs -o size=64k tmpfs small";
@@ -67,14 +69,15 @@ fn a_full_disk_ends_the_run_with_the_name_of_the_file() {
     judge(&scene, &ended, "No space left on device");
 }
 
-/// Events of a kind in a run directory.
+/// Events of one kind in a run directory.
 fn events(scene: &Scene, run_dir: &str, kind: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(scene.join(run_dir).join("events.jsonl")).expect("a run writes its events");
     let all = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a line is an event"));
     all.map(|mut line| line["event"].take()).filter(|event| event["event"] == kind).collect()
 }
 
-/// Room for two checkpoints of 5 steps and a part of a third one. Then there is room again, and the job is run once more.
+/// The file system has room for two checkpoints of 5 steps and part of a third. Then the script
+/// frees space and runs the job once more.
 const FULL: &str = "mkdir small && mount -t tmpfs -o size=640k tmpfs small \
     && \"$0/switchyard\" run job.yaml --run-dir full && ls small/saved && \"$0/switchyard\" checkpoint verify small/saved \
     && mount -o remount,size=64m small && \"$0/switchyard\" run job.yaml --run-dir roomy";
@@ -93,7 +96,7 @@ fn a_disk_that_is_full_of_checkpoints_costs_checkpoints_alone() {
     assert_eq!(ended.code, Some(0), "{}{}", ended.stdout, ended.stderr);
     let digest = |run_dir| events(&scene, run_dir, "finished")[0]["weightsDigest"].clone();
     assert_eq!([digest("full"), digest("roomy")], [digest("plain"), digest("plain")]);
-    // Each failure is reported by the ranks that hit it, each with its own file.
+    // The ranks that hit a failure report it, each with its own file.
     let mut causes = BTreeSet::new();
     let mut steps = BTreeSet::new();
     for event in events(&scene, "full", "checkpoint") {
@@ -108,7 +111,7 @@ fn a_disk_that_is_full_of_checkpoints_costs_checkpoints_alone() {
         assert_eq!(ended.stderr.matches(&told).count(), 1, "{told}\n{}", ended.stderr);
     }
     assert_eq!(steps, [15, 20, 25, 30].into(), "{}", ended.stderr);
-    // What `ls` says, and `verify` of each after its head.
+    // `ls` lists both complete checkpoints, and `verify` confirms each of them.
     assert!(ended.stdout.contains("\nstep-000000005.attempt-1\nstep-000000010.attempt-1\nSTEP "), "{}", ended.stdout);
     assert_eq!(ended.stdout.matches(" verified\n").count(), 2, "{}", ended.stdout);
     let again = events(&scene, "roomy", "ready");

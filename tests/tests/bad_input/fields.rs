@@ -2,12 +2,12 @@
 
 use crate::bad_input::case::{Case, DEADLINE, GOOD, Make, arguments, fault, judge, scene};
 
-/// A case in which one piece of the good manifest is replaced.
+/// Replaces one piece of the good manifest.
 const fn field(name: &'static str, [from, to]: [&'static str; 2], code: i32, says: &'static [&'static str]) -> Case {
     Case { name, make: Make::Replace(from, to), code, says }
 }
 
-/// Shown in the user's file, with the line.
+/// Every error shows the user's file and the line.
 pub(crate) const CASES: &[Case] = &[
     field(
         "unknown field",

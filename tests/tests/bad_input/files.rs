@@ -1,4 +1,4 @@
-//! Manifests that are no manifest, and other files and arguments that cannot be used.
+//! Unparseable manifests, and other unusable files and arguments.
 
 use crate::bad_input::case::{Case, GOOD, Make, arguments, judge, unprivileged};
 use std::fs;
@@ -9,7 +9,7 @@ fn run_text(scene: &Scene, text: impl AsRef<[u8]>) -> Vec<String> {
     arguments("run job.yaml --run-dir out")
 }
 
-/// Each with the file in its message.
+/// Every message contains the file.
 pub(crate) const CASES: &[Case] = &[
     Case {
         name: "missing manifest",
@@ -303,7 +303,6 @@ pub(crate) const CASES: &[Case] = &[
     },
 ];
 
-/// Makes a pipe.
 pub(crate) fn make_fifo(scene: &Scene, name: &str) {
     let path = scene.join(name);
     let made = std::process::Command::new("mkfifo").arg(&path).status();

@@ -1,4 +1,5 @@
-//! The rules and the board as Prometheus itself reads them: its `promtool` checks them, and plays the alerts on made-up series.
+//! Validates alert rules and dashboards with Prometheus' own `promtool`, and evaluates the alerts
+//! on synthetic series.
 
 use crate::chart::metrics::{boards, read};
 use anyhow::{Result, ensure};
@@ -20,7 +21,7 @@ fn promtool(folder: &Path, arguments: &[&str]) -> Ended {
     Program::new(program, folder, arguments).run(PATIENCE)
 }
 
-/// A folder with the chart's rules, or with others, and the tests of `alerts.yaml`.
+/// A folder with these rules and the tests of `alerts.yaml`.
 fn folder(rules: &str) -> Result<TempDir> {
     let folder = tempfile::tempdir()?;
     fs::write(folder.path().join("rules.yaml"), rules)?;
@@ -39,14 +40,14 @@ fn alerts_fire_when_they_should_and_only_then() -> Result<()> {
     let (check, test) = checked(&rules)?;
     ensure!(check.code == Some(0), "{}{}", check.stdout, check.stderr);
     ensure!(test.code == Some(0), "{}{}", test.stdout, test.stderr);
-    // Every alert is played.
+    // Every alert must be covered by `alerts.yaml`.
     let played = fs::read_to_string(root().join("tests/tests/chart/alerts.yaml"))?;
     let alerts: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
     ensure!(alerts.len() > 10, "{alerts:?}");
     for alert in alerts {
         ensure!(played.contains(&format!("alertname=\"{alert}\"")), "{alert} is not in alerts.yaml");
     }
-    // An alert that is too early, one that is deaf, and one that is no expression.
+    // An alert that fires too early, one that never fires, and an invalid expression.
     for (from, to, is_checked) in [
         ("absent(switchyard_leader)\n        for: 5m", "absent(switchyard_leader)\n        for: 1m", true),
         ("max(switchyard_queue_age_seconds) > 30", "max(switchyard_queue_age_seconds) > 300", true),
@@ -64,7 +65,7 @@ fn alerts_fire_when_they_should_and_only_then() -> Result<()> {
 fn every_panel_of_the_board_asks_in_the_language_of_prometheus() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let parses = |expression: &str| {
-        // Grafana fills its variables in.
+        // Grafana substitutes its variables.
         let expression = expression.replace("$__rate_interval", "5m");
         promtool(folder.path(), &["--experimental", "promql", "format", &expression]).code == Some(0)
     };

@@ -1,4 +1,5 @@
-//! `switchyard doctor cluster` on a real API server: faults that an administrator may cause, each found with its fix, and gone with it.
+//! `switchyard doctor cluster` on a real API server: faults that an administrator could cause. Each
+//! is reported with a fix, and applying the fix clears it.
 
 use crate::chart::policies::findings;
 use crate::chart::server::must;
@@ -9,13 +10,13 @@ use std::collections::BTreeSet;
 use switchyard_tests::chart::{objects, render};
 use switchyard_tests::{ControlPlane, Options, SYSTEM, chart_rules};
 
-/// An installation whose controllers and agents do not run: there are no nodes.
+/// An installation whose controllers and agents do not run, because there are no nodes.
 fn plane() -> Result<ControlPlane> {
     let plane = ControlPlane::start(&Options::default())?;
     plane.install_crds_now()?;
     must(&plane, &["create", "namespace", SYSTEM], "")?;
     install(&plane)?;
-    // The DaemonSet controller would do this.
+    // Written by the DaemonSet controller in a real cluster.
     let counts = json!({"status": {"desiredNumberScheduled": 1, "currentNumberScheduled": 1, "numberReady": 1,
         "updatedNumberScheduled": 1, "numberMisscheduled": 0}});
     let patch =
@@ -33,7 +34,7 @@ fn install(plane: &ControlPlane) -> Result<()> {
     Ok(())
 }
 
-/// What is found, and the fix of what says this.
+/// Summary and fix of the finding that contains this text.
 fn found(plane: &ControlPlane, says: &str) -> Result<Option<(String, String)>> {
     let text = |found: &Value, field: &str| found[field].as_str().unwrap_or_default().to_string();
     let all = findings(plane)?;
@@ -47,10 +48,10 @@ fn must_find(plane: &ControlPlane, says: &str, fix: &str) -> Result<String> {
     Ok(what)
 }
 
-/// `verb resource`, as the finding has them.
+/// Formats rules as `verb resource`, like the finding.
 fn named(rules: &[PolicyRule]) -> BTreeSet<String> {
     let granted_by_name = |rule: &&PolicyRule| {
-        // Policies are checked by their names, in another way.
+        // Rights on policies are granted by object name, and the doctor checks them separately.
         rule.api_groups.iter().flatten().all(|group| group != "admissionregistration.k8s.io")
     };
     let name = |rule: &PolicyRule| {
@@ -61,7 +62,7 @@ fn named(rules: &[PolicyRule]) -> BTreeSet<String> {
     rules.iter().filter(granted_by_name).map(name).collect()
 }
 
-/// A role that somebody emptied: all that the chart grants is missed, no more and no less.
+/// With an emptied role, the finding must list exactly the rights that the chart grants.
 #[test]
 fn rights_that_an_account_lost_are_named() -> Result<()> {
     let plane = plane()?;
@@ -113,11 +114,11 @@ fn faults_around_the_installation_are_found_with_their_fixes() -> Result<()> {
     must_find(&plane, "the reports of node gpu-1 are older than half an hour", "component=node-agent")?;
     must_find(&plane, "the agents of node gpu-1 are of another version", "rollout")?;
     ensure!(found(&plane, "no report of")?.is_none(), "there is one");
-    // A namespace whose next agent is refused, though those that run stay.
+    // A namespace that refuses the next agent pod, while the existing ones keep running.
     let level = "pod-security.kubernetes.io/enforce=restricted";
     must(&plane, &["label", "namespace", SYSTEM, level], "")?;
     must_find(&plane, "Pod Security forbids", "enforce=privileged")?;
-    // A webhook with a Service behind which nothing is ready.
+    // A webhook whose Service has no ready endpoints.
     let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "hooks", "namespace": "default"},
         "spec": {"ports": [{"port": 443}]}});
     must(&plane, &["create", "-f", "-"], &service.to_string())?;
@@ -128,7 +129,7 @@ fn faults_around_the_installation_are_found_with_their_fixes() -> Result<()> {
         "metadata": {"name": "hooks"}, "webhooks": [hook]});
     must(&plane, &["create", "-f", "-"], &hooks.to_string())?;
     must_find(&plane, "jobs.example.com (Service default/hooks) must answer", "delete its webhook configuration")?;
-    // The class of a driver that offers nothing.
+    // A DeviceClass whose driver offers no devices.
     let class = json!({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "gpu.nvidia.com"}, "spec": {}});
     must(&plane, &["create", "-f", "-"], &class.to_string())?;
     must_find(&plane, "driver gpu.nvidia.com offers no ResourceSlice", "pods of the driver")?;
@@ -150,7 +151,7 @@ fn faults_around_the_installation_are_found_with_their_fixes() -> Result<()> {
     Ok(())
 }
 
-/// A reader without rights is told what was not looked at; nothing is passed over in silence.
+/// A reader without rights gets a list of the skipped checks.
 #[test]
 fn what_the_reader_may_not_see_is_said() -> Result<()> {
     let plane = plane()?;

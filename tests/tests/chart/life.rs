@@ -1,5 +1,5 @@
-//! The chart's life on a real cluster, with a job that runs through it: installed beside Kubeflow's TrainJob, upgraded, rolled back,
-//! uninstalled, installed again.
+//! The chart's lifecycle on a real cluster with a running job: installed next to Kubeflow's
+//! TrainJob, upgraded, rolled back, uninstalled, reinstalled.
 
 use crate::chart::server::get;
 use anyhow::{Context, Result, ensure};
@@ -12,12 +12,12 @@ use switchyard_tests::{
     start_controller, template_on,
 };
 
-/// Bytes of a release in its Secret: a quarter of what a Secret may hold.
+/// Upper bound for the release Secret, in bytes: a quarter of the Secret size limit.
 const MOST: usize = 250_000;
-/// The controller's pods stay unscheduled: the controller of this test is a process.
+/// Keeps the controller's pods unscheduled, because this test runs the controller as a process.
 const ASIDE: [&str; 4] = ["--set", "controller.nodeSelector.nowhere=here", "--set", "nodeAgent.gpuNodesOnly=true"];
 
-/// A copy of the chart that is the next version: another image, and a CRD with a column more.
+/// Makes a copy of the chart as its next version, with another image and one more CRD column.
 fn next_version(folder: &Path) -> Result<()> {
     fn copy(from: &Path, to: &Path) -> Result<()> {
         fs::create_dir_all(to)?;
@@ -58,7 +58,7 @@ impl Cluster {
         Ok(ended.stdout + &ended.stderr)
     }
 
-    /// What must not change while the chart does: the job with its version, and its pods.
+    /// State that chart operations must not change: the job's version and its pods.
     async fn job(&self) -> Result<(String, Vec<String>)> {
         let job = self.jobs.api().get("a").await?;
         let pods = self.jobs.pods().await?;
@@ -77,7 +77,7 @@ impl Cluster {
         Ok(columns.iter().any(|column| column["name"] == "Next"))
     }
 
-    /// Objects of the release, as `kind/name`, without pods and what controllers make.
+    /// Objects of the release as `kind/name`, without pods and objects that controllers create.
     fn objects(&self) -> Result<Vec<String>> {
         let kinds = "deployments,daemonsets,services,serviceaccounts,configmaps,poddisruptionbudgets,roles,rolebindings,clusterroles,\
                      clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings,customresourcedefinitions";
@@ -99,7 +99,7 @@ async fn a_job_runs_through_all_that_happens_to_the_chart() -> Result<()> {
     let cluster = Cluster { plane, jobs };
     let plane = &cluster.plane;
 
-    // Installed beside Kubeflow's.
+    // Install next to Kubeflow's CRD.
     let told = cluster.helm(&[&["install", RELEASE, ".", "--create-namespace"][..], &ASIDE].concat())?;
     assert!(told.contains("This cluster also has Kubeflow's TrainJob"), "{told}");
     let both = [
@@ -115,7 +115,7 @@ async fn a_job_runs_through_all_that_happens_to_the_chart() -> Result<()> {
     println!("release: {bytes} bytes in its Secret");
     assert!(bytes > 10_000 && bytes <= MOST, "{bytes} bytes; expected at most {MOST}");
 
-    // A job, by a controller with the rights that were installed.
+    // Run a job with a controller that has the installed rights.
     let kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new("life", 2)).await?;
     let options =
         ControllerOptions { kubeconfig: Some(plane.controller_kubeconfig()?), ..ControllerOptions::default() };
@@ -127,7 +127,7 @@ async fn a_job_runs_through_all_that_happens_to_the_chart() -> Result<()> {
     let before = cluster.job().await?;
     assert_eq!(before.1.len(), 2);
 
-    // Upgraded to a version with another CRD.
+    // Upgrade to a version with another CRD.
     let next = plane.folder().join("next");
     next_version(&next)?;
     let next = next.display().to_string();
@@ -138,7 +138,7 @@ async fn a_job_runs_through_all_that_happens_to_the_chart() -> Result<()> {
     assert!(cluster.has_next_column()?);
     assert_eq!(cluster.job().await?, before, "after the upgrade");
 
-    // With the values of the release, whichever way.
+    // Both ways keep the values of the release.
     for way in ["--reuse-values", "--reset-then-reuse-values"] {
         cluster.helm(&["upgrade", RELEASE, &next, way, "--set", "controller.concurrentReconciles=8"])?;
         let values = cluster.helm(&["get", "values", RELEASE])?;
@@ -146,20 +146,20 @@ async fn a_job_runs_through_all_that_happens_to_the_chart() -> Result<()> {
         assert_eq!(cluster.job().await?, before, "after {way}");
     }
 
-    // Rolled back to the first.
+    // Roll back to the first revision.
     cluster.helm(&["rollback", RELEASE, "1"])?;
     assert_eq!(cluster.image()?, installed);
     assert!(!cluster.has_next_column()?);
     assert_eq!(cluster.job().await?, before, "after the rollback");
 
-    // Without the CRDs, which stay.
+    // Disable the CRDs. They stay in the cluster.
     cluster.helm(&["upgrade", RELEASE, ".", "--reuse-values", "--set", "crds.enabled=false"])?;
     assert_eq!(cluster.job().await?, before, "without the CRDs");
     cluster.helm(&["upgrade", RELEASE, ".", "--reuse-values", "--set", "crds.enabled=true"])?;
     assert_eq!(cluster.job().await?, before, "with the CRDs again");
     controller.must_run()?;
 
-    // Uninstalled: helm says what it leaves.
+    // Uninstall. Helm lists the objects that it keeps.
     assert!(cluster.objects()?.len() > 20);
     let told = cluster.helm(&["uninstall", RELEASE])?;
     assert!(
@@ -172,13 +172,13 @@ async fn a_job_runs_through_all_that_happens_to_the_chart() -> Result<()> {
     assert_eq!(left, [crd("gputopologies"), crd("placementslices"), crd("trainjobs")]);
     assert_eq!(cluster.job().await?.1, before.1, "after the end");
 
-    // Installed again, on what is there.
+    // Reinstall onto the remaining objects.
     cluster.helm(&[&["install", RELEASE, "."][..], &ASIDE].concat())?;
     assert_eq!(cluster.job().await?.1, before.1, "after another beginning");
     Ok(())
 }
 
-/// CRDs that somebody applied without helm are not taken by accident, but on request.
+/// The chart takes over CRDs that were applied without helm only on request.
 #[tokio::test]
 async fn crds_that_were_there_before_are_taken_on_request() -> Result<()> {
     let plane = ControlPlane::start(&Options::default())?;

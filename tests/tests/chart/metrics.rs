@@ -1,4 +1,5 @@
-//! Boards and alerts ask for metrics that exist: those on the pages of a real controller and a real agent.
+//! Dashboards and alerts query metrics that exist: the series exposed by a real controller and a
+//! real agent.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -11,7 +12,7 @@ use switchyard_tests::{
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Names of series that a page offers, by the type of each metric.
+/// Names of the series on a metrics page, derived from each metric's type.
 fn series(page: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for line in page.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
@@ -26,25 +27,25 @@ fn series(page: &str) -> BTreeSet<String> {
     names
 }
 
-/// Every name of ours in a text.
+/// All of our metric names in a text.
 fn asked(text: &str) -> BTreeSet<String> {
     let is_word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     let words = text.split(|c: char| !is_word(c)).filter(|word| word.starts_with("switchyard_"));
     words.map(str::to_string).collect()
 }
 
-/// A file of the chart beside the templates.
+/// Reads a file from the chart's `files` folder.
 pub(crate) fn read(name: &str) -> Result<String> {
     std::fs::read_to_string(chart().join("files").join(name)).with_context(|| name.to_string())
 }
 
-/// What the board asks for: place and expression.
+/// Queries of the dashboard: location and expression.
 pub(crate) fn boards() -> Result<Vec<(String, String)>> {
     let mut all = Vec::new();
     let board: Value = serde_json::from_str(&read("dashboard.json")?)?;
     for panel in board["panels"].as_array().context("panels")? {
         for target in panel["targets"].as_array().context("targets")? {
-            // A board that names a data source works on one machine only.
+            // A dashboard with a hard-coded data source works on one machine only.
             assert_eq!(target["datasource"]["uid"], "${datasource}", "{}", panel["title"]);
             all.push((format!("panel {}", panel["title"]), target["expr"].as_str().context("expr")?.to_string()));
         }
@@ -52,7 +53,7 @@ pub(crate) fn boards() -> Result<Vec<(String, String)>> {
     Ok(all)
 }
 
-/// What boards and alerts ask for.
+/// Queries of dashboards and alerts.
 fn expressions() -> Result<Vec<(String, String)>> {
     let mut all = boards()?;
     let rules: Value = serde_saphyr::from_str(&read("rules.yaml")?)?;
@@ -77,7 +78,7 @@ fn boards_and_alerts_ask_for_what_there_is() -> Result<()> {
         ..ControllerOptions::default()
     };
     let controller = start_controller(&plane, "controller", &options)?;
-    // Some series begin with the first job: it waits for nodes that are not there.
+    // Some series first appear with a job. This one waits because there are no nodes.
     let made = plane.kubectl_with(&["create", "-n", "default", "-f", "-"], &plain_job("a", 1, "run").to_string());
     ensure!(made.code == Some(0), "{}", made.stderr);
     let latest = [
@@ -106,7 +107,7 @@ fn boards_and_alerts_ask_for_what_there_is() -> Result<()> {
             unknown(expression)
         );
     }
-    // A metric under another name is noticed.
+    // The check must report a misspelled metric.
     assert_eq!(unknown("rate(switchyard_reconcile_total[5m]) + switchyard_leader"), ["switchyard_reconcile_total"]);
     Ok(())
 }

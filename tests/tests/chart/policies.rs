@@ -1,4 +1,5 @@
-//! The controller says which admission policies of the chart are not in force, or refuse pods of others, and so does `switchyard doctor cluster`.
+//! The controller and `switchyard doctor cluster` report chart admission policies that are not in
+//! force or that refuse unrelated pods.
 
 use crate::chart::server::get;
 use crate::chart::{MONITORING, files};
@@ -22,7 +23,8 @@ fn until(what: &str, controller: &Daemon, is: impl Fn() -> Result<bool>) -> Resu
     Ok(())
 }
 
-/// With each set of values the controller gets the names of the policies that this set has, and may read these and no others.
+/// With every values set, the controller gets the names of exactly the rendered policies, and may
+/// read only those.
 #[test]
 fn the_controller_knows_the_policies_of_its_release() -> Result<()> {
     let mut counts = Vec::new();
@@ -55,7 +57,7 @@ fn the_controller_knows_the_policies_of_its_release() -> Result<()> {
     Ok(())
 }
 
-/// The policy that locks the cluster.
+/// The policy that is broken so that it locks the cluster.
 const LOCK: &str = "switchyard-controller-pods";
 
 fn change(plane: &ControlPlane, kind: &str, name: &str, patch: &str) -> Result<()> {
@@ -64,7 +66,7 @@ fn change(plane: &ControlPlane, kind: &str, name: &str, patch: &str) -> Result<(
     Ok(())
 }
 
-/// What `switchyard doctor cluster` finds; it ends with 1 where there is something.
+/// Findings of `switchyard doctor cluster`, which exits with 1 if there are any.
 pub(crate) fn findings(plane: &ControlPlane) -> Result<Vec<Value>> {
     let kubeconfig = plane.kubeconfig("admin").display().to_string();
     let arguments = ["doctor", "cluster", "--kubeconfig", &kubeconfig, "-o", "json"];
@@ -83,7 +85,8 @@ fn a_policy_that_is_not_in_force_is_told_until_it_is() -> Result<()> {
         let gone = plane.kubectl(&["delete", kind, name]);
         ensure!(gone.code == Some(0), "{}", gone.stderr);
     }
-    // Teeth out, and the whole cluster locked: a parameter that is missing fails before match conditions are read.
+    // A toothless policy, and one that locks the whole cluster: a missing parameter fails before
+    // the match conditions are evaluated.
     let toothless = r#"{"spec": {"validations": [{"expression": "true"}]}}"#;
     change(&plane, policy, "switchyard-controller", toothless)?;
     let (kind, reference) = (
@@ -153,7 +156,7 @@ fn a_policy_that_is_not_in_force_is_told_until_it_is() -> Result<()> {
             == "ok")
     };
     until("in the Lease", &controller, report)?;
-    // All is well but for what this control plane lacks: pods of the controller, and nodes.
+    // The only remaining findings concern this control plane's lack of controller pods and nodes.
     let checks: Vec<Value> = findings(&plane)?.into_iter().map(|found| found["check"].clone()).collect();
     assert_eq!(checks, ["controller", "agents"]);
     Ok(())

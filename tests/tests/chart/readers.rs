@@ -1,16 +1,17 @@
-//! Metrics for known readers: who gets them from a controller with the chart's account and rights.
+//! Authenticated metrics: access to the metrics of a controller with the chart's account and
+//! rights.
 
 use anyhow::{Context, Result, ensure};
 use std::net::SocketAddr;
 use switchyard_tests::{ControlPlane, ControllerOptions, Daemon, Options, PATIENCE, page, pages_of, start_controller};
 
-/// Where a controller serves its metrics to known readers, once it does.
+/// Address of the authenticated metrics endpoint, once the controller has logged it.
 fn metrics_of(controller: &Daemon) -> Option<SocketAddr> {
     let log = std::fs::read_to_string(&controller.log).ok()?;
     log.split("secure_metrics=").nth(1)?.split_whitespace().next()?.parse().ok()
 }
 
-/// The metrics, or the status and the words of the refusal.
+/// Fetches the metrics; returns the status and body of a refusal.
 async fn ask(address: SocketAddr, token: Option<&str>) -> Result<Result<String, (u16, String)>> {
     let mut config = kube::Config::new(format!("https://{address}").parse()?);
     config.accept_invalid_certs = true;
@@ -57,7 +58,7 @@ async fn metrics_are_for_accounts_with_the_role_and_for_nobody_else() -> Result<
     let status = |path: &str| page(open, path).map(|page| page.lines().next().unwrap_or_default().to_string());
     assert_eq!(status("/healthz").as_deref(), Some("HTTP/1.1 200 OK"));
     assert_eq!(status("/metrics").as_deref(), Some("HTTP/1.1 404 Not Found"), "not beside the other pages");
-    // Tokens and roles are known to the API server a moment after they were made.
+    // The API server recognises new tokens and roles with a delay.
     let text = loop {
         match ask(secure, Some(&reader)).await? {
             Ok(text) => break text,

@@ -1,18 +1,18 @@
-//! Renderings: by helm alone, without a cluster.
+//! Chart rendering with helm alone, without a cluster.
 
 use crate::chart::{MONITORING, files};
 use anyhow::Result;
 use switchyard_tests::chart::{chart, objects, render, run_helm};
 use switchyard_tests::root;
 
-/// Templates of which one set is enough: the policies about TrainJobs are 500 lines.
+/// Templates rendered for one set only, because the TrainJob policies are 500 lines.
 const ONCE: [&str; 2] =
     ["switchyard/templates/policies/trainjobs.yaml", "switchyard/templates/policies/controller.yaml"];
 
 #[test]
 fn helm_finds_nothing_to_complain_of() {
     for (name, path, _) in files("values") {
-        // `helm lint` has no option for what a cluster supports.
+        // `helm lint` cannot set the cluster's capabilities.
         let ended = run_helm(&["lint", ".", "--values", path.to_str().unwrap(), "--set", "metrics.renderMode=always"]);
         assert_eq!(ended.code, Some(0), "{name}: {}{}", ended.stdout, ended.stderr);
         assert!(!ended.stdout.contains("[WARNING]") && !ended.stdout.contains("[ERROR]"), "{name}: {}", ended.stdout);
@@ -28,7 +28,7 @@ fn every_set_of_values_renders_what_was_reviewed() -> Result<()> {
     let sets = files("values");
     assert!(sets.len() >= 8, "{} sets", sets.len());
     for (name, path, _) in sets {
-        // The CRDs are compared below: they are 330 kB.
+        // The CRDs are compared below, because they are 330 kB.
         let arguments =
             [&["--values", path.to_str().unwrap(), "--set", "crds.enabled=false"][..], &MONITORING].concat();
         let text = render(&arguments)?;
@@ -43,7 +43,7 @@ fn every_set_of_values_renders_what_was_reviewed() -> Result<()> {
     Ok(())
 }
 
-/// Every object has labels by which it is found, and only our name begins its name.
+/// Every object has the standard labels.
 #[test]
 fn every_object_is_ours() -> Result<()> {
     for (name, path, _) in files("values") {
@@ -78,7 +78,7 @@ fn the_crds_are_those_of_the_code_and_are_kept() -> Result<()> {
     Ok(())
 }
 
-/// Programs, images and chart are released together.
+/// Programs, images and chart share one version.
 #[test]
 fn the_chart_has_the_version_of_the_programs() {
     let text = std::fs::read_to_string(chart().join("Chart.yaml")).unwrap();

@@ -1,4 +1,4 @@
-//! What the rendered objects may do and look like, whatever the values are.
+//! Invariants of the rendered objects for all values sets.
 
 use crate::chart::{MONITORING, files};
 use anyhow::Result;
@@ -15,7 +15,7 @@ fn renderings() -> Result<Vec<(String, Vec<Value>)>> {
     .collect()
 }
 
-/// Faults of the rules of a role: a wildcard, a Secret that is read, a Node that is written.
+/// Faults in the rules of a role: a wildcard, read access to Secrets, write access to Nodes.
 fn faults_of(role: &Value) -> Vec<String> {
     let words = |value: &Value| -> Vec<String> {
         value.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_string).collect()
@@ -24,7 +24,7 @@ fn faults_of(role: &Value) -> Vec<String> {
     for rule in role["rules"].as_array().into_iter().flatten() {
         let (groups, resources, verbs) = (words(&rule["apiGroups"]), words(&rule["resources"]), words(&rule["verbs"]));
         let paths = words(&rule["nonResourceURLs"]);
-        // A rule is about resources of groups, or about paths.
+        // A rule covers either resources in groups or URL paths.
         let said = if paths.is_empty() { vec![&groups, &resources, &verbs] } else { vec![&paths, &verbs] };
         if said.iter().any(|words| words.is_empty() || words.iter().any(|word| word.contains('*'))) {
             faults.push(format!("a wildcard: {rule}"));
@@ -69,7 +69,7 @@ fn no_role_has_a_wildcard_or_reads_secrets() -> Result<()> {
     Ok(())
 }
 
-/// Selectors cannot be changed later: an upgrade with other labels would be refused.
+/// Selectors are immutable, so the API server would refuse an upgrade with other labels.
 #[test]
 fn selectors_hold_what_never_changes() -> Result<()> {
     for (name, objects) in renderings()? {
@@ -87,7 +87,7 @@ fn selectors_hold_what_never_changes() -> Result<()> {
     Ok(())
 }
 
-/// Folders of a node are read, and never written; nobody is privileged.
+/// Node folders are mounted read-only, and no container is privileged.
 #[test]
 fn agents_see_little_of_their_node_and_write_nothing_there() -> Result<()> {
     let allowed = [
@@ -112,7 +112,7 @@ fn agents_see_little_of_their_node_and_write_nothing_there() -> Result<()> {
             let security = &container["securityContext"];
             assert_eq!(security["privileged"], false, "{name}");
             assert_eq!(security["capabilities"]["drop"], serde_json::json!(["ALL"]), "{name}");
-            // Reading the ACS registers is asked for by name, and needs this one.
+            // Reading the ACS registers is opt-in and needs this capability.
             let added = if name == "gpu-nodes" { serde_json::json!(["SYS_ADMIN"]) } else { Value::Null };
             assert_eq!(security["capabilities"]["add"], added, "{name}");
             assert_eq!(security["readOnlyRootFilesystem"], true, "{name}");
@@ -121,7 +121,7 @@ fn agents_see_little_of_their_node_and_write_nothing_there() -> Result<()> {
     Ok(())
 }
 
-/// What a user sets wins, and no name is there twice: a server-side apply refuses that.
+/// User values win, and each name appears once, because server-side apply refuses duplicates.
 #[test]
 fn environment_variables_are_merged_by_name() -> Result<()> {
     let all = renderings()?;
@@ -144,7 +144,7 @@ fn environment_variables_are_merged_by_name() -> Result<()> {
     Ok(())
 }
 
-/// A digest says more than a tag, and a registry stands before every image.
+/// A digest takes precedence over a tag, and the registry prefix applies to every image.
 #[test]
 fn images_are_found_without_the_internet() -> Result<()> {
     let all = renderings()?;

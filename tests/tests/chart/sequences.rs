@@ -1,4 +1,4 @@
-//! Pods of others are created whatever happens to the chart.
+//! Pods of other tenants are admitted after any sequence of chart operations.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
@@ -14,22 +14,22 @@ use switchyard_crds::{TrainJob, labels};
 use switchyard_tests::chart::RELEASE;
 use switchyard_tests::{ControlPlane, Options, SYSTEM};
 
-/// Time for an API server to take policies into account, and for a namespace to go.
+/// Timeout for an API server to apply policies, and for a namespace to disappear.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// Where the foreign objects are.
+/// The namespace of the foreign objects.
 const FOREIGN: &str = "default";
 /// The namespace of the second release.
 const SECOND: &str = "second";
-/// Neither pods nor CRDs of the release: what the API server refuses is all that counts.
+/// Installs neither pods nor CRDs, because only the API server's refusals matter.
 const LEAN: [&str; 4] = ["--set", "controller.replicas=0", "--set", "crds.enabled=false"];
 
-/// What happens to the chart.
+/// A chart operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
     Install,
     Upgrade,
     Uninstall,
-    /// Uninstalled and installed at once, before the API server has noticed.
+    /// Uninstalls and reinstalls immediately, before the API server has noticed.
     Reinstall,
     PoliciesOff,
     PoliciesOn,
@@ -42,7 +42,8 @@ use Step::{Install, NamespaceDeleted, PoliciesOff, PoliciesOn, Reinstall, Second
 const STEPS: [Step; 8] =
     [Install, Upgrade, Uninstall, Reinstall, PoliciesOff, PoliciesOn, NamespaceDeleted, SecondRelease];
 
-/// What the API server holds: whether the first release is there, and with policies; whether the second is.
+/// Objects in the API server: `policies` is `None` without the first release, and otherwise says
+/// whether it has policies; `second` says whether the second release is installed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct State {
     policies: Option<bool>,
@@ -50,7 +51,7 @@ struct State {
 }
 
 impl State {
-    /// `None`: helm refuses and writes nothing, or writes what is there.
+    /// The next state; `None` if helm refuses without writing, or writes no change.
     fn after(self, step: Step) -> Option<State> {
         let to = |policies| Some(State { policies, ..self });
         match (step, self.policies) {
@@ -66,13 +67,16 @@ impl State {
     }
 }
 
-/// Every step from every state that it changes, with one release; and the second release beside each state of the first.
+/// Every state-changing step from every state with one release, and the second release alongside
+/// each state of the first.
 ///
-/// This walk stands for all sequences of the eight steps, of any length. What an API server answers depends on the objects that it
-/// stores; the test checks that no policy has a parameter, whose informers are the only other memory that policies have. So the answer after
-/// a sequence is that after its last step, taken from the state before: each such pair is in the walk. Left out is what changes no object
-/// (helm refuses, or there is nothing to do) and a reinstallation without policies, which is an uninstallation and an installation. With two
-/// releases the server asks the policies of each by themselves, and refuses if one refuses.
+/// This walk covers all sequences of the eight steps, of any length. An API server's reply depends
+/// only on the stored objects, because the test also checks that no policy has a parameter.
+/// Parameter informers are the only other state of policies. So the reply after a sequence equals
+/// the reply after its last step from the preceding state, and the walk contains every such pair.
+/// It omits steps that change no object (helm refuses, or nothing to do), and a reinstallation
+/// without policies, which is an uninstallation plus an installation. With two releases, the server
+/// evaluates each release's policies independently and refuses if either refuses.
 const WALK: [Step; 19] = [
     Install,
     NamespaceDeleted,
@@ -120,7 +124,7 @@ struct Cluster {
     controller: Client,
 }
 
-/// The answer to a create that changes nothing.
+/// Sends a dry-run create; returns the refusal.
 async fn refusal<K>(api: &Api<K>, object: &Value) -> Result<Option<String>>
 where
     K: Clone + std::fmt::Debug + serde::de::DeserializeOwned + serde::Serialize,
@@ -163,7 +167,7 @@ impl Cluster {
 
     fn take(&self, step: Step, before: State) -> Result<()> {
         let install = [&["install", RELEASE, "."][..], &LEAN].concat();
-        // Two releases share no namespace.
+        // Two releases must not share a namespace.
         let first = format!("controller.namespaces={}", if before.second { r#"["first"]"# } else { "[]" });
         let install = || {
             self.namespace(SYSTEM)?;
@@ -191,8 +195,9 @@ impl Cluster {
         }
     }
 
-    /// Waits until the API server refuses, or takes, what the policies of the first release refuse: one object for each policy that could refuse
-    /// pods or jobs of others. It reads changed policies once a second.
+    /// Waits until the API server refuses (or accepts) one object for each policy of the first
+    /// release that could refuse pods or jobs of other tenants. The server reloads changed policies
+    /// once a second.
     async fn settle(&self, policies: bool) -> Result<()> {
         let place = "first";
         self.namespace(place)?;
@@ -219,7 +224,7 @@ impl Cluster {
         }
     }
 
-    /// A pod, and a Deployment whose pod another controller makes.
+    /// Creates a pod, and a Deployment whose pod another controller creates.
     async fn foreign_objects_are_made(&self, name: &str) -> Result<()> {
         let pods = Api::<Pod>::namespaced(self.admin.clone(), FOREIGN);
         let pod = json!({"metadata": {"name": name}, "spec": foreign()});
@@ -249,7 +254,7 @@ fn foreign() -> Value {
     json!({"containers": [{"name": "a", "image": "image"}]})
 }
 
-/// Looks all the time whether a foreign pod would be created, also while helm is at work.
+/// Continuously checks that a foreign pod would be admitted, also while helm runs.
 async fn watch_foreign_pods(client: Client) -> Result<()> {
     let pods = Api::<Pod>::namespaced(client, FOREIGN);
     let pod = json!({"metadata": {"name": "meanwhile"}, "spec": foreign()});

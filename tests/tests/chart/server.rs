@@ -1,4 +1,5 @@
-//! Every object of every set of values, judged by a real API server without being made; and Pod Security.
+//! Validates every object of every values set with a dry run on a real API server; also checks Pod
+//! Security.
 
 use crate::chart::{MONITORING, files};
 use anyhow::{Context, Result, ensure};
@@ -7,14 +8,14 @@ use std::time::{Duration, Instant};
 use switchyard_tests::chart::{RELEASE, objects, render};
 use switchyard_tests::{ControlPlane, Options, SYSTEM, programs_of};
 
-/// Time for an API server to take a FlowSchema into account.
+/// Timeout for an API server to apply a FlowSchema.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Field manager and options of a write that only looks.
+/// Arguments of a dry-run server-side apply.
 const LOOK: [&str; 6] =
     ["apply", "--server-side", "--dry-run=server", "--validate=strict", "--field-manager=chart", "-f"];
 
-/// A control plane with the Prometheus operator's own CRDs, and the namespaces of the sets.
+/// A control plane with the Prometheus operator's CRDs and the namespaces of the sets.
 fn plane() -> Result<ControlPlane> {
     let plane = ControlPlane::start(&Options::default())?;
     let crds = programs_of(&["prometheus-operator"])?.remove(0).join("data");
@@ -35,7 +36,7 @@ pub(crate) fn must(plane: &ControlPlane, arguments: &[&str], input: &str) -> Res
     Ok(ended.stdout)
 }
 
-/// Each object by its name, once, with the server's answer.
+/// Submits each distinct object once and checks the reply.
 #[test]
 fn the_server_takes_every_object_of_every_set() -> Result<()> {
     let plane = plane()?;
@@ -47,7 +48,7 @@ fn the_server_takes_every_object_of_every_set() -> Result<()> {
         let taken = told.lines().filter(|line| line.ends_with("serverside-applied (server dry run)")).count();
         assert_eq!(taken, expected, "{name}: {told}");
     }
-    // A field that no schema has, in an object of the core and in one of the monitoring CRDs.
+    // A field unknown to the schema, in a core object and in a monitoring CRD.
     for (kind, spec) in [
         (json!({"apiVersion": "apps/v1", "kind": "Deployment"}), json!({"replica": 2})),
         (
@@ -64,7 +65,8 @@ fn the_server_takes_every_object_of_every_set() -> Result<()> {
     Ok(())
 }
 
-/// The controller fits the strictest level; agents need the loosest, for folders and the network of their node.
+/// The controller fits the `restricted` level. Agents need `privileged` because they use host
+/// folders and the host network.
 #[test]
 fn pods_fit_the_pod_security_level_that_is_documented() -> Result<()> {
     let plane = ControlPlane::start(&Options::default())?;
@@ -73,7 +75,7 @@ fn pods_fit_the_pod_security_level_that_is_documented() -> Result<()> {
         let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": level,
             "labels": {"pod-security.kubernetes.io/enforce": level}}});
         must(&plane, &["apply", "-f", "-"], &namespace.to_string())?;
-        // Without a controller manager nobody makes it.
+        // Normally created by the controller manager, which does not run here.
         must(&plane, &["create", "serviceaccount", "pods", "-n", level], "")?;
     }
     for (name, path, _) in files("values") {
@@ -89,7 +91,7 @@ fn pods_fit_the_pod_security_level_that_is_documented() -> Result<()> {
                 let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "namespace": level},
                     "spec": object["spec"]["template"]["spec"]});
                 pod["spec"]["serviceAccountName"] = "pods".into();
-                // Its class may not be on this server.
+                // This server may lack the classes.
                 for field in ["runtimeClassName", "priorityClassName"] {
                     pod["spec"].as_object_mut().unwrap().remove(field);
                 }
@@ -103,7 +105,7 @@ fn pods_fit_the_pod_security_level_that_is_documented() -> Result<()> {
     Ok(())
 }
 
-/// With its own FlowSchema the controller does not queue behind the service accounts of others.
+/// With its own FlowSchema, the controller does not queue behind other service accounts.
 #[test]
 fn the_controllers_requests_have_a_flow_of_their_own() -> Result<()> {
     let plane = ControlPlane::start(&Options::default())?;
@@ -111,7 +113,7 @@ fn the_controllers_requests_have_a_flow_of_their_own() -> Result<()> {
     plane.apply_chart(&[])?;
     let schema = get(&plane, &["flowschema", "switchyard-controller"])?;
     let uid = schema["metadata"]["uid"].as_str().context("no UID")?.to_string();
-    // Told in a header of each answer; a new FlowSchema is taken into account a moment later.
+    // Each response names its flow in a header. A new FlowSchema takes effect with a delay.
     let flow = |user: &str| plane.kubectl(&["--as", user, "get", "pods", "--all-namespaces", "-v=8"]).stderr;
     let controller = format!("system:serviceaccount:{SYSTEM}:switchyard-controller");
     let give_up = Instant::now() + PATIENCE;
@@ -123,7 +125,7 @@ fn the_controllers_requests_have_a_flow_of_their_own() -> Result<()> {
     Ok(())
 }
 
-/// What helm says at the end of an installation.
+/// The text that helm prints after an installation.
 #[test]
 fn the_notes_count_the_nodes_of_the_agents() -> Result<()> {
     let plane = ControlPlane::start(&Options::default())?;
@@ -159,7 +161,8 @@ fn the_notes_count_the_nodes_of_the_agents() -> Result<()> {
         for word in words {
             assert!(text.contains(word), "{sets}: the notes lack `{word}`:\n{text}");
         }
-        // A selector ended with a blank, and a paragraph followed a command without an empty line.
+        // Regression: a selector ended with a blank, and a paragraph followed a command without an
+        // empty line.
         assert!(text.lines().all(|line| line.trim_end() == line), "{sets}: {text:?}");
         let is_command = |line: &str| line.starts_with("  ");
         let mut pairs = text.trim().lines().zip(text.trim().lines().skip(1));
@@ -171,7 +174,7 @@ fn the_notes_count_the_nodes_of_the_agents() -> Result<()> {
     Ok(())
 }
 
-/// Objects of a kind that the server has, as JSON.
+/// Fetches objects as JSON.
 pub fn get(plane: &ControlPlane, arguments: &[&str]) -> Result<Value> {
     Ok(serde_json::from_str(&must(plane, &[&["get"], arguments, &["-o", "json"]].concat(), "")?)?)
 }

@@ -1,4 +1,4 @@
-//! Which values the chart takes.
+//! Accepted and refused chart values.
 
 use crate::chart::files;
 use serde_json::Value;
@@ -16,7 +16,7 @@ fn values_that_mean_something_are_taken() {
     }
 }
 
-/// The first line of each file is what the message must say.
+/// The first line of each file is the expected message.
 #[test]
 fn mistakes_are_refused_and_named() {
     let found = files("rejected");
@@ -30,7 +30,7 @@ fn mistakes_are_refused_and_named() {
     }
 }
 
-/// Paths of all values in the schema, sections and leaves.
+/// Paths of all sections and leaves in the schema.
 fn paths(schema: &Value, above: &str, all: &mut Vec<(String, bool)>) {
     for (key, value) in schema["properties"].as_object().into_iter().flatten() {
         let path = if above.is_empty() { key.clone() } else { format!("{above}.{key}") };
@@ -44,13 +44,14 @@ fn all_paths() -> Vec<(String, bool)> {
         serde_json::from_str(&std::fs::read_to_string(chart().join("values.schema.json")).unwrap()).unwrap();
     let mut all = Vec::new();
     paths(&schema, "", &mut all);
-    // For charts that have this one as a part; it is in no values.yaml.
+    // For parent charts. It is not in values.yaml.
     all.retain(|(path, _)| path != "enabled");
     assert!(all.len() > 100, "{}", all.len());
     all
 }
 
-/// `helm upgrade --reuse-values` hands the values of an older chart to this one: any may be missing.
+/// `helm upgrade --reuse-values` passes an older chart's values to this one, so any value can be
+/// missing.
 #[test]
 fn a_value_that_is_missing_is_no_error() {
     let all = all_paths();
@@ -61,7 +62,8 @@ fn a_value_that_is_missing_is_no_error() {
             scope.spawn(|| {
                 while let Some((path, _)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let missing = format!("{path}=null");
-                    // Without the CRDs, which take most of the time; but for their own section.
+                    // Render without the CRDs, which take most of the time, except when testing
+                    // their own section.
                     let other = if path.starts_with("crds") { "nameOverride=" } else { "crds.enabled=false" };
                     match render(&["--set", other, "--set", &missing]) {
                         Ok(text) if text.contains("<nil>") || text.contains("%!") => {
@@ -78,7 +80,6 @@ fn a_value_that_is_missing_is_no_error() {
     assert!(faults.is_empty(), "{} of {} paths:\n{}", faults.len(), all.len(), faults.join("\n"));
 }
 
-/// A value that no template reads is a promise that is not kept.
 #[test]
 fn every_value_is_read_by_a_template() {
     fn texts(folder: &std::path::Path, all: &mut String) {

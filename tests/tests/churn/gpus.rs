@@ -1,5 +1,6 @@
-//! The same churn with GPUs: machines of several kinds, gangs of every size and priority, reports that change. Besides what holds for all
-//! jobs, every place is judged by brute force and planned again.
+//! Churn with GPUs: several machine types, gangs of every size and priority, and changing agent
+//! reports. In addition to the invariants of all jobs, checks every placement by brute force and
+//! recomputes it.
 
 use super::script::{Event, script};
 use super::{Churn, judge};
@@ -18,10 +19,11 @@ use switchyard_tests::history::{Recorder, Replayed, double_gpus, mispredicted, r
 use switchyard_tests::{ControllerOptions, Jobs, Random, merge, planted, start_controller};
 
 const NODES: usize = 64;
-/// Nodes of a rack, and of a block.
+/// Nodes per rack and per block.
 const RACK: usize = 4;
 const BLOCK: usize = 16;
-/// Levels of the controller, and what they let through: no pod claims the channel without which NVLink between nodes does not count.
+/// The controller's topology levels with their bandwidth shares. NVLink between nodes never counts,
+/// because no pod claims the required channel.
 const LEVELS: [(&str, &str, Level); 4] = [
     ("nvidia.com/gpu.clique", "nvidia.com/gpu.clique:NVLink", Level { share: 1000, nvlink: false }),
     ("bench/rack", "bench/rack", Level { share: 1000, nvlink: false }),
@@ -30,7 +32,7 @@ const LEVELS: [(&str, &str, Level); 4] = [
 ];
 const PRIORITIES: [i32; 3] = [0, 100, 1000];
 
-/// The machines by the number of the node: most are alike, as in a real cluster.
+/// Machine type by node number. Most are alike, as in a real cluster.
 fn machine(number: usize) -> Machine {
     Machine::of(match number / RACK {
         0..6 => "f04-h200",
@@ -44,10 +46,9 @@ fn machine(number: usize) -> Machine {
     })
 }
 
-/// The GPU nodes of a churn.
 pub(super) struct Machines {
     nodes: GpuNodes,
-    /// Reports of well machines by node.
+    /// Reports of healthy machines by node.
     reports: BTreeMap<String, GPUTopology>,
 }
 
@@ -75,7 +76,7 @@ impl Machines {
         Ok(machines)
     }
 
-    /// Rack and block of a node, and its clique as the feature discovery would say it.
+    /// Labels a node with its rack and block, and with its clique as GPU Feature Discovery would.
     pub(super) async fn label(&self, node: &str) -> Result<()> {
         let number = self.reports.keys().position(|name| name == node).context("a node of the churn")?;
         let fabric = self.reports[node].status.as_ref().and_then(|status| status.fabric.as_ref());
@@ -88,16 +89,16 @@ impl Machines {
         self.nodes.label(node, &labels).await
     }
 
-    /// What the agent finds now.
+    /// Writes the agent's report for a node with this ailment.
     pub(super) async fn report(&self, node: &str, ailment: usize) -> Result<()> {
         let mut report = self.reports[node].clone();
         let status = report.status.as_mut().context("a status")?;
         match ailment {
-            // A GPU that the driver wants to reset.
+            // The driver requests a reset of this GPU.
             1 => status.gpus[1].health = Some(GpuHealth { recovery_action: "GPUReset".into() }),
             // A port without a link.
             2 => status.nics.iter_mut().take(1).for_each(|nic| nic.state = Some("Down".into())),
-            // What no machine is.
+            // An impossible topology.
             3 => status.links[0].b = "GPU-of-nobody".into(),
             _ => {}
         }
@@ -105,7 +106,7 @@ impl Machines {
     }
 }
 
-/// The churn of this seed, whose jobs want GPUs, with reports between.
+/// The churn events of this seed with GPU jobs, interleaved with report changes.
 fn gpu_script(seed: u64, events: usize) -> Vec<(Duration, Event)> {
     let random = Random::new(!seed);
     let mut played = Vec::new();
@@ -124,7 +125,7 @@ fn gpu_script(seed: u64, events: usize) -> Vec<(Duration, Event)> {
             played.push((Duration::ZERO, Event::Report(sick.remove(0), 0)));
         }
     }
-    // At the end all are well, so that everybody could run in an empty cluster.
+    // Finally all nodes are healthy, so that every job could run in an empty cluster.
     played.extend(sick.into_iter().map(|node| (Duration::ZERO, Event::Report(node, 0))));
     played
 }
@@ -176,7 +177,8 @@ fn options() -> ControllerOptions {
     ControllerOptions { arguments: arguments.collect(), ..ControllerOptions::default() }
 }
 
-/// G9: exact GPUs under churn. Each place is that of the plan from what the controller can have seen, and worth what it says.
+/// G9: exact GPUs under churn. Each placement equals the plan computed from a state that the
+/// controller could have seen, and has the bandwidth that it predicts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gangs_of_exact_gpus_break_no_invariant() -> Result<()> {
     let churn = start(NODES).await?;
@@ -199,14 +201,16 @@ async fn gangs_of_exact_gpus_break_no_invariant() -> Result<()> {
             "behindAnother": behind, "unexplained": unexplained,
         });
         println!("{run}");
-        // A cache may be behind by more than is looked through, and of each kind by another number of changes.
+        // The cache may lag by more changes than the replay tries, and by a different number for
+        // each kind.
         ensure!(
             unexplained.len() * 5 <= decisions,
             "seed {seed}: {} of {decisions}: {unexplained:#?}",
             unexplained.len()
         );
         ensure!((exact + around) * 5 >= decisions && judged * 2 > decisions, "seed {seed}: {run}");
-        // The figures are not right whatever is asked: without what the domains take of them they are wrong.
+        // Negative control: without the bandwidth shares of the domains, the predictions must be
+        // wrong.
         let open = shares.map(|(key, level)| (key, Level { share: 1000, ..level }));
         ensure!(!mispredicted(&history, &open).1.is_empty(), "seed {seed}: no gang is spread over blocks");
         runs.push(run);
@@ -215,7 +219,8 @@ async fn gangs_of_exact_gpus_break_no_invariant() -> Result<()> {
     report("g9-gpus", &json!({"nodes": NODES, "seeds": seeds, "runs": runs, "violations": 0}))
 }
 
-/// A controller that forgets what it has just promised gives the same GPUs to several gangs, and the oracle says so.
+/// A controller that forgets its reservations gives the same GPUs to several gangs, and the oracle
+/// must detect it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gpus_that_are_promised_twice_are_seen() -> Result<()> {
     let churn = start(4).await?;

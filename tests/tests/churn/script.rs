@@ -1,52 +1,50 @@
-//! What happens in a churn, decided by a seed alone.
+//! Generates churn events from a seed.
 
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::time::Duration;
 use switchyard_tests::{Command, Random, plain_job};
 
-/// Jobs that are not deleted yet.
+/// Maximum number of existing jobs.
 const LIVE_JOBS: usize = 50;
-/// Nodes that are cordoned together.
+/// Nodes cordoned together.
 pub const BLOCK: usize = 10;
-/// Of this many blocks so many are cordoned at a time: with all of them the jobs have a third of the nodes.
+/// Share of the blocks that can be cordoned at once, as (cordoned, of). At the maximum, the jobs
+/// have a third of the nodes.
 const CORDONED: (usize, usize) = (13, 20);
-/// Nodes lost at a time, and deleted at a time. A lost node is back before its kubelet gives up writing.
+/// Maximum numbers of nodes lost and deleted at a time. A lost node is back before its kubelet
+/// stops retrying writes.
 const LOST: usize = 6;
-/// Longest time between two events, milliseconds.
+/// Longest delay between two events, milliseconds.
 const LONGEST_WAIT: usize = 80;
 
-/// Something that happens.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// A job is created.
     Create(Box<Value>),
-    /// `spec.suspend` of a job.
+    /// Sets `spec.suspend` of a job.
     Suspend(String, bool),
-    /// A job is deleted.
     Delete(String),
-    /// Something happens to the pod of this job and rank, in whatever attempt it is.
+    /// Sends a command to the pod of this job and rank, in its current attempt.
     Order(String, usize, Command),
-    /// The same pod is deleted.
+    /// Deletes the pod of this job and rank.
     DeletePod(String, usize),
-    /// A block of nodes takes no more pods, or does again.
+    /// Cordons or uncordons a block of nodes.
     Cordon(usize, bool),
-    /// A node is lost.
     Lose(usize),
-    /// A node says that it is not ready, and its pods go on.
+    /// Marks a node NotReady; its pods keep running.
     Unready(usize),
-    /// It is back.
+    /// Restores a lost or NotReady node.
     Recover(usize),
-    /// A node is lost, and its object deleted.
+    /// Loses a node and deletes its object.
     DeleteNode(usize),
-    /// It registers again.
+    /// Registers a deleted node again.
     RegisterNode(usize),
-    /// The agent of a node finds it sick in one of several ways, or well.
+    /// The agent of a node reports one of several ailments, or a healthy node.
     Report(usize, usize),
 }
 
 impl Event {
-    /// Its name in the result.
+    /// Name in the result.
     pub fn kind(&self) -> &'static str {
         match self {
             Event::Create(_) => "create",
@@ -69,12 +67,12 @@ impl Event {
     }
 }
 
-/// The events of a seed, each after a wait.
+/// Events of a seed, each with the delay before it.
 pub fn script(seed: u64, events: usize, nodes: usize) -> Vec<(Duration, Event)> {
     let none = VecDeque::new;
     let (jobs, random) = (Vec::new(), Random::new(seed));
     let mut writer = Writer { random, nodes, created: 0, jobs, cordoned: none(), lost: none(), deleted: none() };
-    // Most nodes are closed at first: jobs wait for room in a short run, too.
+    // Most nodes start cordoned, so that jobs queue even in a short run.
     writer.cordoned.extend(0..writer.most_cordoned());
     let mut script: Vec<(Duration, Event)> =
         writer.cordoned.iter().map(|block| (Duration::ZERO, Event::Cordon(*block, true))).collect();
@@ -90,7 +88,7 @@ struct Writer {
     random: Random,
     nodes: usize,
     created: usize,
-    /// Name and number of pods.
+    /// Name and number of pods of each job.
     jobs: Vec<(String, usize)>,
     cordoned: VecDeque<usize>,
     lost: VecDeque<usize>,
@@ -98,13 +96,14 @@ struct Writer {
 }
 
 impl Writer {
-    /// An event; `None`: what the dice say cannot happen now.
+    /// A random event; `None` if the drawn event is currently impossible.
     fn event(&mut self) -> Option<Event> {
         let dice = self.random.below(100);
         match dice {
             0..40 if self.jobs.len() < LIVE_JOBS => Some(self.create()),
             0..10 => {
-                // The oldest one or any: the old ones are often over, and would leave no room for others in the number of jobs.
+                // Delete the oldest job or any. Old jobs are often finished and would use up the
+                // job limit.
                 let end = if dice < 5 { 1 } else { self.jobs.len() };
                 Some(Event::Delete(self.jobs.remove(self.random.below(end)).0))
             }
@@ -133,7 +132,8 @@ impl Writer {
         }
     }
 
-    /// A number that is not among these, where there may be one more. A node is lost or deleted, not both.
+    /// A random number that is not in `these`, if there is room for another. A node is either lost
+    /// or deleted, never both.
     fn other(&self, these: &VecDeque<usize>, end: usize, most: usize) -> Option<usize> {
         let number = self.random.below(end);
         let is_away = end == self.nodes && (self.lost.contains(&number) || self.deleted.contains(&number));
@@ -144,7 +144,7 @@ impl Writer {
         self.nodes / BLOCK * CORDONED.0 / CORDONED.1
     }
 
-    /// A job that is not deleted, and one of its ranks.
+    /// A random existing job and one of its ranks.
     fn job(&self) -> Option<(String, usize)> {
         let (name, size) = self.jobs.get(self.random.below(self.jobs.len()))?;
         Some((name.clone(), self.random.below(*size)))
@@ -164,7 +164,7 @@ impl Writer {
 
     fn create(&mut self) -> Event {
         let random = &self.random;
-        // More large ones than small ones: together the jobs want more nodes than there are.
+        // Favour large jobs, so that together they request more nodes than exist.
         let (name, size) = (format!("j{}", self.created), 1 + random.below(8).max(random.below(8)));
         let seconds = random.below(40) as f64 / 10.0;
         let policy = match random.below(10) {
@@ -175,14 +175,14 @@ impl Writer {
         };
         let mut job = plain_job(&name, size as u32, &policy);
         let spec = &mut job["spec"];
-        // A small and a middle one share a node.
+        // A small and a medium pod can share a node.
         spec["trainer"]["resourcesPerNode"]["limits"]["cpu"] = (*random.pick(&["300m", "700m", "900m"])).into();
         spec["suspend"] = (random.below(16) == 0).into();
         spec["failurePolicy"] = json!({
             "maxRestarts": random.below(4), "maxInfrastructureRestarts": random.below(4), "maxPreemptionRestarts": random.below(4),
             "rules": [{"action": "FailTrainJob", "onExitCodes": {"operator": "In", "values": [77]}}],
         });
-        // Sidecars of both kinds, whose requests are those of the namespace.
+        // Sidecars of both kinds get the namespace's default requests.
         let side = |name: &str| json!({"name": name, "image": "none"});
         match random.below(4) {
             0 => spec["template"]["spec"]["containers"] = json!([side("proxy")]),
@@ -193,7 +193,7 @@ impl Writer {
             }
             _ => {}
         }
-        // Some gangs are taken back when a node goes between the place and the binding.
+        // Some gangs are rolled back when a node disappears between placement and binding.
         spec["gangPolicy"] = json!({"scheduleTimeoutSeconds": *random.pick(&[5, 20, 300])});
         if random.below(4) == 0 {
             spec["ttlSecondsAfterFinished"] = random.below(10).into();

@@ -1,4 +1,4 @@
-//! Gangs by claims.
+//! Gangs with resource claims.
 
 use super::{RACK, Scene, Way, h200, names, placement, until};
 use anyhow::{Context, Result, ensure};
@@ -18,7 +18,7 @@ use switchyard_tests::placement::{bandwidth, best_pod};
 use switchyard_tests::{Command, account, chart_rules, condition_of, merge, plain_job, role, stage_of, template_on};
 use switchyard_topology::report;
 
-/// What each claim of a job's attempt must have.
+/// Planned GPUs of each claim of a job's current attempt.
 fn planned(job: &TrainJob) -> BTreeMap<String, BTreeSet<String>> {
     let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap();
     let set = |(rank, gpus): (usize, &Vec<String>)| {
@@ -36,7 +36,7 @@ async fn a_gang_gets_exactly_the_gpus_of_its_plan() -> Result<()> {
     assert_eq!(status.device_allocation, Some(switchyard_crds::DeviceAllocation::Claims));
     assert_eq!(names(&job), scene.nodes[..2], "the two of one rack");
     let place = placement(&job);
-    // The four GPUs that have a NIC each of their own: 4 x 48 GB/s of payload leave the node.
+    // The four GPUs with a dedicated NIC each: 4 x 48 GB/s of payload leave the node.
     let figure = |amount: &Option<k8s_openapi::apimachinery::pkg::api::resource::Quantity>| amount.clone().unwrap().0;
     assert_eq!((figure(&place.predicted_bus_bandwidth), figure(&place.best_possible)), ("192G".into(), "192G".into()));
     assert_eq!(place.limited_by, Some(Limit::NICs));
@@ -50,7 +50,7 @@ async fn a_gang_gets_exactly_the_gpus_of_its_plan() -> Result<()> {
     let pods = serde_json::to_string(&scene.jobs.pods().await?)?;
     assert!(!pods.contains("NVIDIA_VISIBLE_DEVICES") && !pods.contains("nvidia.com/gpu"), "{pods}");
 
-    // In that order: the place, all claims, the gates.
+    // Required order: placement, all claims, gates.
     let history = recorder.history().await?;
     let (mut decided, mut claims, mut lifted) = (0, Vec::new(), Vec::new());
     let uid = job.uid().unwrap();
@@ -65,7 +65,7 @@ async fn a_gang_gets_exactly_the_gpus_of_its_plan() -> Result<()> {
     assert_eq!((claims.len(), lifted.len()), (2, 2));
     assert!(0 < decided && decided < claims[0] && claims[1] < lifted[0], "{decided} {claims:?} {lifted:?}");
 
-    // The claims of an attempt go with it, and the next one has the same GPUs.
+    // The claims of an attempt are deleted with it, and the next attempt gets the same GPUs.
     scene.kubelet.order(&scene.jobs.namespace, "a-1-1", Command::Exit(3, String::new()))?;
     let is_second =
         |job: &TrainJob| stage_of(job) == Some("Running") && job.status.as_ref().unwrap().attempt == Some(2);
@@ -78,10 +78,11 @@ async fn a_gang_gets_exactly_the_gpus_of_its_plan() -> Result<()> {
     scene.had_all_rights()
 }
 
-/// On a node of every kind, the GPUs that brute force finds best, with the bandwidth that it computes for them.
+/// On every machine type, the allocated GPUs match the brute-force optimum, with its predicted
+/// bandwidth.
 #[tokio::test]
 async fn every_kind_of_machine_gives_its_best_gpus() -> Result<()> {
-    // Sets of 16 GPUs are too many for rings by permutation.
+    // Sets of 16 GPUs are too large for enumerating rings by permutation.
     let machines: Vec<_> = MACHINES.into_iter().filter(|machine| machine.fixture != "f12-dgx-2").collect();
     let kinds: Vec<_> = machines.iter().map(|machine| (*machine, "")).collect();
     let scene = Scene::new(Way::Claims, "kinds", &kinds).await?;
@@ -113,7 +114,8 @@ async fn every_kind_of_machine_gives_its_best_gpus() -> Result<()> {
     scene.had_all_rights()
 }
 
-/// Trays of one NVLink domain are near each other, but only with a channel does NVLink carry more than their NICs.
+/// Trays of one NVLink domain are close to each other, but NVLink outperforms their NICs only with
+/// an IMEX channel.
 #[tokio::test]
 async fn trays_of_a_clique_are_taken_together() -> Result<()> {
     let gb200 = switchyard_tests::gpus::Machine::of("f06-gb200");
@@ -121,7 +123,7 @@ async fn trays_of_a_clique_are_taken_together() -> Result<()> {
     for (number, report) in scene.reports.iter().enumerate() {
         let mut report = report.clone();
         let cluster = "7b9f63a1-3d3b-4f61-9f5c-0d9a2f9b6c11".to_string();
-        // The first and the last are of one clique, so that names do not decide.
+        // The first and last node share a clique, so that names do not decide.
         let clique = u32::from(number == 0 || number == 3);
         report.status.as_mut().unwrap().fabric = Some(Fabric {
             state: FabricState::Completed,
@@ -145,8 +147,8 @@ async fn trays_of_a_clique_are_taken_together() -> Result<()> {
     scene.had_all_rights()
 }
 
-/// Somebody else's claim gets a GPU after it was planned and before it is claimed. The controller may not make claims in between: that
-/// is how the other one comes first, every time.
+/// Another claim takes a GPU after it was planned and before our claim is created. Withholding the
+/// controller's right to create claims forces this order every time.
 #[tokio::test]
 async fn a_gang_that_somebody_overtakes_is_placed_elsewhere_as_a_whole() -> Result<()> {
     let plane = &Way::Claims.plane().0;
@@ -181,7 +183,7 @@ async fn a_gang_that_somebody_overtakes_is_placed_elsewhere_as_a_whole() -> Resu
     Ok(())
 }
 
-/// What a job has on its nodes, by rank.
+/// A job's nodes and GPUs by rank.
 fn devices_of(job: &TrainJob) -> Vec<(&str, &[String])> {
     placement(job).nodes.iter().map(|node| (node.node_name.as_str(), node.gpus.as_slice())).collect()
 }
@@ -190,7 +192,7 @@ fn devices_of(job: &TrainJob) -> Vec<(&str, &[String])> {
 async fn a_lost_node_is_replaced_and_the_others_stay() -> Result<()> {
     let scene = Scene::new(Way::Claims, "repair", &[(h200(), "r1"); 6]).await?;
     let first = scene.run("a", 4, 4, json!({})).await?;
-    // What a new plan would take first.
+    // The GPUs that a new plan would take first.
     let lost = names(&first)[1].to_string();
     scene.kubelet.lose_node(&lost).await?;
     let is_second =
@@ -205,7 +207,7 @@ async fn a_lost_node_is_replaced_and_the_others_stay() -> Result<()> {
     scene.had_all_rights()
 }
 
-/// Its claims would keep their devices until somebody else notices that their pods are gone.
+/// Otherwise its claims would keep their devices until Kubernetes notices that their pods are gone.
 #[tokio::test]
 async fn a_suspended_job_holds_no_claims() -> Result<()> {
     let scene = Scene::new(Way::Claims, "suspended", &[(h200(), "")]).await?;
@@ -219,7 +221,8 @@ async fn a_suspended_job_holds_no_claims() -> Result<()> {
     scene.had_all_rights()
 }
 
-/// An administrator drained the GPUs of a node by a rule; gangs went there, were refused by the scheduler, and came back.
+/// Regression: an administrator drained a node's GPUs with a DeviceTaintRule. Gangs were placed
+/// there, the scheduler refused them, and they requeued.
 #[tokio::test]
 async fn a_gang_waits_while_a_rule_taints_the_devices_of_its_node() -> Result<()> {
     let scene = Scene::new(Way::Claims, "rule", &[(h200(), "")]).await?;
@@ -232,7 +235,7 @@ async fn a_gang_waits_while_a_rule_taints_the_devices_of_its_node() -> Result<()
     scene.create("second", 1, 8, "run", json!({})).await?;
     scene.tells("second", "most free GPUs on the others: 0").await?;
     scene.finish("first").await?;
-    // The controller has looked at the queue since.
+    // By the time this job has run, the controller has planned the queue again.
     let mut last = plain_job("last", 1, "succeed-after=0.1s");
     merge(&mut last["spec"], json!({"template": template_on(&scene.nodes)}));
     scene.jobs.create(last).await?;
@@ -245,7 +248,8 @@ async fn a_gang_waits_while_a_rule_taints_the_devices_of_its_node() -> Result<()
     scene.had_all_rights()
 }
 
-/// A tenant whose quota has no room for its claims held 16 GPUs for a day, and nobody else could use them.
+/// Regression: a gang whose claims exceeded its tenant's quota held 16 GPUs for a day, and no other
+/// job could use them.
 #[tokio::test]
 async fn a_gang_whose_claims_a_quota_refuses_leaves_its_nodes_to_others() -> Result<()> {
     let scene = Scene::new(Way::Claims, "quota", &[(h200(), ""), (h200(), "")]).await?;

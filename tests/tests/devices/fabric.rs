@@ -1,5 +1,5 @@
-//! The fabric of a gang on a real API server: what is decided is in the status with the place, and the pods that come of it are accepted where
-//! Pod Security `restricted` is enforced.
+//! The fabric of a gang on a real API server: the status records the decisions with the placement,
+//! and the resulting pods are accepted under Pod Security `restricted`.
 
 use super::{Scene, Way};
 use anyhow::{Context, Result};
@@ -12,12 +12,12 @@ use switchyard_crds::{DecisionOutcome, FabricStatus, ObservedVerdict, TrainJob, 
 use switchyard_tests::gpus::{Machine, RESOURCE, gpu_job};
 use switchyard_tests::{Scene as Folder, condition_of};
 
-/// Nodes whose ports are InfiniBand in this state.
+/// Starts nodes whose ports are InfiniBand in this state.
 async fn scene(prefix: &str, nodes: usize, state: &str) -> Result<Scene> {
     scene_with(prefix, nodes, state, json!({})).await
 }
 
-/// The same, with what the nodes offer besides.
+/// The same, with additional resources of the nodes.
 async fn scene_with(prefix: &str, nodes: usize, state: &str, offer: Value) -> Result<Scene> {
     let machine = Machine::of("f03-h100");
     let machines = vec![(machine, ""); nodes];
@@ -28,7 +28,8 @@ async fn scene_with(prefix: &str, nodes: usize, state: &str, offer: Value) -> Re
     for node in &scene.nodes {
         nodes.patch_status(node, &PatchParams::default(), &Patch::Merge(&offer)).await?;
     }
-    // Or a job that is seen before these changes gets a second attempt because of them.
+    // Otherwise a job that the controller sees before these changes gets a second attempt because
+    // of them.
     scene.start_again()?;
     let labels = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}});
     let namespaces = Api::<Namespace>::all(scene.plane.client().await?);
@@ -41,7 +42,7 @@ async fn report(scene: &Scene, state: &str) -> Result<()> {
         let mut report = report.clone();
         let status = report.status.as_mut().unwrap();
         for (number, nic) in status.nics.iter_mut().enumerate() {
-            // Other names on every other node, as PCI slots and firmware give them.
+            // Different device names on every other node, as PCI slots and firmware assign them.
             nic.rdma_device = Some(format!("mlx5_{}", number + position % 2));
             (nic.link_layer, nic.port) = (Some("InfiniBand".into()), Some(1));
             nic.state = Some(if number == 0 { "Down" } else { state }.into());
@@ -71,7 +72,7 @@ async fn a_restricted_namespace_takes_pods_with_all_that_the_fabric_needs() -> R
     scene.jobs.create(torch(&scene, "a", 2, env)).await?;
     let job = scene.jobs.wait_stage("a", "Running").await?;
     let found = fabric(&job);
-    // The kubelets of this bench offer no RDMA device, and none is given: reported, not guessed.
+    // These kubelets offer no RDMA device and the pods get none, which the status must report.
     assert_eq!((found.transport, found.profile.as_deref()), (Some(Transport::TCP), Some("infiniband")));
     let decision = |name: &str| found.decisions.iter().find(|decision| decision.name == name).cloned().unwrap();
     assert_eq!(decision("NCCL_DEBUG").outcome, DecisionOutcome::User);
@@ -123,7 +124,7 @@ async fn sixteen_nodes_have_their_verdict_soon() -> Result<()> {
     Ok(())
 }
 
-/// What NCCL 2.27 prints of a way between the nodes.
+/// NCCL 2.27 log lines about a transport between the nodes.
 fn nccl(network: &str, way: &str) -> String {
     format!(
         "pod:7:7 [0] NCCL INFO NCCL version 2.27.5+cuda12.9\npod:7:19 [0] NCCL INFO Assigned NET plugin {network} to comm\n\
@@ -132,7 +133,7 @@ fn nccl(network: &str, way: &str) -> String {
     )
 }
 
-/// Two nodes whose device plugin offers the ports, and a job on them whose pods will print these logs.
+/// Two nodes whose device plugin offers the ports, and a job whose pods print these logs.
 async fn speaking(prefix: &str, spec: Value, logs: [&str; 2]) -> Result<Scene> {
     let scene = scene_with(prefix, 2, "Active", json!({"rdma/hca": "63"})).await?;
     for (rank, log) in logs.iter().enumerate() {

@@ -10,7 +10,7 @@ use switchyard_crds::{DeviceAllocation, TrainJob};
 use switchyard_tests::gpus::{Machine, given, uuids};
 use switchyard_tests::{condition_of, stage_of};
 
-/// Whole nodes are exact by arithmetic: there is nothing to choose.
+/// A pod that takes all GPUs of a node is exact without claims, because there is no choice.
 #[tokio::test]
 async fn whole_nodes_are_exact_without_claims() -> Result<()> {
     let scene = Scene::new(Way::Plugin, "whole", &[(h200(), "r1"), (h200(), "r2"), (h200(), "r2")]).await?;
@@ -34,13 +34,13 @@ async fn whole_nodes_are_exact_without_claims() -> Result<()> {
         let limits = spec.containers[0].resources.as_ref().unwrap().limits.as_ref().unwrap();
         assert_eq!(limits["nvidia.com/gpu"].0, "8");
     }
-    // The node that is left has room for what the plugin counts, and no more.
+    // The remaining node has exactly the capacity that the plugin counts.
     scene.create("b", 2, 1, "run", json!({})).await?;
     scene.tells("b", "1 of 2 needed nodes have room for 1 GPU").await?;
     scene.had_all_rights()
 }
 
-/// The report of a node with these GPUs in use by a pod, as the agent writes it.
+/// The agent's report of a node where a pod uses these GPUs.
 fn in_use(report: &GPUTopology, scene: &Scene, pod: &str, gpus: &[String]) -> GPUTopology {
     let mut report = report.clone();
     let uses = gpus.iter().map(|gpu| given(gpu, &scene.jobs.namespace, pod));
@@ -53,14 +53,15 @@ fn degraded<'a>(job: &'a TrainJob, state: &str) -> Option<&'a str> {
     condition.map(|condition| condition.message.as_str())
 }
 
-/// A pair of A30 has a bridge; two of different pairs meet over PCIe. One node: its NICs do not matter.
+/// The GPUs of an A30 pair have an NVLink bridge; GPUs of different pairs communicate over PCIe.
+/// With one node, NICs do not matter.
 #[tokio::test]
 async fn other_gpus_than_the_plans_are_told_with_their_figures() -> Result<()> {
     let scene = Scene::new(Way::Plugin, "degraded", &[(Machine::of("f08-a30"), "")]).await?;
     let job = scene.run("a", 1, 2, json!({})).await?;
     let (plan, report) = (placement(&job).nodes[0].gpus.clone(), &scene.reports[0]);
     let others: Vec<String> = uuids(report).into_iter().filter(|gpu| !plan.contains(gpu)).collect();
-    // As planned: nothing to tell.
+    // The allocation matches the plan, so the status reports nothing.
     scene.gpus.report(&in_use(report, &scene, "a-1-0", &plan)).await?;
     scene.create("b", 1, 1, "run", json!({})).await?;
     scene.jobs.wait_stage("b", "Running").await?;
@@ -72,7 +73,7 @@ async fn other_gpus_than_the_plans_are_told_with_their_figures() -> Result<()> {
     assert!(text.ends_with("GB/s in place of 80"), "{text}");
     assert_eq!(stage_of(&told), Some("Running"));
     until("told by one event", async || Ok(scene.jobs.events("a", "PlacementDegraded").await?.len() == 1)).await?;
-    // Right again, by the other pair: it is worth the same.
+    // The other pair is equivalent.
     scene.gpus.report(&in_use(report, &scene, "a-1-0", &others)).await?;
     scene.jobs.wait("a", "as planned", |job| degraded(job, "False").is_some()).await?;
     scene.had_all_rights()

@@ -1,4 +1,4 @@
-//! Who comes first where there is not room for all.
+//! Queue order when there is not room for all jobs.
 
 use super::{Scene, Way, h200, names, placement};
 use anyhow::{Context, Result, ensure};
@@ -12,7 +12,7 @@ use switchyard_tests::history::{Fact, Recorder};
 use switchyard_tests::{condition_of, stage_of};
 
 impl Scene {
-    /// Makes a priority class of this scene. Answers what a job's specification says to have it.
+    /// Creates a priority class for this test; returns the job spec fields that select it.
     async fn priority(&self, value: i32) -> Result<Value> {
         let name = format!("{}-{value}", self.jobs.namespace);
         let class: PriorityClass = serde_json::from_value(json!({"metadata": {"name": name}, "value": value}))?;
@@ -30,12 +30,13 @@ fn is_placed(job: &TrainJob) -> bool {
     condition_of(job, "Placed").is_some_and(|condition| condition.status == "True")
 }
 
-/// Nodes become free one at a time, and there is always a small job that wants it: the big one would never start.
+/// Nodes become free one at a time, and a small job always wants the free one. Without a
+/// reservation, the large gang would never start.
 #[tokio::test]
 async fn a_stream_of_small_jobs_does_not_starve_a_big_gang() -> Result<()> {
     let scene = Scene::new(Way::Claims, "stream", &[(h200(), ""); 3]).await?;
     for number in 0..3 {
-        // They end one after the other.
+        // The jobs end one after the other.
         let policy = format!("succeed-after={}s", 3 + number);
         scene.create(&format!("first{number}"), 1, 8, &policy, json!({})).await?;
         scene.jobs.wait(&format!("first{number}"), "placed", is_placed).await?;
@@ -60,7 +61,8 @@ async fn a_stream_of_small_jobs_does_not_starve_a_big_gang() -> Result<()> {
 async fn the_fewest_jobs_of_lower_priority_are_stopped_and_start_again_later() -> Result<()> {
     let scene = Scene::new(Way::Claims, "preempt", &[(h200(), ""); 3]).await?;
     let (low, high) = (scene.priority(10).await?, scene.priority(1000).await?);
-    // Of equal ones the youngest go first; times have whole seconds, so the names decide where those are equal.
+    // Among equal jobs, the youngest are preempted first. Timestamps have whole seconds, so names
+    // break ties.
     for name in ["a", "b", "c"] {
         scene.run(name, 1, 8, low.clone()).await?;
     }
@@ -99,8 +101,9 @@ async fn the_fewest_jobs_of_lower_priority_are_stopped_and_start_again_later() -
     scene.had_all_rights()
 }
 
-/// The node with the fewest busy GPUs is not that of the job of the lowest priority: what a victim leaves is held, or it would be the
-/// first to take it again.
+/// The node with the fewest busy GPUs does not belong to the job with the lowest priority. The
+/// victim's GPUs must be reserved, because otherwise the victim would be the first to take them
+/// again.
 #[tokio::test]
 async fn what_a_victim_leaves_is_for_the_one_it_left_it_for() -> Result<()> {
     let scene = Scene::new(Way::Claims, "leaves", &[(h200(), ""); 2]).await?;
@@ -117,11 +120,12 @@ async fn what_a_victim_leaves_is_for_the_one_it_left_it_for() -> Result<()> {
     scene.had_all_rights()
 }
 
-/// A gang that starts again does not lose its nodes to one that waits for them, be it ahead in the queue: it never gave them back.
+/// A restarting gang keeps its nodes, even if another job that waits for them is ahead in the
+/// queue, because it never released them.
 #[tokio::test]
 async fn a_gang_that_starts_again_keeps_the_gpus_that_others_wait_for() -> Result<()> {
     let scene = Scene::new(Way::Claims, "keeps", &[(h200(), ""); 2]).await?;
-    // The older one, which sleeps at first.
+    // The older job, initially suspended.
     scene.create("a", 2, 8, "run", json!({"suspend": true})).await?;
     scene.jobs.wait_stage("a", "Suspended").await?;
     let first = scene.run("b", 2, 8, json!({"failurePolicy": {"maxRestarts": 1}})).await?;
@@ -138,7 +142,8 @@ async fn a_gang_that_starts_again_keeps_the_gpus_that_others_wait_for() -> Resul
     scene.had_all_rights()
 }
 
-/// Each needs more than half: one runs, the other waits, and at no time does either hold a part.
+/// Each gang needs more than half the GPUs: one runs, the other waits, and neither ever holds a
+/// part.
 #[tokio::test]
 async fn of_two_gangs_that_do_not_fit_together_one_runs() -> Result<()> {
     let scene = Scene::new(Way::Claims, "halves", &[(h200(), ""); 3]).await?;

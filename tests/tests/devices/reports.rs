@@ -1,4 +1,4 @@
-//! Reports that come late, change, break and contradict themselves, and labels that are missing.
+//! Reports that are late, changing, invalid or contradictory, and missing labels.
 
 use super::{RACK, Scene, Way, h200, names, placement};
 use anyhow::Result;
@@ -14,12 +14,12 @@ async fn a_job_follows_the_reports_of_its_nodes() -> Result<()> {
     let told = scene.tells("a", "1 node cannot be used: no GPUTopology: the node agent does not run there").await?;
     assert_eq!(stage_of(&told), Some("Queued"));
 
-    // A report whose NVLink ends at a GPU that is not there.
+    // A report with an NVLink to a GPU that does not exist.
     let mut broken = report.clone();
     broken.status.as_mut().unwrap().links[3].a = "GPU-of-nobody".into();
     scene.gpus.report(&broken).await?;
     scene.tells("a", "its GPUTopology cannot be used: status.links[3].a: \"GPU-of-nobody\" is not the UUID").await?;
-    // A GPU that the driver wants to reset may not be taken.
+    // The planner must avoid a GPU that the driver wants to reset.
     let mut sick = report.clone();
     let health = switchyard_crds::gpu_topology::GpuHealth { recovery_action: "GPUReset".into() };
     sick.status.as_mut().unwrap().gpus[2].health = Some(health);
@@ -29,7 +29,8 @@ async fn a_job_follows_the_reports_of_its_nodes() -> Result<()> {
     let running = scene.jobs.wait_stage("a", "Running").await?;
     assert_eq!(names(&running), scene.nodes);
 
-    // What becomes of the report while it runs changes nothing for it; what comes later cannot have the same GPUs.
+    // Later changes of the report do not affect the running job, and later jobs cannot get the same
+    // GPUs.
     scene.gpus.report(&broken).await?;
     scene.create("b", 1, 1, "run", json!({})).await?;
     scene.tells("b", "its GPUTopology cannot be used").await?;
@@ -47,7 +48,7 @@ async fn a_job_follows_the_reports_of_its_nodes() -> Result<()> {
     scene.had_all_rights()
 }
 
-/// A NIC that goes down makes the nodes with all of theirs the better ones, for the next job.
+/// When a NIC goes down, the next job prefers the nodes whose NICs are all up.
 #[tokio::test]
 async fn a_nic_that_is_down_counts_from_its_report_on() -> Result<()> {
     let scene = Scene::new(Way::Claims, "nic", &[(h200(), ""); 3]).await?;
@@ -73,7 +74,7 @@ async fn a_required_domain_is_not_left_for_nodes_without_its_label() -> Result<(
     let text = &condition_of(&told, "Placed").unwrap().message;
     assert!(text.contains(&format!("s have no label {RACK}")), "{text}");
     assert!(text.contains("topologyPolicy.domains[0].mode: Preferred (192 GB/s)"), "{text}");
-    // The label comes: the job goes.
+    // Once the node has the label, the job starts.
     scene.gpus.label(&scene.nodes[1], &[(RACK, "d1")]).await?;
     let fits = scene.jobs.wait_stage("b", "Running").await?;
     assert_eq!(names(&fits), scene.nodes[..3], "{}", placement(&fits).reason);

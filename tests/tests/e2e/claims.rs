@@ -1,4 +1,4 @@
-//! Exact GPUs by claims, from `kubectl apply` to the environment of the container.
+//! Exact GPUs by claims, from `kubectl apply` to the container's environment.
 
 use crate::e2e::gpu_nodes::GpuCluster;
 use crate::e2e::{JOBS, TEAM, message, predicted, stage};
@@ -17,12 +17,12 @@ use switchyard_tests::history::{Fact, Violation, double_gpus};
 use switchyard_tests::nodes::TOOLS;
 use switchyard_tests::{merge, template_on};
 
-/// GPUs between which the links of a mesh are of several kinds.
+/// GPUs per pod. The mesh has different kinds of links between pairs, so the choice matters.
 const PAIR: u32 = 2;
-/// More than half of the GPUs of a node.
+/// More than half of a node's GPUs.
 const MOST: u32 = 5;
 
-/// A job of one pod on this node, which waits until it is told to stop.
+/// A job with one pod on this node that runs until it is stopped.
 fn job(name: &str, node: &str, gpus: u32) -> Value {
     let mut job = gpu_job(name, 1, gpus, "");
     let command = ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.1; done"];
@@ -50,7 +50,7 @@ impl GpuCluster {
         self.reports.iter().find(|report| report.name_any() == node).with_context(|| format!("no report of {node}"))
     }
 
-    /// GPUs that the kubelet of a node gave to a pod by its claim, as the agent of the node tells.
+    /// GPUs that the node's kubelet gave to a pod by its claim, as the node's agent reports them.
     fn told(&self, node: &str, pod: &str) -> Result<BTreeSet<String>> {
         let report = self.cluster.get("", "gputopology", node)?.context("no report")?;
         let uses = report["status"]["inUse"].as_array().into_iter().flatten();
@@ -63,7 +63,7 @@ impl GpuCluster {
         uses.filter(|entry| entry["pod"] == pod && entry["namespace"] == TEAM).map(uuid).collect()
     }
 
-    /// The GPUs of a job of one pod that runs: all who know say the same.
+    /// Returns the GPUs of a running single-pod job, after checking that all sources agree.
     async fn gpus_of(&self, name: &str) -> Result<BTreeSet<String>> {
         let job = self.cluster.wait_job(TEAM, name, "running", |job| stage(job) == "Running")?;
         let (attempt, place) = (&job["status"]["attempt"], &job["status"]["placement"]["nodes"][0]);
@@ -78,7 +78,8 @@ impl GpuCluster {
         ] {
             ensure!(gpus == planned, "{pod}: {who} has {gpus:?}; the status {planned:?}");
         }
-        // The agent asks the kubelet every second, and may tell of a pod of that name that is gone.
+        // The agent queries the kubelet every second, so its report can still describe a deleted
+        // pod of the same name.
         let last = RefCell::default();
         let is_told = || {
             *last.borrow_mut() = self.told(node, &pod)?;
@@ -90,9 +91,9 @@ impl GpuCluster {
         Ok(planned)
     }
 
-    /// GPUs that the scheduler chooses where a claim says a number only: the first that are free.
+    /// GPUs that the scheduler chooses for a claim that requests only a count: the first free ones.
     async fn first_fit(&self, node: &str, count: u32) -> Result<BTreeSet<String>> {
-        // A kubelet that has not given back a claim yet takes none of the same name.
+        // A kubelet that has not released a claim yet refuses one of the same name.
         let name = format!("any-{count}-of-{node}");
         let claim = json!({
             "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name},
@@ -116,7 +117,7 @@ impl GpuCluster {
         Ok(got)
     }
 
-    /// Nobody has GPUs any more, and what was written for containers is gone from the node.
+    /// Waits until no pod or claim is left and the containers' CDI files are gone from the node.
     fn given_back(&self, node: &str) -> Result<()> {
         self.cluster.until("the GPUs are given back", || {
             let left = self.cluster.sh(&format!("kubectl --namespace {TEAM} get pods,resourceclaims -o name"))?;
@@ -126,7 +127,7 @@ impl GpuCluster {
         Ok(())
     }
 
-    /// A job that waits for GPUs says which.
+    /// Checks that a waiting job reports which GPUs it lacks.
     fn waits(&self, name: &str) -> Result<()> {
         let job = self
             .cluster
@@ -138,13 +139,13 @@ impl GpuCluster {
     }
 }
 
-/// Bandwidth of some GPUs of a node for a job that has no others, by the tables of the plan; MB/s.
+/// Predicted bandwidth of these GPUs for a single-node job, from the planner's tables; MB/s.
 fn value(machine: &Machine, gpus: &BTreeSet<String>) -> i64 {
     machine.shape.value(machine.mask(gpus.iter().map(String::as_str)), None, MinLink::System).into()
 }
 
-/// In the allocation of the claim, in the kubelet's words, in the container's environment and in the status are the same GPUs, and they
-/// are better than those that the scheduler would take by itself.
+/// The claim's allocation, the kubelet's report, the container's environment and the status all
+/// name the same GPUs, and those beat the scheduler's own choice.
 pub(crate) async fn the_planned_gpus_are_those_of_the_container(nodes: &GpuCluster) -> Result<()> {
     let mut gains = BTreeMap::new();
     for report in &nodes.reports {
@@ -171,7 +172,8 @@ pub(crate) async fn the_planned_gpus_are_those_of_the_container(nodes: &GpuClust
     Ok(())
 }
 
-/// Each wants more than half: one runs, and the other waits until the first is suspended, and then until the other has ended.
+/// Each job wants more than half the GPUs. One runs, and the other waits until the first is
+/// suspended, and then again until the other has ended.
 pub(crate) async fn two_jobs_for_the_gpus_of_one_node(nodes: &GpuCluster) -> Result<()> {
     let (cluster, node) = (&nodes.cluster, nodes.reports[0].name_any());
     let both = json!({"apiVersion": "v1", "kind": "List", "items": [job("one", &node, MOST), job("two", &node, MOST)]});
@@ -196,7 +198,7 @@ pub(crate) async fn two_jobs_for_the_gpus_of_one_node(nodes: &GpuCluster) -> Res
     let has = nodes.gpus_of(second).await?;
     println!("{:5.1} s  from suspend to the other job's containers", begin.elapsed().as_secs_f64());
     ensure!(stage(&cluster.job(TEAM, first)?) == "Suspended", "{:#}", cluster.job(TEAM, first)?["status"]);
-    // Of eight, two times five.
+    // Two sets of five out of eight GPUs must overlap.
     ensure!(!had.is_disjoint(&has), "{had:?} and {has:?}");
 
     ensure!(cluster.suspend(first, false)?, "{first} is gone");
@@ -204,7 +206,7 @@ pub(crate) async fn two_jobs_for_the_gpus_of_one_node(nodes: &GpuCluster) -> Res
     cluster.sh(&format!("kubectl --namespace {TEAM} exec {second}-1-0 -- kill -TERM 1"))?;
     cluster.wait_job(TEAM, second, "complete", |job| stage(job) == "Complete")?;
     nodes.gpus_of(first).await?;
-    // The name of its pod and of its claim are those of the job before, which may not be gone yet.
+    // The new job reuses the names of its predecessor's pod and claim, which may not be gone yet.
     cluster.sh(&format!("kubectl --namespace {TEAM} delete {JOBS} {first}"))?;
     cluster.apply(TEAM, &job(first, &node, MOST))?;
     nodes.gpus_of(first).await?;
@@ -212,7 +214,7 @@ pub(crate) async fn two_jobs_for_the_gpus_of_one_node(nodes: &GpuCluster) -> Res
     nodes.given_back(&node)
 }
 
-/// At no revision of the cluster a GPU was in two claims, or planned for two pods.
+/// At no revision was a GPU in two claims, or planned for two pods.
 pub(crate) async fn nothing_was_shared(nodes: &GpuCluster) -> Result<()> {
     let history = nodes.recorder.history().await?;
     let mut found: Vec<Violation> = double_gpus(&history);
@@ -232,7 +234,8 @@ pub(crate) async fn nothing_was_shared(nodes: &GpuCluster) -> Result<()> {
         }));
     });
     ensure!(found.is_empty(), "{found:#?}");
-    // Of first-fit and of a job on each node, and of the two jobs, of which one was suspended and applied again.
+    // Claims of first-fit, of one job per node, and of the two jobs, one of which was suspended and
+    // applied again.
     ensure!(allocated.len() >= 8, "only {} claims had GPUs", allocated.len());
     println!("         {} changes, {} claims with GPUs: none shared", history.changes().len(), allocated.len());
     Ok(())

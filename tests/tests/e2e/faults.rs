@@ -1,5 +1,5 @@
-//! What happens to a training job when parts of a real cluster fail: it goes on from its checkpoint, or fails with the right reason, and
-//! nothing is left.
+//! Component failures in a real cluster: a training job resumes from its checkpoint or fails with
+//! the right reason, and leaves nothing behind.
 
 use crate::e2e::memory::out_of_memory;
 use crate::e2e::{Cluster, JOBS, TEAM, example, message, stage};
@@ -10,11 +10,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Far more steps than a test waits for: the job ends when it is told to stop.
+/// Far more steps than a test waits for, so the job runs until it is stopped.
 pub(crate) const ENDLESS: u64 = 100_000_000;
 /// Steps between checkpoints.
 const EVERY: u64 = 50;
-/// The job that has to live through it.
+/// The job that must survive the faults.
 const JOB: &str = "long";
 
 #[test]
@@ -31,7 +31,7 @@ fn jobs_survive_what_fails_around_them() -> Result<()> {
     kill_rank(&cluster, TEAM, &state.pod(1))?;
     state.next(&cluster, "a rank is killed", Then::Restarts)?;
 
-    // Early, since the pause before an attempt grows with each.
+    // Early, because the backoff grows with each attempt.
     kill_rank(&cluster, TEAM, &state.pod(1))?;
     cluster.sh("kubectl --namespace switchyard-system delete pod -l app.kubernetes.io/component=controller --force --grace-period=0 2>&1")?;
     state.next(&cluster, "a rank is killed, and the controllers in the middle of the restart", Then::Restarts)?;
@@ -58,17 +58,17 @@ fn jobs_survive_what_fails_around_them() -> Result<()> {
     cluster.nodes.plane.start_api_server()?;
     state.next(&cluster, "the API server is killed", Then::GoesOn)?;
 
-    // Longer than ranks wait for a sign of life.
+    // Longer than the ranks' heartbeat timeout.
     cluster.nodes.set_link(&node, false)?;
     std::thread::sleep(Duration::from_secs(25));
     cluster.nodes.set_link(&node, true)?;
     state.next(&cluster, "the plug of a node is pulled for 25 s", Then::Restarts)?;
 
-    // Nobody but our controllers wrote anything.
+    // Only our controllers wrote this message.
     let job = cluster.job(TEAM, JOB)?;
     ensure!(message(&job) == "2 of 2 nodes train", "{}", message(&job));
 
-    // A suspended job holds nothing: what follows has the room.
+    // A suspended job holds no nodes, so the following tests have the capacity.
     ensure!(cluster.suspend(JOB, true)?, "{JOB} is gone");
     cluster.no_pods()?;
     gated(&cluster)?;
@@ -77,13 +77,14 @@ fn jobs_survive_what_fails_around_them() -> Result<()> {
     left(&cluster)?;
     ensure!(cluster.suspend(JOB, false)?, "{JOB} is gone");
     state.next(&cluster, "it was suspended", Then::Restarts)?;
-    // Two killed ranks, and the plug: from inside, a network that is gone looks like a program that hangs.
+    // Two killed ranks plus the unplugged link, because from inside, a lost network is
+    // indistinguishable from a hang.
     let restarts = cluster.job(TEAM, JOB)?["status"]["restarts"].clone();
     ensure!(restarts["application"] == 3 && restarts["infrastructure"] == 2, "charged to the wrong budget: {restarts}");
     nothing_left(&cluster)
 }
 
-/// A folder of this machine, in the place of a file system that all nodes mount.
+/// Creates a host folder in place of a file system that all nodes mount.
 pub(crate) fn volume(cluster: &Cluster) -> Result<()> {
     let folder = cluster.folder.path().join("checkpoints");
     fs::create_dir(&folder)?;
@@ -104,9 +105,10 @@ pub(crate) fn volume(cluster: &Cluster) -> Result<()> {
     }))
 }
 
-/// The job of examples/gpt-cluster.yaml without an end, with a checkpoint every [`EVERY`] steps.
+/// The endless job of examples/gpt-cluster.yaml, with a checkpoint every [`EVERY`] steps.
 ///
-/// Its model is tiny and its pods get a fraction of a core, because at full speed an endless training takes the cores from all other tests.
+/// Its model is tiny and its pods get a fraction of a core, because an endless training at full
+/// speed would starve all other tests of CPU.
 pub(crate) fn checkpointed(name: &str) -> Result<Value> {
     let mut job = example("gpt-cluster.yaml")?;
     job["metadata"]["name"] = name.into();
@@ -115,7 +117,7 @@ pub(crate) fn checkpointed(name: &str) -> Result<Value> {
     job["spec"]["engine"]["batchSizePerProcess"] = 1.into();
     job["spec"]["engine"]["model"]["gpt"] = json!({"layers": 1, "hiddenSize": 32, "heads": 1, "contextLength": 32});
     job["spec"]["failurePolicy"] = json!({"maxRestarts": 20, "maxInfrastructureRestarts": 20});
-    // With `volumeName` the whole volume would be the directory of one job, and several have theirs on this one.
+    // `volumeName` would give the whole volume to one job, but several jobs share this one.
     job["spec"]["checkpoint"] = json!({"path": format!("/checkpoints/{name}"), "everySteps": EVERY});
     let pod = &mut job["spec"]["template"]["spec"];
     let mounts = pod["containers"][0]["volumeMounts"].as_array_mut().context("the example mounts volumes")?;
@@ -125,36 +127,36 @@ pub(crate) fn checkpointed(name: &str) -> Result<Value> {
     Ok(job)
 }
 
-/// What a fault means for the job.
+/// Expected effect of a fault on the job.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Then {
-    /// Another attempt, from a checkpoint.
+    /// The job starts another attempt from a checkpoint.
     Restarts,
-    /// The same attempt.
+    /// The attempt continues.
     GoesOn,
 }
 
-/// Where a job was when it was read last.
+/// Last observed progress of a job.
 pub(crate) struct State {
     job: &'static str,
     attempt: u64,
     step: u64,
-    /// The checkpoint from which the last attempt went on that followed another one.
+    /// Checkpoint step from which the latest restart resumed.
     resumed: u64,
 }
 
 impl State {
-    /// A job that has not begun.
+    /// A job that has not started.
     pub fn new(job: &'static str) -> State {
         State { job, attempt: 0, step: 0, resumed: 0 }
     }
 
-    /// The pod of a node in the attempt that runs.
+    /// Pod name of a node in the current attempt.
     pub fn pod(&self, node: u32) -> String {
         format!("{}-{}-{node}", self.job, self.attempt)
     }
 
-    /// Waits until the job trains again after a fault, beyond where it was.
+    /// Waits until the job trains again after a fault and has passed its previous step.
     pub fn next(&mut self, cluster: &Cluster, what: &str, then: Then) -> Result<()> {
         let begin = Instant::now();
         let job = cluster.wait_job(TEAM, self.job, &format!("training after `{what}`"), |job| {
@@ -163,7 +165,7 @@ impl State {
                 Then::Restarts => attempt > self.attempt,
                 Then::GoesOn => attempt == self.attempt,
             };
-            // The figures may be those of the attempt before.
+            // The figures may still belong to the previous attempt.
             stage(job) == "Running" && is_new && step > self.step + EVERY
         })?;
         let (attempt, step) = (attempt(&job), step(&job));
@@ -203,7 +205,7 @@ fn node_of(cluster: &Cluster, pod: &str) -> Result<String> {
     Ok(pod["spec"]["nodeName"].as_str().context("it has no node")?.to_owned())
 }
 
-/// The processes of our engine in a pod, by their ids. The supervisor is the least, since it came first.
+/// Process ids of our engine in a pod. The supervisor has the lowest, because it started first.
 pub(crate) fn engine_of(cluster: &Cluster, namespace: &str, pod: &str) -> Result<Vec<i32>> {
     let object = cluster.get(namespace, "pod", pod)?.with_context(|| format!("no pod {pod}"))?;
     let uid = object["metadata"]["uid"].as_str().context("it has no UID")?;
@@ -214,7 +216,7 @@ pub(crate) fn engine_of(cluster: &Cluster, namespace: &str, pod: &str) -> Result
     Ok(processes.filter_map(|path| path.file_name()?.to_str()?.parse().ok()).collect())
 }
 
-/// Kills the last process of our engine in a pod.
+/// Kills the youngest engine process in a pod.
 pub(crate) fn kill_rank(cluster: &Cluster, namespace: &str, pod: &str) -> Result<()> {
     let last = engine_of(cluster, namespace, pod)?.into_iter().max();
     let pid = last.with_context(|| format!("{pod} has no process of ours"))?;
@@ -223,7 +225,7 @@ pub(crate) fn kill_rank(cluster: &Cluster, namespace: &str, pod: &str) -> Result
     Ok(())
 }
 
-/// The processes of a pod, as folders of `/proc`.
+/// Processes of a pod, as `/proc` folders.
 pub(crate) fn processes_of(uid: &str) -> Result<Vec<PathBuf>> {
     let is_in = |process: &PathBuf| {
         let cgroup = fs::read_to_string(process.join("cgroup")).unwrap_or_default();
@@ -232,7 +234,8 @@ pub(crate) fn processes_of(uid: &str) -> Result<Vec<PathBuf>> {
     Ok(fs::read_dir("/proc")?.flatten().map(|entry| entry.path()).filter(is_in).collect())
 }
 
-/// A drain respects the job's budget; by force it takes the pods, and the job waits for the node to come back.
+/// A drain respects the job's PodDisruptionBudget. A forced drain evicts the pods, and the job
+/// waits for the node to return.
 fn drained(cluster: &Cluster, node: &str) -> Result<()> {
     let drain = format!("kubectl drain {node} --ignore-daemonsets --delete-emptydir-data --force 2>&1");
     let said = cluster.sh(&format!("{drain} --timeout=8s || true"))?;
@@ -243,7 +246,8 @@ fn drained(cluster: &Cluster, node: &str) -> Result<()> {
     cluster.sh(&format!("kubectl uncordon {node}")).map(drop)
 }
 
-/// A job that leaves cordoned nodes lets a drain end, and goes on elsewhere at most one interval of checkpoints before where it was.
+/// A job that leaves cordoned nodes lets the drain complete, and resumes elsewhere at most one
+/// checkpoint interval behind.
 fn left(cluster: &Cluster) -> Result<()> {
     const NAME: &str = "leaves";
     let mut job = checkpointed(NAME)?;
@@ -268,7 +272,7 @@ fn left(cluster: &Cluster) -> Result<()> {
     cluster.sh(&format!("kubectl --namespace {TEAM} delete {JOBS} {NAME}")).map(drop)
 }
 
-/// A gate that is not ours is left alone, and the job runs when its owner lifts it.
+/// Our controller leaves a foreign gate alone, and the job runs once its owner lifts it.
 fn gated(cluster: &Cluster) -> Result<()> {
     let mut job = example("gpt-cluster.yaml")?;
     job["metadata"]["name"] = "gated".into();
@@ -290,13 +294,13 @@ fn gated(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Jobs that cannot run say why.
+/// Jobs that cannot run report the reason.
 fn given_up(cluster: &Cluster) -> Result<()> {
     let little = |memory: &str| json!({"limits": {"cpu": "100m", "memory": memory}});
     let cases: [(&str, Value, &str); 3] = [
         ("no-image", json!({"image": "registry.invalid/nothing:1", "resourcesPerNode": little("1Gi")}), "Pending: "),
-        // The engine counts before it writes, so that the kernel never has to choose a victim: two ranks of 321 MiB each, where
-        // the programs alone have room enough.
+        // The engine checks its memory needs before it allocates, so that the kernel never has to
+        // kill a process. Two ranks need 321 MiB each; the programs alone would fit.
         ("no-memory", json!({"resourcesPerNode": little("256Mi")}), "not placeable: a rank needs"),
         (
             "no-program",
@@ -326,7 +330,8 @@ fn given_up(cluster: &Cluster) -> Result<()> {
             Ok(said.split_whitespace().collect::<Vec<_>>().join(" "))
         };
         if name == "no-image" {
-            // The image may come within minutes: until then the job waits, and says for what.
+            // The image could still appear, so the job waits for minutes and names the missing
+            // image.
             cluster.until("no-image says why", || {
                 let said = says()?;
                 Ok(said.contains(words) && (said.contains("ErrImagePull") || said.contains("ImagePullBackOff")))
@@ -341,7 +346,7 @@ fn given_up(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// With the jobs everything of them goes.
+/// Deleting the jobs deletes all of their objects.
 fn nothing_left(cluster: &Cluster) -> Result<()> {
     cluster.sh(&format!("kubectl --namespace {TEAM} delete {JOBS} --all"))?;
     let kinds = "pods,services,configmaps,secrets,networkpolicies,poddisruptionbudgets,resourceclaims";

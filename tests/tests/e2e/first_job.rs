@@ -1,4 +1,5 @@
-//! docs/first-job-on-a-laptop.md, command by command, and what must be so between them; then the other pages whose commands need real nodes.
+//! Runs docs/first-job-on-a-laptop.md command by command with checks in between, then the other
+//! pages whose commands need real nodes.
 
 use crate::e2e::{Cluster, JOBS, example, stage};
 use anyhow::{Context, Result, ensure};
@@ -7,10 +8,10 @@ use std::fs;
 use switchyard_tests::documents::{Class, blocks, documents};
 use switchyard_tests::{Program, programs, root};
 
-/// The page that begins on an empty cluster, and leaves one.
+/// The page that starts and ends with an empty cluster.
 const PAGE: &str = "docs/first-job-on-a-laptop.md";
 
-/// The commands of a page that a user types, of blocks of this class.
+/// User commands from a page's blocks of this class.
 fn commands(page: &str, class: &Class) -> Result<Vec<String>> {
     let blocks = blocks(page)?.into_iter().filter(|block| block.class().as_ref() == Ok(class));
     let all = blocks.flat_map(|block| block.commands()).filter(|command| !command.is_left_out());
@@ -33,17 +34,17 @@ fn the_pages_lead_to_a_trained_model_and_away_again() -> Result<()> {
     Ok(())
 }
 
-/// A page that installs Switchyard. What it leaves is taken away for the next one.
+/// Runs a page that installs Switchyard, then removes the installation for the next one.
 fn installed(cluster: &Cluster, page: &str, lines: &[String]) -> Result<()> {
     for name in ["switchyard-controller", "switchyard-node-agent", "switchyard-worker"] {
-        // The registry of the pages does not exist: the nodes have its images already.
+        // The registry in the docs does not exist, so tag the images that the nodes already have.
         let name = format!("{name}:{}", env!("CARGO_PKG_VERSION"));
         cluster.nodes.tag(&format!("docker.io/library/{name}"), &format!("registry.example.com/{name}"))?;
     }
     for line in lines {
         cluster.sh(line)?;
         if line.starts_with("helm install") || line.starts_with("helm upgrade") {
-            // Its images are there, and it comes up as the page says.
+            // With the images in place, the controller starts as documented.
             cluster
                 .sh("kubectl -n switchyard-system rollout status deployment/switchyard-controller --timeout=120s")?;
             cluster.sh("kubectl -n switchyard-system rollout status daemonset/switchyard-node-agent --timeout=120s")?;
@@ -60,11 +61,12 @@ fn installed(cluster: &Cluster, page: &str, lines: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Before the order of sums matters, the losses are those of one machine.
+/// Early losses must equal the single-machine losses, because the summation order does not matter
+/// yet.
 fn begins_alike(cluster: &str, alone: &str) -> Result<()> {
     let loss_at = |events: &str, step: u64| {
         let events = events.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        // A run directory has each event of a rank with its attempt and its time.
+        // A run directory wraps each rank event with its attempt and time.
         let mut events = events.map(|event| if event["event"].is_object() { event["event"].clone() } else { event });
         let event = events.find(|event| event["event"] == "progress" && event["step"] == step);
         event.and_then(|event| event["loss"].as_f64()).with_context(|| format!("no loss of step {step}"))
@@ -76,14 +78,15 @@ fn begins_alike(cluster: &str, alone: &str) -> Result<()> {
     Ok(())
 }
 
-/// The page, and the blocks of others that look at its job.
+/// Runs the page, and the blocks of other pages that inspect its job.
 fn first_job(cluster: &Cluster) -> Result<()> {
     let mut watched = None;
     for line in commands(PAGE, &Class::Cluster)? {
         if line.contains("delete namespace team") {
             looked_at(cluster)?;
         }
-        // A report is written where the command is given; the repository is not the place in a test.
+        // `switchyard report` writes to the working folder, and a test must not write to the
+        // repository.
         let line =
             line.replace("switchyard report", &format!("cd {}; switchyard report", cluster.folder.path().display()));
         let said = cluster.sh(&line)?;
@@ -116,7 +119,7 @@ fn first_job(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// What other pages ask about the job, which is complete.
+/// Runs other pages' commands on the completed job.
 fn looked_at(cluster: &Cluster) -> Result<()> {
     let mut said = String::new();
     for page in documents()? {
@@ -128,7 +131,7 @@ fn looked_at(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Every node has its description, and it is of this machine.
+/// Every node has a GPUTopology that describes this machine.
 fn agents_report(cluster: &Cluster) -> Result<()> {
     let nodes = cluster.nodes.names();
     let reported = || -> Result<bool> {
@@ -141,7 +144,8 @@ fn agents_report(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// All stages were shown in their order, and the loss is that of the same job on one machine without a cluster.
+/// The watch showed all stages in order, and the loss equals that of the same job on one machine
+/// without a cluster.
 fn trained(cluster: &Cluster, watched: &str) -> Result<()> {
     let lines: Vec<&str> = watched.lines().collect();
     let last = lines.last().context("nothing was watched")?;
@@ -164,7 +168,7 @@ fn trained(cluster: &Cluster, watched: &str) -> Result<()> {
         }
     }
     fs::write(folder.join("alone.json"), alone.to_string())?;
-    // The worker that is in the image.
+    // The same worker as in the image.
     let worker = programs().join("switchyard-worker").display().to_string();
     let arguments = ["run", "alone.json", "--run-dir", "alone", "-q", "--worker", &worker];
     let run = Program::new(&programs().join("switchyard"), folder, arguments);
@@ -179,8 +183,9 @@ fn trained(cluster: &Cluster, watched: &str) -> Result<()> {
     for name in ["loss", "validationLoss"] {
         let (here, there) = (loss(&status, name)?, loss(&job, name)?);
         println!("         {name}: {there} in the cluster, {here} on one machine");
-        // Gradients are added in another order there. A training whose loss falls steeply makes much of the last bit: by step 150 of this one
-        // half a percent with some texts, nothing with others.
+        // Gradients are summed in another order there. In a training with a steeply falling loss,
+        // small rounding differences grow: by step 150 of this one to half a percent with some
+        // texts, and to nothing with others.
         ensure!((here - there).abs() <= 0.02 * here, "{name}: {there} in the cluster, {here} on one machine");
     }
     Ok(())

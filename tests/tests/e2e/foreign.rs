@@ -1,5 +1,5 @@
-//! An image that is not ours: plain Python, which reduces over sockets between the processes that the environment names, as torchrun
-//! would start them.
+//! A foreign image: plain Python that reduces over sockets between the processes named by the
+//! environment, as torchrun would start them.
 
 use crate::e2e::{Cluster, stage};
 use anyhow::{Context, Result, ensure};
@@ -10,11 +10,12 @@ use std::process::Command;
 use switchyard_tests::nodes::{Image, Nodes};
 
 const IMAGE: &str = "example.test/python:1";
-/// Folders of the standard library that the program does not need.
+/// Standard library folders that the program does not need.
 const LEFT_OUT: [&str; 7] =
     ["dist-packages", "site-packages", "test", "idlelib", "tkinter", "ensurepip", "__pycache__"];
 
-/// Starts as many processes as torchrun would, gives each the environment that torchrun gives, and adds up their ranks over sockets.
+/// Starts as many processes as torchrun would, with torchrun's environment, and sums their ranks
+/// over sockets.
 const PROGRAM: &str = r#"
 import os, socket, struct, sys, time
 nodes, node, each = (int(os.environ["PET_" + name]) for name in ("NNODES", "NODE_RANK", "NPROC_PER_NODE"))
@@ -105,7 +106,7 @@ fn an_image_of_others_finds_its_peers() -> Result<()> {
     Ok(())
 }
 
-/// An image with this machine's Python, on all nodes.
+/// Loads an image with this machine's Python onto all nodes.
 fn python(nodes: &Nodes, folder: &Path) -> Result<()> {
     let ask = "import sys, sysconfig; print(sys.executable); print(sysconfig.get_paths()['stdlib'])";
     let output = Command::new("python3").args(["-I", "-c", ask]).output().context("cannot start python3")?;
@@ -118,7 +119,7 @@ fn python(nodes: &Nodes, folder: &Path) -> Result<()> {
     nodes.import(&image.archive(folder)?)
 }
 
-/// All files below a folder, where they are here.
+/// Adds all files below a folder at the same paths.
 fn add(image: &mut Image<'_>, folder: &Path) -> Result<()> {
     for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
         let path = entry?.path();

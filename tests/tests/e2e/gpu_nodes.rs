@@ -1,12 +1,12 @@
-//! Nodes with GPUs: the agents of the chart report the scene of each node, a driver offers its GPUs, and jobs get exactly those that are
-//! planned for them.
+//! Nodes with GPUs: the chart's agents report each node's mock machine, a driver offers its GPUs,
+//! and jobs get exactly the planned GPUs.
 
 use crate::e2e::{Cluster, TEAM, claims, strangers};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use switchyard_crds::gpu_topology::GPUTopology;
-// Named, so that cargo builds the shared library.
+// Named so that cargo builds the shared library.
 use switchyard_nvml_mock as _;
 use switchyard_scenes::{Scene, Stage};
 use switchyard_tests::Program;
@@ -14,18 +14,19 @@ use switchyard_tests::drivers::ClaimDriver;
 use switchyard_tests::gpus::{GpuNodes, uuids};
 use switchyard_tests::history::Recorder;
 
-/// What the nodes are, in their order: a mesh of NVLinks, where it matters which GPUs a job gets, and one kind with switches.
+/// Mock machines of the nodes, in node order: an NVLink mesh, where the choice of GPUs matters, and
+/// one with NVSwitch.
 const SCENES: [&str; 2] = ["dgx-1v", "h200-4nics"];
-/// Agents that look at the scene of their node, and ask its kubelet who uses what.
+/// Agents that read their node's mock machine and query its kubelet for device usage.
 const VALUES: &str = "--values tests/tests/chart/values/test-bed.yaml --set nodeAgent.hostPaths.podResources=/var/lib/kubelet/pod-resources";
 
-/// Nodes with GPUs that are offered for claims.
+/// Nodes whose GPUs are offered through claims.
 pub(crate) struct GpuCluster {
     pub cluster: Cluster,
     pub gpus: GpuNodes,
-    /// What the agents reported when nothing was in use.
+    /// Agent reports from before any GPU was in use.
     pub reports: Vec<GPUTopology>,
-    /// What happens from then on.
+    /// Records all changes from then on.
     pub recorder: Recorder,
     _drivers: Vec<ClaimDriver>,
 }
@@ -66,7 +67,7 @@ async fn jobs_have_their_gpus_and_nobody_elses() -> Result<()> {
     strangers::workers_let_nobody_in(&nodes.cluster)
 }
 
-/// A user sees the scenes. Answers the reports of the nodes in their order.
+/// Checks that a user sees the mock machines; returns the reports in node order.
 fn shown(cluster: &Cluster, stages: &[Stage]) -> Result<Vec<GPUTopology>> {
     let list = || -> Result<Vec<GPUTopology>> {
         let list: Value =

@@ -1,6 +1,8 @@
-//! With a job everything of it goes, by its own end or by its user's, whatever happens around it.
+//! Deleting or expiring a job removes all of its objects and node state, whatever else happens in
+//! the cluster.
 //!
-//! `cargo xtask bench leftovers` plays more of it and keeps the result; `SWITCHYARD_SEED` chooses another sequence.
+//! `cargo xtask bench leftovers` runs more rounds and keeps the result; `SWITCHYARD_SEED` selects
+//! another sequence.
 
 use crate::e2e::faults::{checkpointed, volume};
 use crate::e2e::random_jobs::Play;
@@ -14,10 +16,10 @@ use switchyard_tests::drivers::ClaimDriver;
 use switchyard_tests::gpus::{GpuNodes, Machine, gpu_job};
 use switchyard_tests::nodes::left;
 
-/// Kinds of objects that are made for a job.
+/// Kinds of objects created for a job.
 const MADE: [&str; 7] =
     ["configmap", "networkpolicy", "pod", "poddisruptionbudget", "resourceclaim", "secret", "service"];
-/// Kinds of what pods have on a node.
+/// Kinds of node state that pods have.
 const ON_NODES: [&str; 6] = ["address", "cable", "cgroup", "folder", "mount", "process"];
 
 #[tokio::test(flavor = "multi_thread")]
@@ -43,7 +45,7 @@ async fn nothing_is_left_of_jobs_and_faults() -> Result<()> {
     for number in 0..jobs {
         play.next(&mut cluster, number)?;
     }
-    // Somebody may have suspended a job that has to come to its end by itself.
+    // A fault may have suspended a job that must end by itself.
     for name in &play.expire {
         cluster.suspend(name, false)?;
     }
@@ -72,7 +74,7 @@ async fn nothing_is_left_of_jobs_and_faults() -> Result<()> {
     chaos::report("leftovers", &result)
 }
 
-/// How often the controller said what, in its events.
+/// Number of controller events by reason.
 fn decided(cluster: &Cluster) -> Result<BTreeMap<String, u64>> {
     let reasons = "jsonpath={range .items[*]}{.reason} {end}";
     let events =
@@ -84,7 +86,7 @@ fn decided(cluster: &Cluster) -> Result<BTreeMap<String, u64>> {
     Ok(counts)
 }
 
-/// GPUs on all nodes, for claims. The agents would report that there are none.
+/// Offers GPUs for claims on all nodes. Deletes the agents, which would report that there are none.
 async fn gpus(cluster: &Cluster) -> Result<Vec<ClaimDriver>> {
     cluster.sh("kubectl --namespace switchyard-system delete daemonset switchyard-node-agent")?;
     cluster.sh("kubectl --namespace switchyard-system wait --for=delete pod -l app.kubernetes.io/component=node-agent --timeout=60s")?;
@@ -98,7 +100,7 @@ async fn gpus(cluster: &Cluster) -> Result<Vec<ClaimDriver>> {
     Ok(drivers)
 }
 
-/// Every kind that can be in a namespace, but for events: they are kept for an hour, whatever becomes of what they are about.
+/// Every namespaced kind except events, which outlive their objects by an hour.
 fn kinds(cluster: &Cluster) -> Result<String> {
     let said = cluster.sh("kubectl api-resources --namespaced --verbs=list -o name")?;
     let kinds: Vec<&str> = said.lines().filter(|kind| !kind.starts_with("events")).collect();
@@ -113,7 +115,7 @@ fn objects(cluster: &Cluster, kinds: &str) -> Result<BTreeSet<String>> {
     Ok(ended.stdout.lines().map(str::to_owned).collect())
 }
 
-/// Waits until the namespace holds what it held before the jobs.
+/// Waits until the namespace holds exactly the objects from before the jobs.
 fn gone(cluster: &Cluster, kinds: &str, before: &BTreeSet<String>) -> Result<()> {
     let is_as_before = cluster.until("nothing of the jobs is left", || Ok(objects(cluster, kinds)? == *before));
     let now = objects(cluster, kinds)?;
@@ -121,7 +123,8 @@ fn gone(cluster: &Cluster, kinds: &str, before: &BTreeSet<String>) -> Result<()>
     Ok(())
 }
 
-/// Two jobs that end have made every kind of object, and of everything on the nodes; some seconds later nothing is there.
+/// Two jobs that expire create every kind of object and node state; seconds later all of it is
+/// gone.
 fn expired(cluster: &Cluster, kinds: &str, before: &BTreeSet<String>) -> Result<()> {
     let mut trains = checkpointed("trains")?;
     trains["spec"]["engine"]["steps"] = 100.into();

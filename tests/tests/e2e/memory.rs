@@ -1,4 +1,5 @@
-//! A container that runs out of memory in the middle of a training: the job goes on from its checkpoint, and everybody says why.
+//! A container that runs out of memory during training: the job resumes from its checkpoint, and
+//! every command names the cause.
 
 use crate::e2e::faults::{State, Then, checkpointed, engine_of};
 use crate::e2e::{Cluster, JOBS, TEAM, message, stage};
@@ -10,10 +11,10 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 const JOB: &str = "hungry";
-/// What the job says of it.
+/// The job's message about it.
 const WORDS: &str = "the container ran out of memory (OOMKilled)";
 
-/// It recovers once, and is given up the second time.
+/// The job recovers once and fails the second time.
 pub(crate) fn out_of_memory(cluster: &Cluster) -> Result<()> {
     let mut job = checkpointed(JOB)?;
     job["spec"]["trainer"]["resourcesPerNode"]["limits"]["memory"] = "512Mi".into();
@@ -46,7 +47,7 @@ pub(crate) fn out_of_memory(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// The state of a pod and the first error of its attempt name the cause.
+/// The pod state and the attempt's first error both name the cause.
 fn explained(cluster: &Cluster, pod: &str) -> Result<()> {
     for (command, words) in [("status", "exit 5 OOMKilled"), ("doctor", "out-of-memory on attempt-")] {
         let said = cluster.sh(&format!("switchyard {command} {JOB} --namespace {TEAM} || true"))?;
@@ -55,7 +56,7 @@ fn explained(cluster: &Cluster, pod: &str) -> Result<()> {
     Ok(())
 }
 
-/// A process that takes all the memory that a control group may have; it ends with the value.
+/// A process that uses up the memory of a control group, and dies when dropped.
 struct Eater(Child);
 
 impl Eater {
@@ -72,15 +73,16 @@ impl Drop for Eater {
     }
 }
 
-/// Runs the container of a pod out of memory, and has the kernel choose its last rank for it.
+/// Runs a pod's container out of memory, and makes the kernel kill its last rank.
 fn starve(cluster: &Cluster, pod: &str) -> Result<()> {
     let rank =
         engine_of(cluster, TEAM, pod)?.into_iter().max().with_context(|| format!("{pod} has no process of ours"))?;
-    // proc(5): 1000 is the first to go. To spare the eater instead would need a right that a root in a container lacks.
+    // proc(5): 1000 is killed first. Protecting the eater instead would need a capability that root
+    // in a container lacks.
     fs::write(format!("/proc/{rank}/oom_score_adj"), "1000")?;
     let (begin, group) = (Instant::now(), memory_group(rank)?);
     let _eater = Eater::start(&group)?;
-    // A zombie has no program any more.
+    // A zombie no longer has an executable.
     while Path::new(&format!("/proc/{rank}/exe")).read_link().is_ok() {
         ensure!(begin.elapsed() < crate::e2e::PATIENCE, "{} has memory without end", group.display());
         std::thread::sleep(Duration::from_millis(10));
@@ -88,10 +90,10 @@ fn starve(cluster: &Cluster, pod: &str) -> Result<()> {
     Ok(())
 }
 
-/// The control group that limits the memory of a process.
+/// The control group that limits a process's memory.
 fn memory_group(pid: i32) -> Result<PathBuf> {
     let table = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
-    // cgroups(7): number, controllers and path. Version 2 has number 0 and names no controllers.
+    // cgroups(7): number, controllers, path. Version 2 has number 0 and lists no controllers.
     let mut groups = table.lines().filter_map(|line| {
         let (_, rest) = line.split_once(':')?;
         let (controllers, path) = rest.split_once(':')?;

@@ -1,4 +1,4 @@
-//! Jobs of any kind, and what happens around them, as a seed decides.
+//! Random jobs and faults, determined by a seed.
 
 use crate::e2e::faults::{ENDLESS, checkpointed, processes_of};
 use crate::e2e::{Cluster, JOBS, TEAM, example};
@@ -11,7 +11,6 @@ use switchyard_tests::Random;
 use switchyard_tests::gpus::RESOURCE;
 use switchyard_tests::nodes::TOOLS;
 
-/// What a job is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Trains,
@@ -21,18 +20,17 @@ enum Kind {
     HasNoProgram,
 }
 
-/// What becomes of it.
+/// How a job ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// `ttlSecondsAfterFinished`: nobody deletes it.
+    /// By `ttlSecondsAfterFinished`; not deleted by the test.
     Expires,
-    /// It is deleted while it begins or runs.
+    /// Deleted while it starts or runs.
     DeletedEarly,
-    /// It is deleted with all that are left.
+    /// Deleted with all remaining jobs.
     DeletedLate,
 }
 
-/// What happens while there are jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     ProcessKilled,
@@ -45,7 +43,7 @@ enum Fault {
     PlugPulled,
 }
 
-/// Kinds and faults come in decks, so that even few draws are of many kinds.
+/// Kinds and faults are drawn from decks, so that even a few draws cover many kinds.
 const KINDS: [Kind; 8] = [
     Kind::Trains,
     Kind::Trains,
@@ -68,7 +66,7 @@ const FAULTS: [Fault; 8] = [
     Fault::PlugPulled,
 ];
 
-/// Cards that are drawn until none is left, and then shuffled again.
+/// A deck of cards that is reshuffled when it is empty.
 struct Deck<T: 'static> {
     all: &'static [T],
     left: Vec<T>,
@@ -87,15 +85,14 @@ impl<T: Copy> Deck<T> {
     }
 }
 
-/// A sequence of jobs and faults.
 pub(crate) struct Play {
     random: Random,
     kinds: Deck<Kind>,
     ends: Deck<End>,
     faults: Deck<Fault>,
-    /// Jobs that nobody deletes.
+    /// Jobs that must expire by themselves.
     pub expire: Vec<String>,
-    /// How many there were of each.
+    /// Number of jobs and faults of each kind.
     pub counts: BTreeMap<String, u64>,
 }
 
@@ -119,11 +116,11 @@ impl Play {
         Duration::from_millis(least + self.random.below(most) as u64)
     }
 
-    /// One more job, and one more fault.
+    /// Adds one job and one fault.
     pub fn next(&mut self, cluster: &mut Cluster, number: usize) -> Result<()> {
         let (kind, end, fault) =
             (self.kinds.draw(&self.random), self.ends.draw(&self.random), self.faults.draw(&self.random));
-        // Its image may come within minutes: until then the job is not over.
+        // A missing image could still appear, so this job would take minutes to finish.
         let end = if kind == Kind::HasNoImage && end == End::Expires { End::DeletedLate } else { end };
         let name = format!("job-{number}");
         let job = self.job(&name, kind, end)?;
@@ -159,7 +156,7 @@ impl Play {
         spec["engine"]["steps"] = steps.into();
         spec["trainer"]["numNodes"] = (1 + self.random.below(2)).into();
         spec["trainer"]["numProcPerNode"] = (1 + self.random.below(2)).into();
-        // Little, so that those who do not end leave room for those who have to.
+        // Small requests, so that endless jobs leave room for the jobs that must finish.
         spec["trainer"]["resourcesPerNode"]["limits"]["cpu"] = "200m".into();
         spec["failurePolicy"] = json!({"maxRestarts": self.random.below(3), "maxInfrastructureRestarts": 3});
         if end == End::Expires {
@@ -181,9 +178,10 @@ impl Play {
         Ok(job)
     }
 
-    /// Answers whether there was something for it to happen to.
+    /// Applies a fault; returns whether it had a target.
     fn happens(&mut self, cluster: &mut Cluster, fault: Fault) -> Result<bool> {
-        // Drawn whatever there is: what comes next must not depend on how fast the cluster was.
+        // Draw these first, so that the random sequence does not depend on the speed of the
+        // cluster.
         let (which, pause) = (self.random.below(usize::MAX), self.milliseconds(500, 10_000));
         let nodes = cluster.nodes.names();
         let node = &nodes[which % nodes.len()];
@@ -194,7 +192,7 @@ impl Play {
         let pods: Vec<&[&str]> = words.chunks_exact(2).collect();
         let pod = nth(&pods, which);
         match (fault, pod) {
-            // Not every pod has come so far that there is a process.
+            // Some pods have no process yet.
             (Fault::ProcessKilled, Some(_)) => {
                 let from = which % pods.len();
                 for pod in pods[from..].iter().chain(&pods[..from]) {
@@ -204,7 +202,7 @@ impl Play {
                 }
                 return Ok(false);
             }
-            // It may be gone by now.
+            // The pod may already be gone.
             (Fault::PodDeleted, Some(pod)) => {
                 cluster
                     .sh(&format!("kubectl --namespace {TEAM} delete pod {} --wait=false --ignore-not-found", pod[0]))?;
@@ -245,12 +243,12 @@ impl Play {
     }
 }
 
-/// One of several, whatever the number; `None` of none.
+/// Element `which` modulo the length; `None` if empty.
 fn nth<T>(of: &[T], which: usize) -> Option<&T> {
     of.get(which.checked_rem(of.len())?)
 }
 
-/// A program of others in the image that is on all nodes.
+/// Makes the job run a foreign program from the image that is on all nodes.
 fn plain(spec: &mut Value, command: &[&str]) {
     spec.as_object_mut().map(|spec| spec.remove("engine"));
     spec["trainer"]["framework"] = "Plain".into();
@@ -259,7 +257,7 @@ fn plain(spec: &mut Value, command: &[&str]) {
     spec["template"]["spec"]["securityContext"]["runAsUser"] = 1000.into();
 }
 
-/// Kills the process of a pod that came last, unless there is none yet but the one that keeps its network.
+/// Kills the pod's youngest process, unless only the sandbox process exists.
 fn kill_last(uid: &str) -> Result<bool> {
     let processes = processes_of(uid)?;
     let pids = processes.iter().filter_map(|path| path.file_name()?.to_str()?.parse::<i32>().ok());

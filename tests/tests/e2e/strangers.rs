@@ -1,4 +1,5 @@
-//! Who is kept out of a real cluster: an agent with the token of another node, and whoever reaches the ports of workers.
+//! Access control in a real cluster: an agent with another node's token, and connections from
+//! outside to the workers' ports.
 
 use crate::e2e::faults::processes_of;
 use crate::e2e::{Cluster, JOBS, TEAM, example, message, stage};
@@ -18,7 +19,7 @@ use switchyard_worker_contract::pod::KEY_FILE;
 
 const REPORTS: &str = "gputopologies.training.switchyard.dev";
 
-/// The token of the agent that runs on a node, as whoever controls the node finds it.
+/// The token of the agent on a node, as an attacker who controls the node would find it.
 fn token(cluster: &Cluster, node: &str) -> Result<String> {
     let list = format!(
         "kubectl --namespace {SYSTEM} get pods -l app.kubernetes.io/component=node-agent --field-selector spec.nodeName={node} \
@@ -31,7 +32,7 @@ fn token(cluster: &Cluster, node: &str) -> Result<String> {
     Ok(read.stdout)
 }
 
-/// Runs kubectl as somebody with a token.
+/// Runs kubectl with this token.
 fn with(cluster: &Cluster, token: &str, arguments: &str) -> Result<Ended> {
     let admin = fs::read_to_string(cluster.nodes.plane.kubeconfig("admin"))?;
     let path = cluster.folder.path().join("stranger.kubeconfig");
@@ -39,10 +40,11 @@ fn with(cluster: &Cluster, token: &str, arguments: &str) -> Result<Ended> {
     Ok(cluster.line(cluster.folder.path(), &format!("kubectl --kubeconfig {} {arguments}", path.display())))
 }
 
-/// How an agent writes a report. kubectl's `patch` of a status would read it first, which an agent may not.
+/// How an agent writes a report. `kubectl patch` would read the status first, which an agent must
+/// not do.
 const STATUS: &str = "apply --server-side --force-conflicts --validate=false --subresource=status";
 
-/// What the agent of node-1 tries, and the words with which it is refused; without words it may.
+/// Operations with the token of node-1's agent, and the expected refusal; empty if allowed.
 const TRIES: [(&str, &str); 18] = [
     ("annotate REPORTS node-1 example.com/seen=yes", ""),
     ("STATUS -f node-1.json", ""),
@@ -67,7 +69,7 @@ const TRIES: [(&str, &str); 18] = [
     ("get resourceclaims --namespace team", r#"cannot list resource "resourceclaims""#),
 ];
 
-/// An agent with a real token writes of its own node, and nothing else.
+/// An agent with a real token can write only about its own node.
 pub(crate) fn an_agent_writes_of_its_own_node(cluster: &Cluster) -> Result<()> {
     for (node, status) in [("node-1", json!({})), ("node-2", json!({"agentVersion": "9.9.9"})), ("node-3", json!({}))] {
         let report = json!({
@@ -87,7 +89,7 @@ pub(crate) fn an_agent_writes_of_its_own_node(cluster: &Cluster) -> Result<()> {
     }
     let theirs = cluster.get("", REPORTS, "node-2")?.context("the report of node-2 is gone")?;
     ensure!(theirs["metadata"]["annotations"].is_null() && theirs["status"]["agentVersion"] != "9.9.9", "{theirs:#}");
-    // A token of the account that is bound to no pod names no node.
+    // A token of this account that is not bound to a pod names no node.
     let unbound = cluster.sh(&format!("kubectl --namespace {SYSTEM} create token switchyard-node-agent"))?;
     let ended = with(cluster, &unbound, &format!("annotate {REPORTS} node-1 example.com/seen=again --overwrite"))?;
     ensure!(ended.stderr.contains("expected a token that names a node"), "{}{}", ended.stdout, ended.stderr);
@@ -95,16 +97,16 @@ pub(crate) fn an_agent_writes_of_its_own_node(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// The job whose ports are tried.
+/// The job under attack.
 const JOB: &str = "victim";
-/// A namespace of others.
+/// Another tenant's namespace.
 const OTHERS: &str = "strangers";
-/// For a worker to end the connection of a stranger, on a loaded machine.
+/// Time for a worker to close an unauthenticated connection on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Connections at once of which nothing comes.
+/// Concurrent connections that send nothing.
 const SILENT: usize = 200;
 
-/// Trains on two nodes until it is told to stop.
+/// A job that trains on two nodes until it is stopped.
 fn victim() -> Result<Value> {
     let mut job = example("gpt-cluster.yaml")?;
     job["metadata"]["name"] = JOB.into();
@@ -112,7 +114,7 @@ fn victim() -> Result<Value> {
     Ok(job)
 }
 
-/// Waits until the job has trained some steps more, in its first attempt.
+/// Waits until the job has trained some more steps, still in its first attempt.
 fn trains_on(cluster: &Cluster, what: &str) -> Result<()> {
     let step = |job: &Value| job["status"]["trainerStatus"]["step"].as_u64().unwrap_or(0);
     let before = step(&cluster.job(TEAM, JOB)?);
@@ -125,7 +127,7 @@ fn trains_on(cluster: &Cluster, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Ports on which somebody listens in the network of a pod, with the addresses.
+/// Listening ports in a pod's network namespace, with their addresses.
 fn listening(pod: &Value) -> Result<BTreeSet<(String, u16)>> {
     let process = processes_of(pod["metadata"]["uid"].as_str().context("no UID")?)?;
     let process = process.first().with_context(|| format!("no process: {:#}", pod["status"]))?;
@@ -133,7 +135,7 @@ fn listening(pod: &Value) -> Result<BTreeSet<(String, u16)>> {
     for table in ["net/tcp", "net/tcp6"] {
         for line in fs::read_to_string(process.join(table))?.lines().skip(1) {
             let fields: Vec<&str> = line.split_whitespace().collect();
-            // State 0A of the kernel's table is LISTEN; addresses are in the machine's order of bytes.
+            // State 0A in the kernel's table is LISTEN. Addresses are in host byte order.
             if let [_, local, _, "0A", ..] = fields[..] {
                 let (address, port) = local.split_once(':').context("an address without a port")?;
                 let address = match u32::from_str_radix(address, 16) {
@@ -147,8 +149,8 @@ fn listening(pod: &Value) -> Result<BTreeSet<(String, u16)>> {
     Ok(found)
 }
 
-/// The policy of the job lets its own pods in and nobody else. Whether it is kept is up to the network plug-in, and here it is not: what
-/// follows is stopped by the workers alone.
+/// The job's NetworkPolicy admits only its own pods. Enforcing it is up to the network plugin, and
+/// the one used here does not, so only the workers themselves stop the following attacks.
 fn fenced(cluster: &Cluster, zero: &Value, one: &Value) -> Result<()> {
     let policy = cluster.get(TEAM, "networkpolicy", JOB)?.context("no NetworkPolicy")?;
     let uid = cluster.job(TEAM, JOB)?["metadata"]["uid"].clone();
@@ -161,19 +163,20 @@ fn fenced(cluster: &Cluster, zero: &Value, one: &Value) -> Result<()> {
     Ok(())
 }
 
-/// What strangers send.
+/// Payloads of unauthenticated clients.
 fn garbage() -> [(&'static str, Vec<u8>); 4] {
     let noise = (0..3000_u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     [
         ("noise", noise),
         ("a request of HTTP", b"GET / HTTP/1.1\r\n\r\n".to_vec()),
-        // The magic number, the version and the kind of a first message.
+        // Magic number, version and kind of a first message.
         ("the beginning of a frame", vec![0x53, 0x77, 0x79, 0x64, 2, 1]),
         ("silence", Vec::new()),
     ]
 }
 
-/// A stranger is sent away without a word, on the host as in a pod of others.
+/// A worker closes an unauthenticated connection without sending a byte, both from the host and
+/// from another tenant's pod.
 fn cut_off(cluster: &Cluster, (address, port): (&str, u16), what: &str, bytes: &[u8]) -> Result<()> {
     let (said, time) = sent_from_here(address, port, bytes)?;
     ensure!(said == 0, "{what}: {said} bytes of answer");
@@ -187,7 +190,8 @@ fn cut_off(cluster: &Cluster, (address, port): (&str, u16), what: &str, bytes: &
     Ok(())
 }
 
-/// Sends this from the host. Answers how many bytes came back until the connection was ended, and when that was.
+/// Sends these bytes from the host; returns the number of bytes received and the time until the
+/// connection was closed.
 fn sent_from_here(address: &str, port: u16, bytes: &[u8]) -> Result<(usize, Duration)> {
     let begin = Instant::now();
     let mut stream = TcpStream::connect((address, port))?;
@@ -200,7 +204,7 @@ fn sent_from_here(address: &str, port: u16, bytes: &[u8]) -> Result<(usize, Dura
     }
 }
 
-/// A pod of others, as Pod Security wants it.
+/// Another tenant's pod that satisfies Pod Security.
 fn stranger() -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "stranger"},
@@ -215,7 +219,8 @@ fn stranger() -> Value {
     })
 }
 
-/// A worker that knows everything of a pod of the job but the key: the program, the configuration, names, ranks and the address.
+/// A worker that knows everything about a pod of the job except the key: program, configuration,
+/// names, ranks and address.
 fn impostor(cluster: &Cluster, pod: &Value) -> Result<()> {
     let config = cluster.get(TEAM, "configmap", &format!("{JOB}-1"))?.context("no configuration")?;
     let mut objects = vec![json!({
@@ -247,7 +252,8 @@ fn impostor(cluster: &Cluster, pod: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Only rank 0 listens, on the address of its pod; whoever comes there without the key is sent away, and the training goes on.
+/// Only rank 0 listens, on its pod's address. It rejects connections without the key, and the
+/// training continues.
 pub(crate) fn workers_let_nobody_in(cluster: &Cluster) -> Result<()> {
     let text = "create configmap text --from-file=docs";
     cluster.sh(&format!("kubectl --namespace {TEAM} {text}"))?;

@@ -1,4 +1,5 @@
-//! How long users wait, and what the product takes while nothing happens. `cargo xtask bench cluster` repeats it and keeps the result.
+//! User-visible latencies, and resource usage of the idle system. `cargo xtask bench cluster`
+//! repeats the measurements and keeps the result.
 
 use crate::e2e::faults::{kill_rank, processes_of};
 use crate::e2e::{Cluster, JOBS, TEAM, example};
@@ -56,19 +57,19 @@ fn steps(cluster: &Cluster, name: &str, attempt: u32, begin: Instant) -> Result<
     }
 }
 
-/// Least, median and most, to hundredths.
+/// Minimum, median and maximum, rounded to hundredths.
 pub(crate) fn spread(mut seconds: Vec<f64>) -> Value {
     seconds.sort_by(f64::total_cmp);
     let middle = (seconds[(seconds.len() - 1) / 2] + seconds[seconds.len() / 2]) / 2.0;
     json!({"least": rounded(seconds[0]), "median": rounded(middle), "most": rounded(seconds[seconds.len() - 1])})
 }
 
-/// To hundredths.
+/// Rounds to hundredths.
 pub(crate) fn rounded(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
 
-/// Memory of controllers and agents in a quiet minute, in which they write nothing but their Lease.
+/// Memory of controllers and agents during an idle minute, in which they write only their Lease.
 fn idle(cluster: &Cluster) -> Result<f64> {
     let versions = || -> Result<Vec<String>> {
         let list: Value =
@@ -77,7 +78,7 @@ fn idle(cluster: &Cluster) -> Result<f64> {
         Ok(items.iter().map(|item| item["metadata"]["resourceVersion"].to_string()).collect())
     };
     cluster.until("all agents report", || Ok(versions()?.len() == cluster.nodes.names().len()))?;
-    // The first look of an agent may be corrected by its second.
+    // An agent's second scan may correct its first report.
     std::thread::sleep(Duration::from_secs(5));
     let before = versions()?;
     std::thread::sleep(Duration::from_secs(chaos::size(10, 60) as u64));

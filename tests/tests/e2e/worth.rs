@@ -1,9 +1,12 @@
-//! What a place is worth: the same jobs where Switchyard puts them, where kube-scheduler would, and on nodes in any order, with the racks of
-//! the nodes as slow cables. `cargo xtask bench worth` repeats it and keeps the result.
+//! The value of placement: the same jobs on the nodes chosen by Switchyard, by kube-scheduler, and
+//! at random, with slow links between racks. `cargo xtask bench worth` repeats it and keeps the
+//! result.
 //!
-//! Which nodes are in which rack changes from run to run, and with it the labels that say so. A job with `mode: Ignored` takes the nodes in
-//! the order of their names, whatever rack they are in: that is a place and an order of ranks by chance. For kube-scheduler's choice,
-//! pods of the same size without Switchyard are bound first, and the racks are laid so that nodes by name are in the racks of those.
+//! The assignment of nodes to racks, and the labels that describe it, change from run to run. A job
+//! with `mode: Ignored` takes the nodes in name order regardless of racks, which amounts to a
+//! random placement and rank order. For kube-scheduler's choice, pods of the same size are first
+//! bound without Switchyard. The racks are then assigned so that the nodes in name order are in the
+//! racks that kube-scheduler chose.
 
 use crate::e2e::times::{machine, rounded, spread};
 use crate::e2e::{Cluster, JOBS, TEAM, predicted, stage};
@@ -13,33 +16,34 @@ use switchyard_scenes::{Scene, Stage};
 use switchyard_tests::nodes::TOOLS;
 use switchyard_tests::{Daemon, Random, agent_program, chaos};
 
-/// The label that names the rack of a node.
+/// The node label that names the rack.
 const RACK: &str = "example.com/rack";
-/// Cables of nodes, and those between racks, bit/s.
+/// Link speeds within and between racks, bit/s.
 const INSIDE: u64 = 1_000_000_000;
 const BETWEEN: u64 = 250_000_000;
-/// Nodes of the jobs that run at the same time. Each node takes one pod.
+/// Node counts of the concurrent jobs. Each node takes one pod.
 const SCENARIOS: [(&str, &[usize]); 3] =
     [("one job of 2 nodes", &[2]), ("one job of 4 nodes", &[4]), ("two jobs of 2 nodes each", &[2, 2])];
-/// Lines of figures of a job; the first one is not counted.
+/// Reported figures per job. The first is discarded.
 const LINES: usize = 3;
-/// A pod's share of a node with two cores: two of them do not fit.
+/// A pod's share of a two-core node. Two pods do not fit.
 const CPU: &str = "1500m";
 
-/// Nodes in racks, with agents that say how fast their NICs are.
+/// Nodes in racks, with agents that report the NIC speeds.
 struct Bed {
-    // In the order in which they end: agents read what stages hold, and speak to the cluster.
+    // In drop order, because agents read the stages' files and talk to the cluster.
     _agents: Vec<Daemon>,
     _stages: Vec<Stage>,
     cluster: Cluster,
 }
 
-/// How a job went.
+/// Result of a job.
 #[derive(Debug)]
 struct Run {
     nodes: Vec<String>,
     steps_per_second: f64,
-    /// Bus bandwidth, MB/s: what the controller predicted, and what the ranks measured before the first step.
+    /// Bus bandwidth, MB/s: the controller's prediction, and the ranks' measurement before the
+    /// first step.
     predicted: Option<f64>,
     measured: f64,
 }
@@ -63,7 +67,7 @@ impl Bed {
         Ok(Bed { _agents: agents, _stages: stages, cluster })
     }
 
-    /// Lays the cables: which nodes, by position, are in the first rack. The others are in the second.
+    /// Sets the links: the nodes in the first rack, by position. The others are in the second.
     fn lay(&self, first: [usize; 2]) -> Result<()> {
         let names = self.cluster.nodes.names();
         let rack = |wanted: bool| (0..).zip(&names).filter(move |(node, _)| first.contains(node) == wanted);
@@ -72,12 +76,13 @@ impl Bed {
         for (number, nodes) in (1..).zip(&racks) {
             self.cluster.sh(&format!("kubectl label --overwrite node {} {RACK}=r{number}", nodes.join(" ")))?;
         }
-        // The controller hears of nodes and of jobs on watches of their own, which may overtake each other.
+        // The controller watches nodes and jobs separately, so the job's event could arrive before
+        // the nodes' events.
         std::thread::sleep(std::time::Duration::from_secs(1));
         Ok(())
     }
 
-    /// Runs jobs of these sizes at the same time.
+    /// Runs jobs of these sizes concurrently.
     fn run(&self, sizes: &[usize], mode: &str) -> Result<Vec<Run>> {
         let names: Vec<String> = (1..=sizes.len()).map(|job| format!("job-{job}")).collect();
         for (name, nodes) in names.iter().zip(sizes) {
@@ -116,7 +121,8 @@ impl Bed {
         })
     }
 
-    /// Where kube-scheduler puts pods of these jobs, which it sees one by one: positions of nodes by rank, job after job.
+    /// kube-scheduler's choice for the pods of these jobs, which it schedules one by one: node
+    /// positions by rank, job after job.
     fn scheduled(&self, sizes: &[usize]) -> Result<Vec<usize>> {
         for (number, pods) in (1..).zip(sizes) {
             let container = json!({"name": "pod", "image": TOOLS, "imagePullPolicy": "Never", "command": ["sleep", "1000"],
@@ -142,7 +148,7 @@ impl Bed {
     }
 }
 
-/// An agent that describes its node as the stage has it.
+/// Starts an agent that describes its node as this stage.
 fn agent(cluster: &Cluster, node: &str, stage: &Stage) -> Result<Daemon> {
     let plane = &cluster.nodes.plane;
     let path = |path: &str| stage.tree.path(path).display().to_string();
@@ -158,14 +164,14 @@ fn agent(cluster: &Cluster, node: &str, stage: &Stage) -> Result<Daemon> {
     Daemon::start(agent_program(), &arguments, &[], &plane.folder().join(format!("agent-{node}.log")))
 }
 
-/// A job that is bound by communication: 1.3 million parameters and a sample at a time.
+/// A communication-bound job: 1.3 million parameters and a batch of one sample.
 fn job(name: &str, nodes: usize, mode: &str) -> Value {
     let steps_of_a_line = chaos::size(3, 10);
     json!({"apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": name}, "spec": {
         "trainer": {"numNodes": nodes, "numProcPerNode": 1, "cpuThreads": 1,
             "resourcesPerNode": {"limits": {"cpu": CPU, "memory": "512Mi"}}},
         "topologyPolicy": {"mode": mode},
-        // The least that can be asked for: it is the measurement that counts here.
+        // The lowest possible requirement, because only the measurement matters here.
         "fabric": {"preflight": {"minBusBandwidth": "1M"}},
         "engine": {
             "model": {"type": "MLP", "mlp": {"hiddenSizes": [1024, 1024]}},
@@ -176,7 +182,8 @@ fn job(name: &str, nodes: usize, mode: &str) -> Value {
     }})
 }
 
-/// The nodes of the first rack, such that nodes by name are in the racks where `nodes` are if 0 and 1 make the first one.
+/// Chooses the nodes of the first rack so that the nodes in name order fall into the same racks as
+/// `nodes` would if nodes 0 and 1 formed the first rack.
 fn like(nodes: &[usize]) -> Result<[usize; 2]> {
     let unused = (0..4).filter(|node| !nodes.contains(node));
     let in_first: Vec<usize> =
@@ -184,7 +191,7 @@ fn like(nodes: &[usize]) -> Result<[usize; 2]> {
     in_first.try_into().ok().context("each node once")
 }
 
-/// Steps per second of all jobs together.
+/// Total steps per second of all jobs.
 fn together(runs: &[Run]) -> f64 {
     runs.iter().map(|run| run.steps_per_second).sum()
 }
@@ -198,7 +205,7 @@ fn what_a_place_is_worth() -> Result<()> {
         let (mut ours, mut shuffled, mut scheduler) = (Vec::new(), Vec::new(), Vec::new());
         let mut predictions = Vec::new();
         for turn in 0..chaos::size(1, 10) {
-            // The first two of the nodes in any order.
+            // The first two nodes of a random order.
             let mut order = [0, 1, 2, 3];
             (1..4).rev().for_each(|end| order.swap(end, random.below(end + 1)));
             let first = [order[0], order[1]];

@@ -1,4 +1,5 @@
-//! NCCL's file in a pod: written by a real shell from the image's own files and ours, and read as NCCL reads it.
+//! NCCL's config file in a pod: a real shell merges the image's files with ours, and the test
+//! parses the result as NCCL does.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,8 +8,8 @@ use switchyard_fabric::MERGE_SCRIPT;
 
 const REASONS: &str = "NCCL_IB_HCA==mlx5_0:1 (nodes 0-3): set: the ports that carry training traffic\n";
 
-/// What NCCL takes from a file (`src/misc/param.cc`): lines up to the first `=`, comments in the first column only, nothing trimmed, and the
-/// first value of a name, since it does not overwrite.
+/// Parses a file like NCCL (`src/misc/param.cc`): the name ends at the first `=`, comments start in
+/// column one, whitespace is kept, and the first value of a name wins.
 fn as_nccl_reads(text: &str) -> BTreeMap<String, String> {
     let mut values = BTreeMap::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
@@ -20,7 +21,8 @@ fn as_nccl_reads(text: &str) -> BTreeMap<String, String> {
     values
 }
 
-/// Runs the init container's script on files of these contents, in a root of its own. The file, and what the script said.
+/// Runs the init container's script on these files in its own root; returns the merged file and the
+/// script's output.
 fn merged(shell: &str, home: Option<&str>, image: Option<&str>, plan: &str) -> (String, String) {
     let root = tempfile::tempdir().unwrap();
     let at = |path: &str| root.path().join(path.trim_start_matches('/'));
@@ -53,7 +55,7 @@ fn files_of_the_image_win_over_ours() {
         .iter()
         .filter(|shell| Path::new("/bin").join(shell.split(' ').next().unwrap()).exists())
     {
-        // The last line of the image's file has no end, as people leave it.
+        // The image's file lacks a trailing newline, as hand-written files often do.
         let (text, log) =
             merged(shell, Some("NCCL_DEBUG=INFO"), Some("NCCL_IB_HCA=mlx5_7\nNCCL_TOPO_FILE=/opt/topo.xml"), plan);
         assert_eq!(log, REASONS, "{shell}");

@@ -1,4 +1,4 @@
-//! What holds for every scene, and for any environment.
+//! Invariants for every fixture and any environment.
 
 use super::scenes::{JOBS, Job, SCENES, Scene, items, look, look_at, manifest};
 use serde_json::{Value, json};
@@ -60,7 +60,7 @@ fn nothing_that_is_for_finding_faults_is_set() {
     }
 }
 
-/// Names that rules are about, that packs set, and others.
+/// Names covered by rules, names that packs set, and others.
 const NAMES: [&str; 14] = [
     "NCCL_SOCKET_IFNAME",
     "NCCL_IB_HCA",
@@ -91,7 +91,7 @@ fn no_value_of_the_user_is_overridden() {
             .filter(|_| random.below(3) == 0)
             .map(|name| (*name, format!("value-{}", random.below(1000))))
             .collect();
-        // Half of them in the template, where people of other operators put them.
+        // Half of them go into the pod template, where users of other operators put them.
         let entries: Vec<Value> = own.iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
         let mut value = serde_json::to_value(&manifest).unwrap();
         if round % 2 == 0 {
@@ -111,7 +111,8 @@ fn no_value_of_the_user_is_overridden() {
             let told: Vec<_> = fabric.decisions.iter().filter(|decision| decision.name == *name).collect();
             assert!(told.iter().all(|decision| decision.outcome == DecisionOutcome::User), "{name} {told:?}");
             assert!(told.iter().all(|decision| decision.value.as_deref() == Some(value)), "{name} {told:?}");
-            // What is in the environment is in no file: NCCL would not take it from there, but a person would be misled.
+            // A variable in the environment must not appear in a file: NCCL would ignore it there,
+            // but it would mislead readers.
             let files = found.files.iter().flatten();
             assert!(
                 files.clone().all(|(_, text)| !text.lines().any(|line| line.starts_with(&format!("{name}=")))),

@@ -1,4 +1,4 @@
-//! Scenes: machines in a cloud, and jobs.
+//! Fixtures: cloud machines and jobs.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -11,20 +11,18 @@ use switchyard_plan::objects::{self, Defaults};
 use switchyard_plan::validate;
 use switchyard_tests::gpus::{Machine, RESOURCE};
 
-/// Nodes in a cloud.
 pub struct Scene {
     pub name: &'static str,
-    /// Matrix of each node, in the order of their names.
+    /// Topology matrix of each node, in name order.
     machines: [&'static str; 2],
     /// Labels of each node.
     labels: &'static [(&'static str, &'static str)],
-    /// What each node offers beside CPUs, memory and GPUs.
+    /// Resources of each node besides CPU, memory and GPUs.
     offers: &'static [(&'static str, &'static str)],
-    /// Changes what the agents report, by the position of the node.
+    /// Changes the agents' reports, by node position.
     change: fn(usize, &mut GPUTopologyStatus),
 }
 
-/// A job.
 pub struct Job {
     pub name: &'static str,
     framework: &'static str,
@@ -39,7 +37,7 @@ const fn scene(name: &'static str, machine: &'static str, change: fn(usize, &mut
 
 const SHARED: &[(&str, &str)] = &[("rdma/hca_shared_devices_a", "63")];
 
-/// Nodes in clouds, by what people run on.
+/// Nodes of common cloud platforms.
 pub const SCENES: [Scene; 12] = [
     Scene { offers: SHARED, ..scene("hgx-h100-infiniband", "f03b-hgx-h100", |_, status| ports(status, "InfiniBand")) },
     Scene { offers: SHARED, ..scene("dgx-h100-with-storage-nics", "f03b-hgx-h100", storage) },
@@ -86,7 +84,7 @@ pub const SCENES: [Scene; 12] = [
     },
 ];
 
-/// Jobs, by what people ask for.
+/// Jobs with common requests.
 pub const JOBS: [Job; 6] = [
     Job { name: "torch", framework: "Torch", nodes: 2, gpus: 8, change: |_| {} },
     Job {
@@ -126,10 +124,10 @@ pub const JOBS: [Job; 6] = [
     Job { name: "torch-one-node", framework: "Torch", nodes: 1, gpus: 8, change: |_| {} },
 ];
 
-/// All RDMA ports are up and of this link layer.
+/// Sets all RDMA ports to up, with this link layer.
 fn ports(status: &mut GPUTopologyStatus, layer: &str) {
     for (number, nic) in status.nics.iter_mut().enumerate() {
-        // Some matrices have no names of devices.
+        // Some matrices lack device names.
         nic.rdma_device.get_or_insert_with(|| format!("mlx5_{number}"));
         (nic.link_layer, nic.state, nic.port) = (Some(layer.into()), Some("Active".into()), Some(1));
         nic.mtu_bytes = Some(if layer == "InfiniBand" { 4092 } else { 9000 });
@@ -147,7 +145,7 @@ fn roce(status: &mut GPUTopologyStatus, family: GidFamily, count: u32) {
     }
 }
 
-/// The last two adapters are Ethernet ports for storage, and one of the others is down.
+/// The last two adapters are Ethernet storage ports, and one of the others is down.
 fn storage(_: usize, status: &mut GPUTopologyStatus) {
     ports(status, "InfiniBand");
     let of_rdma: Vec<usize> = (0..status.nics.len()).filter(|nic| status.nics[*nic].rdma_device.is_some()).collect();
@@ -169,16 +167,16 @@ fn flat(status: &mut GPUTopologyStatus) {
     }
 }
 
-/// What came of a job.
+/// Result of a job.
 pub struct Found {
     pub fabric: Result<FabricStatus, String>,
     /// NCCL's files by name.
     pub files: Option<BTreeMap<String, String>>,
-    /// What the pod of node 0 got beside its identity.
+    /// Additions to node 0's pod, besides its identity.
     pub pod: Value,
 }
 
-/// The objects of a scene.
+/// The objects of a fixture.
 pub fn items(scene: &Scene) -> Vec<Value> {
     let mut items = Vec::new();
     for (position, machine) in scene.machines.iter().enumerate() {
@@ -202,7 +200,7 @@ pub fn items(scene: &Scene) -> Vec<Value> {
     items
 }
 
-/// The manifest of a job, which takes at most the GPUs that the machine has.
+/// The manifest of a job, with at most as many GPUs as the machine has.
 pub fn manifest(scene: &Scene, job: &Job) -> TrainJob {
     let status = Machine::of(scene.machines[0]).report("x").status.unwrap();
     let gpus = (job.gpus as usize).min(status.gpus.len() / if job.gpus < 8 { 2 } else { 1 });
@@ -218,7 +216,7 @@ pub fn manifest(scene: &Scene, job: &Job) -> TrainJob {
     serde_json::from_value(value).unwrap()
 }
 
-/// What the controller would decide.
+/// Computes the controller's decisions.
 pub fn look(scene: &Scene, job: &Job) -> Found {
     look_at(&items(scene), manifest(scene, job), Defaults::default())
 }
@@ -245,7 +243,7 @@ pub fn look_at(items: &[Value], mut job: TrainJob, defaults: Defaults) -> Found 
         "initContainers": init, "dnsPolicy": spec["dnsPolicy"],
     });
     let mut files = objects::fabric_configs(&job, &valid, 1).pop().and_then(|config| config.data);
-    // The decisions once more, for the log.
+    // reasons.txt repeats the decisions for the log.
     if let Some(reasons) = files.as_mut().and_then(|files| files.remove("reasons.txt")) {
         let decisions = fabric.as_ref().map_or(&[][..], |fabric| &fabric.decisions);
         let lines: Vec<&str> = reasons.lines().collect();

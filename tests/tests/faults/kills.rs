@@ -1,4 +1,5 @@
-//! G4, second half: API server and etcd are killed while a job starts, and come back with what was written.
+//! G4, second half: API server and etcd are killed while a job starts, and restart with the stored
+//! objects.
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -25,7 +26,7 @@ async fn the_api_server_and_etcd_are_killed() -> Result<()> {
     for kill in 0..kills {
         let name = format!("k{kill}");
         jobs.create(switchyard_tests::plain_job(&name, 4, "run")).await?;
-        // At another moment of its start each time.
+        // At a different moment of the job's start each time.
         tokio::time::sleep(Duration::from_millis(37 * kill as u64 % 400)).await;
         plane.restart_all()?;
         jobs.wait_stage(&name, "Running").await?;

@@ -1,4 +1,5 @@
-//! G5: two controllers that both believe they lead, and leaders that are stopped for longer than their Lease lasts.
+//! G5: two controllers that both believe they lead, and leaders that are paused for longer than
+//! their Lease.
 
 use super::{Base, base, kubelet, on_lanes};
 use anyhow::{Context, Result, ensure};
@@ -10,10 +11,10 @@ use std::time::{Duration, Instant};
 use switchyard_tests::faults::{Lane, Plan, Scenario};
 use switchyard_tests::{ControlPlane, ControllerOptions, Daemon, Kubelet, PATIENCE, chaos, start_controller};
 
-/// Seconds for which a Lease lasts here; the default is 15.
+/// Lease duration in seconds for these tests; the default is 15.
 const LEASE: u64 = 4;
 
-/// The second controller of a lane goes straight to the API server.
+/// The second controller of a lane bypasses the proxy.
 fn second(lane: &Lane<'_>, arguments: &[&str]) -> Result<Daemon> {
     let namespace = lane.jobs.namespace.clone();
     let options = ControllerOptions {
@@ -60,7 +61,8 @@ async fn two_controllers_at_once_decide_nothing_twice() -> Result<()> {
     let plays: Vec<Scenario> = (0..chaos::size(2, 13)).flat_map(|_| Scenario::ALL).collect();
     let played = on_lanes(lanes, plays, async |lane, number, scenario| {
         let (name, second) = (format!("t{number}"), second_of(&seconds, lane)?);
-        // Stopped in the middle of the play, and let go while the other one works.
+        // Pause the leader in the middle of the run, and resume it while the other controller is
+        // working.
         let pause = async {
             tokio::time::sleep(Duration::from_millis(60 + 40 * (number as u64 % 5))).await;
             second.signal(Signal::STOP);
@@ -75,7 +77,7 @@ async fn two_controllers_at_once_decide_nothing_twice() -> Result<()> {
     chaos::report("g5-two-controllers", &json!({"plays": plays, "pauses": plays, "doubleRuns": 0}))
 }
 
-/// Who holds the Lease of the lane.
+/// Current holder of the lane's Lease.
 async fn holder(lane: &Api<Lease>) -> String {
     let lease = lane.get_opt("switchyard-controller").await.ok().flatten();
     lease.and_then(|lease| lease.spec?.holder_identity).unwrap_or_default()

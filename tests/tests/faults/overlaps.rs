@@ -1,4 +1,5 @@
-//! Programs that stop slowly and do not fence their files: rank 0 of the next attempt must not write beside rank 0 of the last one.
+//! Programs that stop slowly and do not fence their files: rank 0 of the next attempt must not
+//! write concurrently with rank 0 of the previous one.
 
 use super::kubelet;
 use anyhow::{Result, ensure};
@@ -8,11 +9,12 @@ use std::fs;
 use std::path::Path;
 use switchyard_tests::{ControlPlane, ControllerOptions, Jobs, chaos, merge, plain_job, start_controller, template_on};
 
-/// Jobs at a time: each has two processes.
+/// Concurrent jobs, with two processes each.
 const AT_ONCE: usize = 4;
 
-/// Rank 0 locks the directory while it may write there, as long as the process lives, and rank 1 fails once rank 0 has begun. `SLOW` is what
-/// rank 0 does before it obeys SIGTERM.
+/// Rank 0 holds a lock on the directory while its process lives, because it can write there for
+/// that long. Rank 1 of the first attempt fails once rank 0 has started. `SLOW` is rank 0's work
+/// before it obeys SIGTERM.
 const PROGRAM: &str = r#"
 cd "$DIRECTORY"
 began="began-$SWITCHYARD_ATTEMPT"
@@ -63,7 +65,8 @@ async fn no_two_attempts_of_a_program_that_stops_slowly_write_one_directory() ->
     let runs = names.map(|name| run(name, "sleep 1", json!({}))).buffer_unordered(AT_ONCE);
     let overlaps: Vec<bool> = runs.try_collect().await?;
     let count = overlaps.iter().filter(|overlaps| **overlaps).count();
-    // The same program with the other policy, where rank 0 goes on until its successor has begun: the lock notices.
+    // Negative control: the same program with the other policy, where rank 0 continues until its
+    // successor has started. The lock must detect it.
     let until = "while [ ! -e began-2 ]; do sleep 0.1; done";
     ensure!(run("control".into(), until, json!({"replacement": "Immediate"})).await?, "the lock notices nothing");
     ensure!(count == 0, "{count} of {wanted} restarts had two writers");

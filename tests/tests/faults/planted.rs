@@ -1,4 +1,4 @@
-//! Each row has a planted bug that it must catch: a check that cannot fail proves nothing.
+//! Each fault row has a mutant that it must catch, because a check that cannot fail proves nothing.
 
 use super::{Base, base, kubelet, views, zombies};
 use anyhow::{Context, Result, ensure};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use switchyard_tests::faults::{Fault, Lane, Plan, Point, Scenario, Weather};
 use switchyard_tests::{ControlPlane, ControllerOptions, Kubelet, chaos, planted, start_controller};
 
-/// Long enough for a job without the bug: the rows themselves are the proof of that.
+/// Long enough for a job without the mutant, as the fault rows themselves prove.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 fn options(bug: &str) -> ControllerOptions {
@@ -24,7 +24,7 @@ async fn lane<'a>(kubelet: &'a Kubelet, bug: &str) -> Result<Lane<'a>> {
     Ok(lane)
 }
 
-/// Plays points until one is a violation.
+/// Runs crash points until one is a violation.
 async fn catches_at(kubelet: &Kubelet, bug: &str, base: &Base, fault: Fault) -> Result<bool> {
     let mut lane = lane(kubelet, bug).await?;
     let scenario = Scenario::Create;
@@ -37,7 +37,7 @@ async fn catches_at(kubelet: &Kubelet, bug: &str, base: &Base, fault: Fault) -> 
     Ok(false)
 }
 
-/// Plays all scenarios up to three times, until one ends otherwise.
+/// Runs all scenarios up to three times, until one has a different final state.
 async fn catches(lane: &mut Lane<'_>, base: &Base, plan: impl Fn(usize) -> Plan) -> Result<bool> {
     for (number, scenario) in [Scenario::ALL; 3].into_iter().flatten().enumerate() {
         let name = format!("c{number}");
@@ -70,7 +70,7 @@ async fn weather(kubelet: &Kubelet, bug: &str, base: &Base) -> Result<bool> {
     catches(&mut lane, base, |number| Plan::Weather(Weather::new(number as u64, 200))).await
 }
 
-/// Without a bug the same program ends each scenario as it must.
+/// Negative control: without a mutant, the same program passes each scenario.
 async fn nothing(kubelet: &Kubelet, base: &Base) -> Result<()> {
     let mut lane = lane(kubelet, "none").await?;
     for (number, scenario) in [Scenario::ALL; 3].into_iter().flatten().enumerate() {
@@ -93,7 +93,8 @@ async fn every_row_catches_its_planted_bug() -> Result<()> {
     let kubelet = kubelet("planted").await?;
     let base = base().await?;
     let rows = tokio::join!(
-        // Before, not after: what was sent beside a write that still gets through may be the rest of the gang.
+        // Kill before the write, because requests sent concurrently with a write that still
+        // succeeds could be the rest of the gang.
         catches_at(&kubelet, "half-a-gang", base, Fault::KillBefore),
         catches_at(&kubelet, "another-name", base, Fault::DropReply),
         late(&kubelet, "ghosts", base),

@@ -1,4 +1,5 @@
-//! G1 and G2: every write of the controller is a point at which it may die, or its answer get lost.
+//! G1 and G2: every controller write is a point where the controller can die or the reply can be
+//! lost.
 
 use super::{Base, base, kubelet, lanes, on_lanes};
 use anyhow::{Result, ensure};
@@ -6,7 +7,8 @@ use serde_json::json;
 use switchyard_tests::chaos;
 use switchyard_tests::faults::{Fault, Point, Scenario};
 
-/// In full each write meets each fault. In CI half of that, in turn: of two faults each write meets one, of a single one every second write.
+/// The full set combines each write with each fault. CI runs half of it: with two faults, each
+/// write meets one of them alternately; with a single fault, every second write meets it.
 fn points(base: &Base, faults: &[Fault]) -> Vec<Point> {
     let turns = chaos::size(2, 1);
     let mut points = Vec::new();
@@ -19,8 +21,9 @@ fn points(base: &Base, faults: &[Fault]) -> Vec<Point> {
     points
 }
 
-/// Plays all points. Answers how many there were, and at how many the fault came about: a run is not always as long as the one
-/// without faults, since what is seen at once is written at once.
+/// Runs all points; returns their number, and at how many the fault was reached. A run can have
+/// fewer writes than the one without faults, because changes that are seen together are written
+/// together.
 async fn play_all(prefix: &str, faults: &[Fault]) -> Result<(usize, usize)> {
     let kubelet = kubelet(prefix).await?;
     let base = base().await?;
@@ -43,7 +46,7 @@ async fn crash_points_have_the_same_final_state() -> Result<()> {
     Ok(())
 }
 
-/// G2: a write is done, and its answer is lost.
+/// G2: a write succeeds and its reply is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_replies_have_no_double_effect() -> Result<()> {
     let (points, reached) = play_all("reply", &[Fault::DropReply]).await?;

@@ -1,4 +1,4 @@
-//! G3: what the controller sees is old, or missing until the next list.
+//! G3: the controller's view is stale, or lacks events until the next list.
 
 use super::{base, kubelet, lane, lanes, on_lanes};
 use anyhow::{Context, Result, ensure};
@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 use switchyard_tests::faults::{Plan, Scenario};
 use switchyard_tests::{PATIENCE, chaos, condition_of, plain_job, template_on};
 
-/// Milliseconds by which events are late, and of how many one is lost with its watch (0: none).
+/// Event delay in milliseconds, and loss rate: one event in this many is lost together with its
+/// watch (0: none).
 pub const VIEWS: [(u64, u64); 5] = [(100, 0), (1000, 0), (0, 5), (100, 3), (0, 2)];
-/// In full also these, for the scenarios that no timeout ends: what is seen too late may well be given up.
+/// Additional views of the full set, for the scenarios without timeouts, because with these delays
+/// a timeout can expire legitimately.
 const VERY_LATE: [(u64, u64); 2] = [(5_000, 0), (30_000, 0)];
 const WITHOUT_TIMEOUT: [Scenario; 4] = [Scenario::Create, Scenario::Finish, Scenario::Restart, Scenario::Delete];
 
@@ -19,18 +21,19 @@ const WITHOUT_TIMEOUT: [Scenario; 4] = [Scenario::Create, Scenario::Finish, Scen
 async fn stale_views_change_nothing() -> Result<()> {
     let kubelet = kubelet("stale").await?;
     let base = base().await?;
-    // Pods are watched in all namespaces, so every lane has the events of all. In full there are always some: more lanes than this make more
-    // events than a watch that is cut at every second one can bring.
+    // The controller watches pods in all namespaces, so every lane receives the events of all
+    // lanes. The full set always has some. With more lanes, a watch that is cut at every second
+    // event could not keep up.
     let lanes = lanes(&kubelet, "stale", chaos::size(VIEWS.len(), 2 + VERY_LATE.len())).await?;
-    // The longest first: the lanes work side by side.
+    // The longest first, because the lanes run concurrently.
     let views: Vec<_> = VERY_LATE.into_iter().rev().take(chaos::size(0, VERY_LATE.len())).collect();
     let views: Vec<_> = views.into_iter().chain((0..chaos::size(1, 3)).flat_map(|_| VIEWS)).collect();
     let played = on_lanes(lanes, views, async |lane, number, (delay, cut)| {
-        // Half of the events lost is a new watch for every event.
+        // Losing half of the events means one new watch per event.
         lane.patience = 4 * PATIENCE + 6 * Duration::from_millis(delay);
         lane.proxy.set_events(Duration::from_millis(delay), cut);
         let before = lane.proxy.cuts();
-        // The watches that there are were begun before: the controller that is started now has others.
+        // The existing watches predate this setting. A restarted controller opens new ones.
         lane.start_again()?;
         let scenarios = if delay < 5_000 { &Scenario::ALL[..] } else { &WITHOUT_TIMEOUT };
         for scenario in scenarios.iter().copied() {
@@ -50,7 +53,8 @@ async fn stale_views_change_nothing() -> Result<()> {
     chaos::report("g3-stale-views", &json!({"plans": plans, "watchesCut": cut, "violations": 0}))
 }
 
-/// Gangs were taken back that the scheduler had bound: the watch of pods was late, and nobody asked.
+/// Regression: with a late pod watch, the controller rolled back gangs that the scheduler had
+/// bound, because it did not query the API server first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gang_that_is_bound_and_not_seen_so_is_not_taken_back() -> Result<()> {
     let kubelet = kubelet("unseen").await?;
@@ -59,7 +63,7 @@ async fn a_gang_that_is_bound_and_not_seen_so_is_not_taken_back() -> Result<()> 
     job["spec"]["template"]["spec"] = template_on(&kubelet.nodes())["spec"].take();
     job["spec"]["template"]["spec"]["schedulerName"] = json!("by-hand");
     lane.jobs.create(job).await?;
-    // Told ten seconds after the place was decided, and taken back after sixty.
+    // Reported ten seconds after the placement, and rolled back after sixty.
     let told = lane.jobs.wait("a", "told", |job| {
         condition_of(job, "Succeeded").is_some_and(|stage| stage.message.contains("no scheduler has said anything"))
     });

@@ -1,4 +1,4 @@
-//! G4, first half: calls fail in a sequence that the seed decides.
+//! G4, first half: API calls fail in a seeded random sequence.
 
 use super::{base, kubelet, lanes, on_lanes};
 use anyhow::{Context, Result, ensure};
@@ -6,9 +6,9 @@ use serde_json::json;
 use switchyard_tests::chaos;
 use switchyard_tests::faults::{Plan, Scenario, Weather};
 
-/// Calls in a thousand that fail: more than any server's bad day, since a play has few calls.
+/// Failing calls per thousand. This exceeds any real failure rate, because a run makes few calls.
 const PER_MILLE: u64 = 200;
-/// Faults that a round of all scenarios meets at least, by experience.
+/// Minimum number of faults per round of all scenarios, found by experience.
 const PER_ROUND: usize = 40;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -17,7 +17,7 @@ async fn api_weather_leaves_nothing_stuck() -> Result<()> {
     let kubelet = kubelet("weather").await?;
     let base = base().await?;
     let wanted = chaos::size(150, 10_000);
-    // A play waits for retries most of the time.
+    // A run spends most of its time waiting for retries.
     let lanes = lanes(&kubelet, "weather", chaos::size(6, 16)).await?;
     let rounds = wanted.div_ceil(PER_ROUND);
     let plays: Vec<Scenario> = (0..rounds).flat_map(|_| Scenario::ALL).collect();

@@ -1,5 +1,6 @@
-//! G6: the pods of a lost node go on; the next attempt does not wait for them, and they end when the node is back. That they
-//! cannot join the next attempt either is shown with the real worker, in `worker/tests/collectives/attempts.rs`.
+//! G6: the pods of a lost node keep running. The next attempt does not wait for them, and they end
+//! when the node returns. `worker/tests/collectives/attempts.rs` shows with the real worker that
+//! they cannot join the next attempt.
 
 use super::{kubelet, lane};
 use anyhow::{Result, ensure};
@@ -7,7 +8,7 @@ use serde_json::json;
 use switchyard_tests::faults::Lane;
 use switchyard_tests::{Kubelet, chaos};
 
-/// A job loses a node, goes on elsewhere, and its zombie ends when the node is back.
+/// A job loses a node and continues elsewhere; its zombie pod ends when the node returns.
 pub async fn play(kubelet: &Kubelet, lane: &Lane<'_>, name: &str) -> Result<()> {
     let mut job = switchyard_tests::plain_job(name, 2, "run");
     let spec = switchyard_tests::template_on(&kubelet.nodes())["spec"].take();

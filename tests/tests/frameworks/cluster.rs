@@ -1,4 +1,5 @@
-//! Two frameworks through everything: API server, controller, scheduler, and a kubelet that starts the pods' commands as processes.
+//! Two frameworks end to end: API server, controller, scheduler, and a kubelet that starts the
+//! pods' commands as processes.
 
 use crate::frameworks::pods::{python, script};
 use crate::frameworks::{TURN, sums, told};

@@ -1,5 +1,5 @@
-//! A checkpoint that `switchyard checkpoint export` wrote is a model of PyTorch: every tensor has the name and shape that the network there
-//! has, and the loss on the validation part is the run's own.
+//! `switchyard checkpoint export` writes a PyTorch model: every tensor has the name and shape of
+//! PyTorch's network, and the validation loss equals the run's.
 
 use crate::frameworks::pods::{python, script};
 use crate::frameworks::record;
@@ -12,13 +12,15 @@ use switchyard_tests::{Ended, Manifest, Program, Scene, programs};
 
 const DEADLINE: Duration = Duration::from_secs(300);
 
-/// A model, where its data lies, what PyTorch takes for the same network, and how far the losses may differ.
+/// A model, the location of its data, the equivalent PyTorch network, and the allowed loss
+/// difference.
 struct Case {
     name: &'static str,
     model: Value,
     data: Value,
     steps: u32,
-    /// Validation batches of each of two ranks, and their size: the whole validation part, each sample once.
+    /// Validation batches of each of two ranks, and the batch size. Together they cover each sample
+    /// of the validation part once.
     evaluation: (u32, u32),
     peer: Value,
     /// Relative.
@@ -37,7 +39,7 @@ fn python_says(scene: &Scene, arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// The loss of the last evaluation, as a rank printed it.
+/// The loss of the last evaluation, from a rank's events.
 fn validation_loss(run: &Path) -> Result<f64> {
     let text = std::fs::read_to_string(run.join("events.jsonl")).context("events of the run")?;
     let events = text.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -100,7 +102,8 @@ fn a_bert_is_loaded_by_pytorch() -> Result<()> {
         steps: 120,
         evaluation: (8, 16),
         peer: json!({"kind": "bert", "layers": 2, "hidden": 32, "heads": 2, "context": 32, "vocabulary": 256, "rows": 264}),
-        // Other tokens are hidden: about 1,300 of them here, twenty times as many there. A network that is wired wrongly is at 5.6.
+        // Both sides mask other tokens: about 1,300 here, and twenty times as many in the peer. A
+        // wrongly wired network has a loss of 5.6.
         tolerance: 0.1,
     })
 }

@@ -1,5 +1,5 @@
-//! The pods that the planner makes, as processes of this machine: command, environment and files are the pods', and a name of a pod is its
-//! address, one of the loopback network.
+//! Runs the planner's pods as local processes with the pods' command, environment and files. Each
+//! pod name resolves to a loopback address.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod};
@@ -15,23 +15,23 @@ use switchyard_plan::validate;
 use switchyard_tests::{Ended, Program};
 use switchyard_worker_contract::pod::CONFIG_DIR;
 
-/// Time for a job of four processes on a loaded machine.
+/// Timeout for a job of four processes on a loaded machine.
 const DEADLINE: Duration = Duration::from_secs(180);
 const NAMESPACE: &str = "team";
 const ATTEMPT: u32 = 1;
 
-/// What a test asks for.
+/// Parameters of a framework test.
 pub struct Asked<'a> {
     pub framework: &'a str,
     pub nodes: u32,
     pub processes: Option<u32>,
     pub command: &'a [&'a str],
     pub env: &'a [(&'a str, &'a str)],
-    /// Folder of the interpreter, which comes first on the PATH.
+    /// Folder of the interpreter, first on the PATH.
     pub programs: &'a Path,
 }
 
-/// Runs the job; what each pod printed, in the order of nodes. All have ended well.
+/// Runs the job; returns the output of each pod in node order. All pods must succeed.
 pub fn run(asked: &Asked<'_>) -> Result<Vec<String>> {
     let folder = tempfile::Builder::new().prefix("switchyard-frameworks-").tempdir()?;
     let mut trainer = json!({
@@ -73,12 +73,12 @@ fn name(pod: &Pod) -> &str {
     pod.metadata.name.as_deref().unwrap_or_default()
 }
 
-/// The address that each node of a test has.
+/// Address of a node.
 fn address(rank: usize) -> String {
     format!("127.78.0.{}", rank + 1)
 }
 
-/// A pod as a process of this machine.
+/// A pod as a local process.
 fn program(pod: &Pod, all: &[Pod], config: &Path, programs: &Path) -> Result<Program> {
     let rank = all.iter().position(|other| name(other) == name(pod)).context("the pod is one of all")?;
     let container = trainer(pod).context("no trainer")?;
@@ -108,7 +108,7 @@ fn program(pod: &Pod, all: &[Pod], config: &Path, programs: &Path) -> Result<Pro
     Ok(Program::new(Path::new("/usr/bin/env"), &own, command))
 }
 
-/// As a kubelet sees it: what earlier variables are, and fields of the pod.
+/// Resolves a variable like a kubelet: references to earlier variables, and pod fields.
 fn value_of(entry: &EnvVar, rank: usize, before: &BTreeMap<String, String>) -> Result<String> {
     if let Some(source) = &entry.value_from {
         let path = source.field_ref.as_ref().map(|field| field.field_path.as_str());
@@ -119,7 +119,8 @@ fn value_of(entry: &EnvVar, rank: usize, before: &BTreeMap<String, String>) -> R
     Ok(before.iter().fold(value, |text, (name, known)| text.replace(&format!("$({name})"), known)))
 }
 
-/// Every pod has a host name of its own. Without rights a user may have one in a namespace of their own, in which they are root.
+/// Gives the process its pod's host name. Without privileges, this needs a user namespace in which
+/// the user is root.
 fn with_host_name(host: &str, words: Vec<String>) -> Vec<String> {
     let mut all: Vec<String> = vec!["unshare".into(), "--uts".into()];
     if !rustix::process::geteuid().is_root() {
@@ -130,25 +131,25 @@ fn with_host_name(host: &str, words: Vec<String>) -> Vec<String> {
     all
 }
 
-/// The script of this name beside this file.
+/// Path of a script next to this file.
 pub fn script(name: &str) -> String {
     switchyard_tests::root().join("tests/tests/frameworks").join(name).display().to_string()
 }
 
-/// Folder of the programs of the Python that a variable names.
+/// Program folder of the Python interpreter that a variable names.
 pub fn python(variable: &str) -> Result<PathBuf> {
     let path = std::env::var_os(variable).map(PathBuf::from);
     let path = path.with_context(|| format!("{variable} is not set: `cargo xtask test --frameworks` sets it"))?;
     Ok(path.parent().context("an interpreter lies in a folder")?.to_path_buf())
 }
 
-/// A line of one of the scripts, as a map.
+/// Parses a line of a test script into a map.
 pub fn fields(line: &str) -> BTreeMap<String, String> {
     let pairs = line.split_whitespace().filter_map(|word| word.split_once('='));
     pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
-/// What a package says of its version.
+/// Version of a package.
 pub fn version(programs: &Path, expression: &str) -> Result<Value> {
     let output = Command::new(programs.join("python3")).args(["-c", expression]).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -1,4 +1,4 @@
-//! Places are planned from the pods that were admitted, and the scheduler has the last word.
+//! Placement uses the admitted pods, and the scheduler has the final decision.
 
 use super::{Scene, says};
 use anyhow::Result;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use switchyard_crds::TrainJob;
 use switchyard_tests::{condition_of, merge, stage_of, template_on};
 
-/// Another gate than ours: while it is there, the pods can be changed as an admission webhook would have changed them.
+/// A foreign gate. While it is present, the test can change pods like an admission webhook.
 fn held() -> Value {
     json!({"template": {"spec": {"schedulingGates": [{"name": "example.com/held"}]}}})
 }
@@ -33,7 +33,8 @@ pub(super) async fn node_of(scene: &Scene, name: &str) -> Result<String> {
     Ok(status.placement.unwrap().nodes[0].node_name.clone())
 }
 
-/// Jobs stayed Queued on a taint that their pods tolerated, or went where the selector of their namespace does not let them.
+/// Regression: jobs stayed Queued because of a taint that their pods tolerated, or went to nodes
+/// that their namespace's selector excludes.
 #[tokio::test]
 async fn tolerations_selectors_and_affinities_of_admission_count() -> Result<()> {
     let scene = Scene::new("admitted", 3).await?;
@@ -62,7 +63,8 @@ async fn tolerations_selectors_and_affinities_of_admission_count() -> Result<()>
     Ok(())
 }
 
-/// A sidecar without requests takes none in the template, and what the LimitRange says in the pod.
+/// A sidecar without requests requests nothing in the template, and the LimitRange defaults in the
+/// pod.
 #[tokio::test]
 async fn defaults_of_a_limit_range_count() -> Result<()> {
     let scene = Scene::new("limits", 2).await?;
@@ -85,7 +87,7 @@ async fn defaults_of_a_limit_range_count() -> Result<()> {
     Ok(())
 }
 
-/// A pod on a node that no pod of a job with this anti-affinity may meet.
+/// Binds a pod that conflicts with a job's anti-affinity to this node.
 async fn stranger(scene: &Scene, node: usize) -> Result<()> {
     let name = format!("stranger-{node}");
     let pod = json!({"metadata": {"name": name, "labels": {"keep": "away"}},
@@ -99,7 +101,8 @@ async fn stranger(scene: &Scene, node: usize) -> Result<()> {
     Ok(())
 }
 
-/// The same place was asked for every 310 s for ever, and its GPUs were held 97 % of the time.
+/// Regression: the planner chose the same refused placement every 310 s forever, and kept its GPUs
+/// reserved 97 % of the time.
 #[tokio::test]
 async fn what_the_scheduler_refuses_is_given_back_at_once_and_the_next_place_is_tried() -> Result<()> {
     let scene = Scene::new("refused", 3).await?;
@@ -119,7 +122,7 @@ async fn what_the_scheduler_refuses_is_given_back_at_once_and_the_next_place_is_
         notes.iter().any(|note| note.contains(&scene.kubelet.nodes()[0]) && note.contains("anti-affinity")),
         "{notes:?}"
     );
-    // Without another place it waits, says why, and holds nothing.
+    // Without an alternative placement, the job waits, reports the reason, and reserves nothing.
     let mut job = scene.job("b", 1, "run", anti);
     merge(&mut job["spec"], json!({"template": template_on(&scene.kubelet.nodes()[..2])}));
     scene.jobs.create(job).await?;

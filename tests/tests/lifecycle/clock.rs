@@ -1,7 +1,8 @@
-//! The controller's wall clock is minutes off, or jumps by an hour, both ways. What must hold:
+//! The controller's wall clock is minutes off, or jumps by an hour, in either direction.
+//! Invariants:
 //!
-//! - What runs goes on: no attempt, no count and no pod changes.
-//! - Pauses, graces, deadlines and times to live are those of the API server's clock, and so are the times in statuses.
+//! - Running jobs continue: no attempt, counter or pod changes.
+//! - Backoffs, grace periods, deadlines, TTLs and status timestamps use the API server's clock.
 //! - No job ends before its start.
 
 use super::{Scene, says};
@@ -14,7 +15,7 @@ use switchyard_tests::{
     Command, ControlPlane, ControllerOptions, clock_by, condition_of, merge, stage_of, template_on,
 };
 
-/// A scene whose controller has a clock of its own.
+/// A test setup whose controller has its own clock.
 pub(super) struct Shifted {
     pub scene: Scene,
     offset: PathBuf,
@@ -25,26 +26,26 @@ impl Shifted {
         Shifted::off(prefix, nodes, 0).await
     }
 
-    /// With a clock that is this many minutes off from the start.
+    /// Starts with a clock that is this many minutes off.
     pub async fn off(prefix: &str, nodes: usize, minutes: i64) -> Result<Shifted> {
         let offset = ControlPlane::shared().folder().join(format!("{prefix}.offset"));
         std::fs::write(&offset, (minutes * 60).to_string())?;
         let environment = clock_by(&offset);
-        // Longer than a test takes: nodes that are lost stay so by a wrong clock only.
+        // Longer than a test takes, so that only a wrong clock can declare a node lost.
         let arguments = ["--node-grace-seconds", "120"].map(String::from).to_vec();
         let options = ControllerOptions { environment, arguments, ..ControllerOptions::default() };
         Ok(Shifted { scene: Scene::started(prefix, nodes, options).await?, offset })
     }
 
-    /// The clock is this many minutes off from now on.
+    /// Moves the clock to this many minutes off.
     pub fn jump(&self, minutes: i64) -> Result<()> {
-        // Renamed into its place: the controller reads it at any moment.
+        // Rename the file into place, because the controller can read it at any moment.
         let next = self.offset.with_extension("next");
         std::fs::write(&next, (minutes * 60).to_string())?;
         Ok(std::fs::rename(next, &self.offset)?)
     }
 
-    /// Changes a job, so that it is reconciled.
+    /// Changes a label of a job, so that it is reconciled.
     async fn touch(&self, name: &str, value: &str) -> Result<()> {
         self.scene.jobs.patch(name, json!({"metadata": {"labels": {"touched": value}}})).await?;
         Ok(())
@@ -75,7 +76,8 @@ async fn what_runs_is_not_disturbed_by_a_jump() -> Result<()> {
     for (name, hours) in [("back", -1), ("forth", 1), ("right", 0)] {
         shifted.jump(60 * hours)?;
         shifted.touch("a", name).await?;
-        // A job of that hour goes through its life; the controller has reconciled the other one by then.
+        // A job created now runs through its whole life. By then the controller has also reconciled
+        // the other job.
         scene.create(name, 1, "succeed-after=0.1s", json!({})).await?;
         let done = scene.jobs.wait_stage(name, "Complete").await?;
         let end = done.status.as_ref().unwrap().completion_time.as_ref().unwrap().0;
@@ -83,7 +85,7 @@ async fn what_runs_is_not_disturbed_by_a_jump() -> Result<()> {
         times_are_in_order(&done)?;
     }
     assert_eq!(uids(&scene.jobs.pods().await?), before);
-    // It ends an hour before it began, by the wrong clock.
+    // By the wrong clock, this job ends an hour before it started.
     shifted.jump(-60)?;
     scene.finish().await?;
     let done = scene.jobs.wait_stage("a", "Complete").await?;
@@ -130,7 +132,7 @@ async fn no_deadline_and_no_time_to_live_follows_the_clock_of_the_controller() -
         assert_eq!(stage_of(&scene.jobs.api().get("late").await?), Some("Running"), "{minutes} minutes");
         assert_eq!(stage_of(&scene.jobs.api().get("done").await?), Some("Complete"), "{minutes} minutes");
     }
-    // A deadline that has passed by the API server's clock has passed.
+    // A deadline that has passed on the API server's clock takes effect.
     shifted.jump(-60)?;
     scene.jobs.patch("late", json!({"spec": {"activeDeadlineSeconds": 1}})).await?;
     let failed = scene.jobs.wait_stage("late", "Failed").await?;
@@ -142,7 +144,8 @@ async fn no_deadline_and_no_time_to_live_follows_the_clock_of_the_controller() -
     scene.never_panicked()
 }
 
-/// A node that had just stopped reporting was lost at once, and every job with a limit exceeded it as soon as it was placed.
+/// Regression: with a clock minutes off, a node that had just stopped reporting was lost at once,
+/// and every job with a time limit exceeded it as soon as it was placed.
 #[tokio::test]
 async fn a_controller_whose_clock_is_minutes_off_ends_no_grace_and_no_job() -> Result<()> {
     for (prefix, minutes) in [("ahead", 10), ("behind", -10)] {

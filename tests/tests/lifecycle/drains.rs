@@ -1,11 +1,11 @@
-//! `kubectl drain` of a node on which a job trains.
+//! `kubectl drain` of a node with a running job.
 
 use super::training::Training;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use switchyard_tests::{ControlPlane, Ended, PATIENCE, Program, condition_of, merge, template_on};
 
-/// Steps between two checkpoints.
+/// Steps between checkpoints.
 const INTERVAL: u64 = 20;
 
 fn drain(node: &str, timeout: &str) -> Ended {
@@ -15,13 +15,14 @@ fn drain(node: &str, timeout: &str) -> Ended {
     Program::new(&plane.kubectl_program(), plane.folder(), arguments).env("KUBECONFIG", &config).run(PATIENCE)
 }
 
-/// The last value of a field in the log of a pod.
+/// Last value of a field in a pod's log.
 fn last(scene: &Training, pod: &str, field: &str) -> Option<u64> {
     let log = scene.kubelet.log(&scene.namespace, pod);
     log.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok()?[field].as_u64())
 }
 
-/// It was refused for as long as the job ran. Now the job saves its state, leaves the node and goes on elsewhere.
+/// Regression: the drain was refused for as long as the job ran. Now the job saves its state,
+/// leaves the node and resumes elsewhere.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_ends_and_costs_a_job_that_leaves_at_most_one_interval_of_its_checkpoints() -> Result<()> {
     let scene = Training::on("drains", 3).await?;
@@ -62,7 +63,7 @@ async fn a_drain_ends_and_costs_a_job_that_leaves_at_most_one_interval_of_its_ch
     Ok(())
 }
 
-/// The default: whoever drains hears why it does not end, and the job trains on.
+/// The default: `kubectl drain` shows why it is blocked, and the job keeps training.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_waits_for_a_job_that_stays() -> Result<()> {
     let scene = Training::on("stays", 2).await?;
@@ -74,7 +75,7 @@ async fn a_drain_waits_for_a_job_that_stays() -> Result<()> {
     let says = |job: &_| condition_of(job, "Succeeded").is_some_and(|stage| stage.message.contains("a drain waits"));
     let told = scene.jobs.wait("stays", "told", says).await?;
     assert_eq!(told.status.unwrap().attempt, Some(1));
-    // As the message says, a suspended job is out of the way.
+    // As the message says, suspending the job unblocks the drain.
     scene.jobs.patch("stays", json!({"spec": {"suspend": true}})).await?;
     let ended = drain(&node, "--timeout=0s");
     ensure!(ended.code == Some(0), "{}{}", ended.stdout, ended.stderr);

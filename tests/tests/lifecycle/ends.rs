@@ -1,4 +1,4 @@
-//! How jobs end, pause and disappear.
+//! How jobs end, suspend and are deleted.
 
 use super::Scene;
 use anyhow::Result;
@@ -38,7 +38,8 @@ async fn terminal_is_terminal() -> Result<()> {
     let scene = Scene::new("terminal", 1).await?;
     scene.create("a", 1, "succeed-after=0s", json!({})).await?;
     let done = scene.jobs.wait_stage("a", "Complete").await?;
-    // Whatever happens to what is left of it, nothing is made again and the status stays.
+    // Whatever happens to the remaining objects, nothing is recreated and the status stays
+    // unchanged.
     let pods = scene.jobs.pods_api();
     pods.delete("a-1-0", &Default::default()).await?;
     scene.jobs.wait_pods("gone", |pods| pods.is_empty()).await?;
@@ -135,7 +136,7 @@ async fn a_job_that_somebody_else_manages_is_left_alone() -> Result<()> {
     Ok(())
 }
 
-/// What `kubectl get` prints in every stage.
+/// `kubectl get` output in every stage.
 #[tokio::test]
 async fn the_table_shows_every_stage() -> Result<()> {
     let scene = Scene::new("table", 2).await?;
@@ -177,13 +178,13 @@ async fn the_table_shows_every_stage() -> Result<()> {
         })
         .await?;
     expect("good", "good Running 2/2 1");
-    // The second restart in a row has a pause, in which the stage can be seen.
+    // The second consecutive restart has a backoff, during which the stage is visible.
     scene.order("good-2-0", Command::Exit(9, String::new()))?;
     scene.jobs.wait_stage("good", "Restarting").await?;
     expect("good", "good Restarting 0/2 2");
     scene.create("bad", 1, "fail=9", json!({})).await?;
     scene.jobs.wait_stage("bad", "Failed").await?;
-    // Nothing of a job that is over is ready: the cell is empty.
+    // A finished job has no ready pods, so the cell is empty.
     expect("bad", "bad Failed 0");
     scene.create("done", 1, "succeed-after=0s", json!({})).await?;
     scene.jobs.wait_stage("done", "Complete").await?;

@@ -1,4 +1,4 @@
-//! What fails, who pays, and what comes after.
+//! Failures: which restart budget they are charged to, and the job's next stage.
 
 use super::{Scene, says};
 use anyhow::Result;
@@ -44,7 +44,7 @@ async fn the_whole_gang_starts_again_and_the_budget_ends() -> Result<()> {
     Ok(())
 }
 
-/// kubectl showed `Restarting (x2): attempt 2 starts`: the third was hidden.
+/// Regression: kubectl showed `Restarting (x2): attempt 2 starts`, which hid the third attempt.
 #[tokio::test]
 async fn each_restart_has_an_event_of_its_own() -> Result<()> {
     let scene = Scene::new("each-restart", 1).await?;
@@ -107,7 +107,8 @@ async fn out_of_memory_is_told_and_charged_to_the_infrastructure() -> Result<()>
     Ok(())
 }
 
-/// G6 in small: a lost node's pod stays `Terminating`; the next attempt begins elsewhere.
+/// A small version of G6: a lost node's pod stays `Terminating`, and the next attempt starts
+/// elsewhere.
 #[tokio::test]
 async fn a_lost_node_does_not_hold_the_job() -> Result<()> {
     let scene = Scene::new("lost", 3).await?;
@@ -155,7 +156,8 @@ async fn a_gang_without_room_waits_and_is_placed_when_there_is_some() -> Result<
     Ok(())
 }
 
-/// The scheduler sees what our placement does not, such as pods that must not meet: the gang is taken back as a whole.
+/// The scheduler enforces constraints that our planner does not model, such as anti-affinity. The
+/// controller then rolls back the whole gang.
 #[tokio::test]
 async fn a_gang_that_is_bound_in_part_is_taken_back() -> Result<()> {
     let scene = Scene::new("rollback", 2).await?;
@@ -209,7 +211,8 @@ async fn a_missing_image_is_told_while_it_is_tried() -> Result<()> {
     Ok(())
 }
 
-/// `runAsNonRoot` was set on every image: those that run as root, which are most, never started.
+/// Regression: with `runAsNonRoot` set on every image, images that run as root (most of them) never
+/// started.
 #[tokio::test]
 async fn an_image_that_runs_as_root_runs_unless_it_may_not_and_then_the_job_ends_at_once() -> Result<()> {
     let scene = Scene::new("root", 1).await?;
@@ -251,7 +254,8 @@ async fn a_namespace_that_enforces_restricted_takes_jobs_whose_images_have_a_use
     Ok(())
 }
 
-/// The status said "0 of 1 pods run" for as long as it ran, its failure was the node's, and nothing named it.
+/// Regression: while an init container ran, the status said "0 of 1 pods run"; its failure was
+/// charged to the infrastructure budget, and no message named it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_init_container_is_named_while_it_runs_and_when_it_fails() -> Result<()> {
     let scene = Scene::new("init", 1).await?;
@@ -280,7 +284,8 @@ async fn an_init_container_is_named_while_it_runs_and_when_it_fails() -> Result<
     Ok(())
 }
 
-/// The pods were shown as not ready while they trained, and nothing named the container.
+/// Regression: the status showed the pods as not ready while they trained, and did not name the
+/// failed sidecar.
 #[tokio::test]
 async fn a_sidecar_that_fails_is_named_while_the_trainer_trains() -> Result<()> {
     let scene = Scene::new("failing", 1).await?;
@@ -304,7 +309,7 @@ async fn a_sidecar_that_fails_is_named_while_the_trainer_trains() -> Result<()> 
     Ok(())
 }
 
-/// Proxies of meshes and shippers of logs do not end with the trainer.
+/// Service mesh proxies and log shippers do not exit with the trainer.
 #[tokio::test]
 async fn a_job_ends_with_its_trainers_while_sidecars_run_on() -> Result<()> {
     let scene = Scene::new("sidecar", 1).await?;

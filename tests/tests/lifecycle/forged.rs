@@ -1,4 +1,5 @@
-//! Objects that only say they belong to a job: in another namespace, and under names that the job needs.
+//! Objects that falsely claim to belong to a job: in another namespace, and under names that the
+//! job needs.
 
 use super::Scene;
 use anyhow::{Context, Result};
@@ -15,10 +16,12 @@ fn owner(name: &str, uid: &str) -> Value {
     json!([{"apiVersion": labels::API_VERSION, "kind": "TrainJob", "name": name, "uid": uid, "controller": true}])
 }
 
-/// Seen on real nodes: the gang was deleted within the second, and the name with the last number jammed the job for good.
+/// Regression, seen on real nodes: the gang was deleted within a second, and a forged name with the
+/// maximum attempt number blocked the job permanently.
 #[tokio::test]
 async fn a_pod_of_another_namespace_that_names_a_job_does_nothing_to_it_and_is_left_alone() -> Result<()> {
-    // The controller is one of all namespaces, like that of the chart: it would take part in the jobs of other tests.
+    // This controller watches all namespaces, like the chart's, so it would interfere with the jobs
+    // of other tests on a shared control plane.
     let plane = &ControlPlane::start(&Options { controller_manager: true, scheduler: true, ..Options::default() })?;
     plane.install_crds().await?;
     let (mine, theirs) = (plane.namespace("victim").await?, plane.namespace("evil").await?);
@@ -39,18 +42,20 @@ async fn a_pod_of_another_namespace_that_names_a_job_does_nothing_to_it_and_is_l
         ("unheard-of-1-0", "unheard-of", unknown, None),
     ] {
         let labels = label.map_or(json!({}), |uid| json!({labels::JOB_UID: uid}));
-        // Without garbage collection: it would take them for orphans, and rightly so.
+        // The finalizer keeps the pod, which the garbage collector would rightly delete as an
+        // orphan.
         let pod = json!({"metadata": {"name": name, "labels": labels, "ownerReferences": owner(job, uid), "finalizers": ["example.com/kept"]},
             "spec": {"schedulingGates": [{"name": "example.com/held"}], "containers": [{"name": "a", "image": "none"}]}});
         pods.create(&Default::default(), &serde_json::from_value(pod)?).await?;
     }
-    // What the controller does with a later job, it has done with the earlier events of its watch.
+    // Once the controller has handled a later job, it has also handled the earlier events of its
+    // watch.
     scene.create("later", 1, "run", json!({})).await?;
     scene.jobs.wait_stage("later", "Running").await?;
     let victim = scene.jobs.api().get("victim").await?.status.unwrap();
     assert_eq!((victim.attempt, victim.restarts.unwrap().total), (Some(1), 0));
     assert!(scene.names().await?.contains(&"victim-1-1".to_string()));
-    // The garbage collector may delete an orphan; the controller has no business with it.
+    // The garbage collector may delete an orphan, but our controller must not touch it.
     let log = std::fs::read_to_string(&scene.controller.log)?;
     assert!(!log.contains("unheard-of"), "{}", scene.controller.tail());
     scene.never_panicked()?;
@@ -61,7 +66,8 @@ async fn a_pod_of_another_namespace_that_names_a_job_does_nothing_to_it_and_is_l
     Ok(())
 }
 
-/// With our label on it, it was taken for the job's own and the real one was never made: any pod could reach the ranks.
+/// Regression: a foreign NetworkPolicy with our label was taken for the job's own, and the real one
+/// was never created, so any pod could reach the ranks.
 #[tokio::test]
 async fn names_that_somebody_else_has_are_told_at_once_and_no_gate_is_lifted() -> Result<()> {
     let scene = Scene::new("squatted", 2).await?;

@@ -1,4 +1,5 @@
-//! What keeps pods from being made or from starting stands in the status, with the field to change.
+//! The status names the reason why pods cannot be created or cannot start, with the field to
+//! change.
 
 use super::{Scene, says};
 use anyhow::Result;
@@ -8,7 +9,8 @@ use kube::api::PostParams;
 use serde_json::json;
 use switchyard_tests::condition_of;
 
-/// The kubelet says it in events only: the status said `ContainerCreating` for ever.
+/// Regression: the kubelet reports this in events only, so the status said `ContainerCreating`
+/// forever.
 #[tokio::test]
 async fn what_a_kubelet_cannot_mount_is_told_with_the_field_to_change() -> Result<()> {
     let scene = Scene::new("mount", 1).await?;
@@ -22,7 +24,7 @@ async fn what_a_kubelet_cannot_mount_is_told_with_the_field_to_change() -> Resul
     Ok(())
 }
 
-/// It was created again and again for ever, and the job stood in Placing.
+/// Regression: the controller retried creating it forever, and the job stayed in Placing.
 #[tokio::test]
 async fn a_pod_that_the_server_will_never_accept_ends_the_job_with_the_servers_words() -> Result<()> {
     let scene = Scene::new("refused", 1).await?;
@@ -54,7 +56,8 @@ async fn a_priority_class_that_does_not_exist_is_told_and_the_job_runs_when_it_d
     Ok(())
 }
 
-/// The scheduler says nothing of these pods, and their nodes were held for as long as the job said.
+/// Regression: the scheduler reports nothing about these pods, and their nodes stayed reserved
+/// until the job's own timeout.
 #[tokio::test]
 async fn a_claim_that_does_not_exist_is_told_and_no_node_is_held() -> Result<()> {
     let scene = Scene::new("absent", 1).await?;

@@ -1,4 +1,5 @@
-//! Hostile surroundings: quotas, missing accounts, names that are taken, namespaces that end, huge jobs.
+//! Hostile environments: quotas, missing service accounts, taken names, terminating namespaces,
+//! huge jobs.
 
 use super::{Scene, says};
 use anyhow::Result;
@@ -29,7 +30,8 @@ async fn a_quota_is_told_and_the_job_goes_on_when_it_grows() -> Result<()> {
     Ok(())
 }
 
-/// Each of two gangs had a part of the quota of their namespace, and both waited for the rest forever.
+/// Regression: two gangs each held a part of their namespace's quota, and both waited for the rest
+/// forever.
 #[tokio::test]
 async fn of_two_gangs_that_share_a_quota_one_runs_and_then_the_other() -> Result<()> {
     let scene = Scene::new("shared", 6).await?;
@@ -124,7 +126,7 @@ async fn huge_jobs_are_refused_or_run_and_nothing_hangs() -> Result<()> {
     let many: Vec<_> = (0..10_000).map(|number| json!({"name": format!("N{number}"), "value": "x"})).collect();
     let refused = scene.create("env", 1, "run", json!({"trainer": {"env": many}})).await;
     assert!(refused.is_err_and(|error| error.to_string().contains("Too many")), "10,000 entries are accepted");
-    // The template is the user's, and its schema bounds no text.
+    // The user controls the template, and its schema has no length limits.
     let large = |bytes: usize| json!({"template": {"spec": {"containers": [{"name": "trainer", "env": [{"name": "LARGE", "value": "x".repeat(bytes)}]}]}}});
     scene.create("large", 1, "run", large(200_000)).await?;
     scene.create("too-large", 1, "run", large(900_000)).await?;

@@ -1,5 +1,6 @@
-//! A queue of Kueue, whose part this test plays: it gates pods and keeps them by a finalizer, says in an event what it waits for, and stops what it
-//! takes back. A real Kueue: `tests/benches/kueue.rs`.
+//! A Kueue queue, emulated by the test: it gates pods and holds them with a finalizer, reports in
+//! an event what it waits for, and stops the pods that it evicts. `tests/benches/kueue.rs` uses a
+//! real Kueue.
 
 use super::Scene;
 use anyhow::Result;
@@ -13,7 +14,8 @@ use switchyard_tests::{condition_of, merge, stage_of};
 
 const GATE: &str = "kueue.x-k8s.io/admission";
 
-/// A job in a queue, whose pods are as Kueue's webhook makes them but for the finalizer.
+/// Creates a queued job. Its pods look as if Kueue's webhook had changed them, except for the
+/// finalizer.
 async fn create(scene: &Scene) -> Result<()> {
     let mut job = scene.job("a", 2, "run", json!({}));
     job["metadata"]["labels"] = json!({"kueue.x-k8s.io/queue-name": "team-a"});
@@ -53,13 +55,14 @@ async fn a_gang_waits_for_kueue_runs_is_stopped_and_waits_again() -> Result<()> 
     events.create(&PostParams::default(), &event).await?;
     let job = scene.jobs.wait("a", "its words", |job| says(job, &format!("waiting for Kueue: {words}"))).await?;
     assert_eq!(condition_of(&job, "Placed").map(|condition| condition.reason.as_str()), Some("Gated"));
-    // It admits the gang: one pod after the other, and nothing moves before the last.
+    // Kueue admits the gang pod by pod. Nothing may start before the last.
     let lift = json!({"spec": {"schedulingGates": [{"$patch": "delete", "name": GATE}]}});
     patch_all(&scene, &pods[..1], &lift).await?;
     assert_eq!(stage_of(&scene.jobs.api().get("a").await?), Some("Queued"));
     patch_all(&scene, &pods[1..], &lift).await?;
     scene.jobs.wait_stage("a", "Running").await?;
-    // It takes the quota back: a condition, then a delete; the pods stay until they have ended and it lets go of them.
+    // Kueue evicts: it sets a condition and deletes the pods, which stay until they have ended and
+    // Kueue removes its finalizer.
     for pod in &pods {
         let condition =
             json!({"type": "TerminationTarget", "status": "True", "reason": "WorkloadEvicted", "message": "Preempted"});

@@ -1,4 +1,4 @@
-//! A job with more nodes than stand in a status: its place is in PlacementSlices.
+//! A job with more nodes than fit into a status stores its placement in PlacementSlices.
 
 use super::Scene;
 use anyhow::{Context, Result, ensure};
@@ -10,7 +10,7 @@ use switchyard_crds::{PlacementSlice, TrainJob};
 use switchyard_plan::slices;
 use switchyard_tests::{ControlPlane, ControllerOptions, PATIENCE, Scene as Folder, start_controller};
 
-/// One more than fit into a status.
+/// One more than fits into a status.
 const NODES: usize = slices::INLINE + 1;
 
 async fn until(api: &Api<PlacementSlice>, name: &str, is: impl Fn(Option<&PlacementSlice>) -> bool) -> Result<()> {
@@ -18,7 +18,7 @@ async fn until(api: &Api<PlacementSlice>, name: &str, is: impl Fn(Option<&Placem
     Ok(())
 }
 
-/// The name of the only slice that the status of a job names.
+/// Name of the only slice that a job's status references.
 fn slice_of(job: &TrainJob) -> Result<String> {
     slices::of(job).and_then(|named| slices::names(named).next()).context("no slice")
 }
@@ -43,13 +43,14 @@ async fn the_place_of_a_large_job_survives_restarts_of_the_controller_and_slices
     let refused = api.patch(&name, &Default::default(), &change).await.unwrap_err().to_string();
     assert!(refused.contains("a PlacementSlice is immutable"), "{refused}");
 
-    // What is deleted is written again: by whoever decided it, and by a controller that has only read it.
+    // A deleted slice is rewritten, both by the controller that planned it and by one that has only
+    // read it.
     let mut uid = slice.uid();
     for restarts in [false, true] {
         if restarts {
             scene.controller.kill();
             scene.controller = controller(&scene, "large-second")?;
-            // It knows the job when it has done something for a later one.
+            // Once the controller has acted on a later job, it has also seen this one.
             scene.create("b", 1, "run", json!({})).await?;
             scene.jobs.wait_stage("b", "Running").await?;
         }
@@ -62,7 +63,7 @@ async fn the_place_of_a_large_job_survives_restarts_of_the_controller_and_slices
     let status = scene.jobs.api().get("a").await?.status.unwrap();
     assert_eq!((status.attempt, status.restarts.unwrap().total), (Some(1), 0));
 
-    // Deleted while nobody looks: the place is lost, and that is said.
+    // Deleted while no controller runs: the placement is lost, and the status reports it.
     scene.controller.kill();
     api.delete(&name, &Default::default()).await?;
     scene.controller = controller(&scene, "large-third")?;
@@ -87,7 +88,7 @@ fn controller(scene: &Scene, name: &str) -> Result<switchyard_tests::Daemon> {
     start_controller(ControlPlane::shared(), name, &ControllerOptions { namespace, ..ControllerOptions::default() })
 }
 
-/// What users see is whole: they need not know where it stands.
+/// Commands show the full placement, wherever it is stored.
 fn asked(scene: &Scene, slice: &PlacementSlice) -> Result<()> {
     let folder = Folder::new();
     let config = ControlPlane::shared().kubeconfig("admin").display().to_string();

@@ -1,4 +1,4 @@
-//! Nodes that are not ready, that do not report, and that stop reporting together.
+//! Nodes that are NotReady, nodes that do not report, and nodes that stop reporting together.
 
 use super::Scene;
 use anyhow::{Result, ensure};
@@ -13,7 +13,8 @@ use switchyard_tests::{
     start_controller, template_on,
 };
 
-/// It was taken for dead after 5 s, and a network that was rolled out over the nodes started every job again.
+/// Regression: a NotReady node was considered lost after 5 s, so a network rollout across the nodes
+/// restarted every job.
 #[tokio::test]
 async fn a_node_that_says_it_is_not_ready_keeps_its_jobs() -> Result<()> {
     let scene = Scene::new("unready", 3).await?;
@@ -25,7 +26,8 @@ async fn a_node_that_says_it_is_not_ready_keeps_its_jobs() -> Result<()> {
         scene.jobs.wait_stage(name, "Running").await?;
     }
     scene.kubelet.unready_node(&nodes[0]).await?;
-    // Later than the other one, and given up nevertheless: so the time of the other one has passed, too.
+    // This node was lost later and its job has restarted, so the other node's grace period has
+    // passed too.
     scene.kubelet.lose_node(&nodes[1]).await?;
     let again = |job: &TrainJob| job.status.as_ref().is_some_and(|status| status.attempt == Some(2));
     scene.jobs.wait("loses", "in another attempt", again).await?;
@@ -34,13 +36,14 @@ async fn a_node_that_says_it_is_not_ready_keeps_its_jobs() -> Result<()> {
     Ok(())
 }
 
-/// Kubelets that could not reach the API server for 40 s had every job of the cluster start again.
+/// Regression: when kubelets could not reach the API server for 40 s, every job in the cluster
+/// restarted.
 #[tokio::test]
 async fn nodes_that_stop_reporting_together_end_nothing_until_an_administrator_says_so() -> Result<()> {
     let plane = ControlPlane::shared();
     let namespace = plane.namespace("brake").await?;
     let kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new(&namespace, 4)).await?;
-    // Nodes of other tests are in the fleet as well.
+    // The nodes of other tests also count as part of the fleet.
     let arguments = ["--node-grace-seconds", "30", "--fleet-brake-percent", "1"].map(String::from).to_vec();
     let options = ControllerOptions { namespace: Some(namespace.clone()), arguments, ..ControllerOptions::default() };
     let controller = start_controller(plane, &namespace, &options)?;
@@ -56,7 +59,8 @@ async fn nodes_that_stop_reporting_together_end_nothing_until_an_administrator_s
     });
     assert_eq!(braked.await?.status.unwrap().attempt, Some(1));
     let lost = placed.nodes[1].node_name.clone();
-    // With NoExecute Kubernetes deletes the pods as well, and which of the two is seen first is chance.
+    // With NoExecute, Kubernetes would also delete the pods, and the order of the two events would
+    // be random.
     let taint = json!({"spec": {"taints": [{"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoSchedule"}]}});
     Api::<Node>::all(scene.jobs.client.clone()).patch(&lost, &Default::default(), &Patch::Merge(taint)).await?;
     let again = |job: &TrainJob| job.status.as_ref().is_some_and(|status| status.attempt == Some(2));
@@ -66,7 +70,7 @@ async fn nodes_that_stop_reporting_together_end_nothing_until_an_administrator_s
     Ok(())
 }
 
-/// A drain begins with a cordon, and was refused for as long as the job ran.
+/// Regression: a drain starts with a cordon, and was refused for as long as the job ran.
 #[tokio::test]
 async fn a_job_leaves_a_cordoned_node_if_it_says_so_and_else_says_that_a_drain_waits() -> Result<()> {
     let scene = Scene::new("cordon", 3).await?;
@@ -92,7 +96,7 @@ async fn a_job_leaves_a_cordoned_node_if_it_says_so_and_else_says_that_a_drain_w
     Ok(())
 }
 
-/// The same bad node was taken again and again, by one job after the other.
+/// Regression: one job after another was placed on the same bad node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_ends_three_jobs_within_an_hour_is_avoided_by_the_fourth_and_explain_says_so() -> Result<()> {
     let scene = Scene::new("incidents", 2).await?;
@@ -122,7 +126,7 @@ async fn a_node_that_ends_three_jobs_within_an_hour_is_avoided_by_the_fourth_and
         scene.kubelet.unready_node(&nodes[0]).await?;
         taint(lost.clone()).await?;
         let lost = scene.jobs.wait(&name, "without a node", waits("cannot be used: not ready")).await?;
-        // Of what happens within two minutes, only one counts: the next ones happened later.
+        // Failures within two minutes of each other count once; these happened further apart.
         let mut failures = lost.status.unwrap().node_failures;
         ensure!(failures.len() == 1, "{failures:?}");
         failures[0].last_time.0 += SignedDuration::from_mins(10 * turn);
@@ -146,7 +150,8 @@ async fn a_node_that_ends_three_jobs_within_an_hour_is_avoided_by_the_fourth_and
     Ok(())
 }
 
-/// A GPU that fell off the bus: ten attempts went to the same node within minutes, and so did the next job.
+/// Regression: a GPU had fallen off the bus. Ten attempts went to the same node within minutes, and
+/// so did the next job.
 #[tokio::test]
 async fn a_node_that_refuses_a_pod_is_left_by_the_job_and_under_another_leader_by_the_next_one() -> Result<()> {
     let mut scene = Scene::new("refuses", 2).await?;

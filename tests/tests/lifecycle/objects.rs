@@ -1,4 +1,4 @@
-//! The objects of a job, and what happens when somebody touches them.
+//! The objects of a job, and the reaction to external changes.
 
 use super::Scene;
 use anyhow::Result;
@@ -100,7 +100,8 @@ async fn what_somebody_changes_or_deletes_is_set_right() -> Result<()> {
     budgets.delete("a", &Default::default()).await?;
     let anew = |budget: Option<&PodDisruptionBudget>| budget.is_some_and(|budget| budget.uid() != old);
     tokio::time::timeout(Duration::from_secs(30), kube::runtime::wait::await_condition(budgets, "a", anew)).await??;
-    // A pod that is deleted after the gang began has failed; one that is deleted before is made again.
+    // A pod that is deleted after the gang has started counts as failed. Before that, it is
+    // recreated.
     scene.jobs.pods_api().delete("a-1-0", &Default::default()).await?;
     let next = scene.jobs.wait("a", "in attempt 2", |job| {
         stage_of(job) == Some("Running") && job.status.as_ref().is_some_and(|status| status.attempt == Some(2))

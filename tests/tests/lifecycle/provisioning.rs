@@ -1,4 +1,5 @@
-//! Gangs that ask for nodes. The autoscaler's part is played by the test: it installs the kind, says what it does, and brings a node.
+//! Gangs that request nodes. The test acts as the autoscaler: it installs the CRD, sets conditions,
+//! and adds a node.
 
 use super::Scene;
 use anyhow::{Result, ensure};
@@ -35,7 +36,7 @@ async fn cordon(scene: &Scene, node: usize, cordoned: bool) -> Result<()> {
     Ok(())
 }
 
-/// Whether there is an object of this name, once that is so.
+/// Waits until an object of this name exists, or no longer exists.
 async fn until<K>(api: &Api<K>, name: &str, exists: bool) -> Result<()>
 where
     K: kube::Resource<DynamicType = ()> + Clone + Debug + serde::de::DeserializeOwned,
@@ -48,7 +49,7 @@ where
     Ok(())
 }
 
-/// State and reason of the job's condition.
+/// Status and reason of the `NodesRequested` condition.
 fn told(job: &TrainJob) -> Option<(&str, &str)> {
     condition_of(job, "NodesRequested").map(|condition| (condition.status.as_str(), condition.reason.as_str()))
 }
@@ -57,7 +58,8 @@ fn says(kind: &str, status: &str, reason: &str, message: &str) -> Value {
     json!({"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"})
 }
 
-/// Autoscalers do not look at gated pods, so a cluster with too few nodes stayed that way. With the rights of the chart.
+/// Regression: autoscalers ignore gated pods, so a cluster with too few nodes never grew. Runs with
+/// the chart's rights.
 #[tokio::test]
 async fn a_gang_that_lacks_a_node_asks_the_autoscaler_and_gives_the_request_back() -> Result<()> {
     let plane = ControlPlane::shared();
@@ -71,7 +73,7 @@ async fn a_gang_that_lacks_a_node_asks_the_autoscaler_and_gives_the_request_back
     cordon(&scene, 1, true).await?;
     scene.create("a", 2, "run", json!({})).await?;
     scene.jobs.wait_stage("a", "Queued").await?;
-    // The cluster does not know the kind: that is said once, and the job waits as it always did.
+    // The cluster lacks the CRD: the controller logs that once, and the job waits as before.
     let missing = "autoscaling.x-k8s.io/v1 is not known";
     let log = || std::fs::read_to_string(&scene.controller.log);
     let give_up = Instant::now() + PATIENCE;
@@ -97,7 +99,7 @@ async fn a_gang_that_lacks_a_node_asks_the_autoscaler_and_gives_the_request_back
         (amounts["cpu"].0.as_str(), amounts["memory"].0.as_str(), pod.scheduling_gates),
         ("100m", "67108864", None)
     );
-    // What it says is in the status, also while nothing else of the job changes.
+    // The status follows the request's conditions even if nothing else about the job changes.
     let speak = async |conditions: Value| {
         let patch = Patch::Merge(json!({"status": {"conditions": conditions}}));
         requests.patch_status("a-1", &Default::default(), &patch).await
@@ -125,7 +127,7 @@ async fn a_gang_that_lacks_a_node_asks_the_autoscaler_and_gives_the_request_back
     until(&requests, "a-1", false).await?;
     until(&templates, "a-1", false).await?;
     assert_eq!(told(&scene.jobs.api().get("a").await?), None);
-    // One that failed is told and stays for a while; it goes with its job.
+    // A failed request is reported and kept for a while. It is deleted with its job.
     scene.create("b", 2, "run", json!({"trainer": {"resourcesPerNode": {"limits": {"cpu": "1000"}}}})).await?;
     until(&requests, "b-1", true).await?;
     let failed = says("Failed", "True", "Expired", "nobody has such nodes");
@@ -140,7 +142,7 @@ async fn a_gang_that_lacks_a_node_asks_the_autoscaler_and_gives_the_request_back
     scene.never_panicked()
 }
 
-/// Of now: what ended long ago is asked for again at once.
+/// Sets the transition time to now, because old failures are retried immediately.
 fn merged(condition: Value) -> Result<Value> {
     let mut condition = condition;
     condition["lastTransitionTime"] =

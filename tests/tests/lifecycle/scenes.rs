@@ -1,5 +1,6 @@
-//! What others do to pods and nodes of a cluster: admission that adds to pods, volumes, overhead, ports, spread, quotas. Each ends in a job that runs, or
-//! in a sentence that names the cause.
+//! Cluster components that affect pods and placement: mutating admission, volumes, overhead, host
+//! ports, topology spread, quotas. Each case ends in a running job or a message that names the
+//! cause.
 
 use super::admitted::{node_of, patch_nodes};
 use super::{Scene, says};
@@ -21,7 +22,8 @@ fn apply(plane: &ControlPlane, objects: &[Value]) -> Result<()> {
     Ok(())
 }
 
-/// A policy of the cluster that changes pods of the namespace as they are made, as webhooks of meshes, queues and clouds do.
+/// A cluster policy that mutates the namespace's pods on creation, like the webhooks of service
+/// meshes, queues and cloud providers.
 fn admission(namespace: &str) -> [Value; 2] {
     let own = json!({"matchLabels": {"kubernetes.io/metadata.name": namespace}});
     let sidecar = |name: &str, more: &str| {
@@ -38,7 +40,7 @@ fn admission(namespace: &str) -> [Value; 2] {
             &format!("{terms}/0/matchExpressions/-"),
             r#"{"key": dyn("example.com/disk"), "operator": dyn("Exists")}"#.into(),
         ),
-        // The server itself has added tolerations by then.
+        // By then the API server itself has added tolerations.
         ("/spec/tolerations/-", r#"{"key": "gpu", "operator": "Exists"}"#.into()),
     ];
     let patches = patches.map(|(path, value)| format!(r#"JSONPatch{{op: "add", path: "{path}", value: {value}}}"#));
@@ -57,7 +59,8 @@ fn admission(namespace: &str) -> [Value; 2] {
     [policy, binding]
 }
 
-/// Sidecars of both kinds take room, and selector, affinity and toleration say where. All of it is in no template.
+/// Sidecars of both kinds use resources, and selector, affinity and toleration restrict the nodes.
+/// None of this is in the template.
 #[tokio::test]
 async fn what_admission_adds_to_pods_counts_for_their_place() -> Result<()> {
     let options = Options { controller_manager: true, scheduler: true, mutating: true, ..Options::default() };
@@ -78,7 +81,7 @@ async fn what_admission_adds_to_pods_counts_for_their_place() -> Result<()> {
         (3, labels(json!("a"), json!("slow"))),
     ];
     patch_nodes(&scene, &nodes).await?;
-    // A policy is in force some time after it was accepted.
+    // A policy takes effect some time after it was accepted.
     let give_up = Instant::now() + PATIENCE;
     loop {
         let probe: Pod = serde_json::from_value(json!({"metadata": {"name": "probe"}, "spec": {
@@ -111,7 +114,7 @@ async fn what_admission_adds_to_pods_counts_for_their_place() -> Result<()> {
     scene.never_panicked()
 }
 
-/// A volume with its own topology, by the claim that has it.
+/// A volume with its own topology, and the claim bound to it.
 fn volume(name: &str, class: &str, key: &str, value: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
@@ -136,7 +139,8 @@ fn with_claim(name: &str) -> Value {
     json!({"template": {"spec": {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": name}}]}}})
 }
 
-/// Each node without the volume was asked for 10 s, in a large cluster for ever.
+/// Regression: the planner tried each node without the volume for 10 s, which in a large cluster
+/// took forever.
 #[tokio::test]
 async fn jobs_go_where_their_volumes_are_and_say_so_where_there_are_none() -> Result<()> {
     let scene = Scene::new("volumes", 4).await?;
@@ -158,7 +162,7 @@ async fn jobs_go_where_their_volumes_are_and_say_so_where_there_are_none() -> Re
             claim("late", &namespace, &late),
         ],
     )?;
-    // `node_of` wants the first attempt: nobody was refused.
+    // `node_of` requires the first attempt, so the scheduler refused no gang.
     for (name, node, what) in
         [("zone", 2, "a volume of one zone"), ("local", 3, "a local volume, WaitForFirstConsumer")]
     {
@@ -168,7 +172,7 @@ async fn jobs_go_where_their_volumes_are_and_say_so_where_there_are_none() -> Re
     }
     for (name, class, node, what) in [
         ("none", &none, 1, "a claim for which there is no volume"),
-        // The scheduler would refuse its pods until its controller has bound it.
+        // The scheduler would refuse its pods until the volume controller has bound the claim.
         ("late", &late, 0, "a claim that is bound at once, before it is"),
     ] {
         scene.create(name, 1, "run", with_claim(name)).await?;
@@ -212,7 +216,8 @@ async fn the_overhead_of_a_runtime_takes_room() -> Result<()> {
     scene.jobs.verdict("overhead of a RuntimeClass leaves no room", "waits, cause named", "c")
 }
 
-/// The scheduler knows, and its word is taken: the gang is given back after 10 s, and the next node is asked.
+/// Only the scheduler checks these constraints. After its refusal, the controller rolls the gang
+/// back after 10 s and tries the next node.
 #[tokio::test]
 async fn a_port_that_is_taken_and_a_spread_that_does_not_hold_are_learned() -> Result<()> {
     let scene = Scene::new("learned", 2).await?;
@@ -225,7 +230,8 @@ async fn a_port_that_is_taken_and_a_spread_that_does_not_hold_are_learned() -> R
         |pod: &Pod| pod.name_any() == "stranger" && pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
     scene.jobs.wait_pods("bound", |pods| pods.iter().any(is_bound)).await?;
     let port = json!({"template": {"spec": {"containers": [{"name": "trainer", "ports": [{"containerPort": 7777, "hostPort": 7777}]}]}}});
-    // Nodes that the pod may not use count as well, or the one it is pinned to would be the only one.
+    // Nodes that the pod cannot use count for the spread as well. Otherwise its pinned node would
+    // be the only one.
     let spread = json!({"template": {"metadata": {"labels": {"app": "spread"}}, "spec": {"topologySpreadConstraints": [{
         "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule", "nodeAffinityPolicy": "Ignore",
         "labelSelector": {"matchLabels": {"app": "spread"}}}]}}});

@@ -1,4 +1,4 @@
-//! Others remove labels and gates of pods, in a cluster without our admission policies.
+//! Other users remove labels and gates from pods, in a cluster without our admission policies.
 
 use super::{Scene, says};
 use anyhow::Result;
@@ -31,7 +31,8 @@ impl Scene {
     }
 }
 
-/// The job said "Running, 1 of 2 nodes train" forever, and under the next leader a finished training started again.
+/// Regression: the job said "Running, 1 of 2 nodes train" forever, and under the next leader a
+/// finished training restarted.
 #[tokio::test]
 async fn pods_that_lose_their_labels_get_them_back_also_under_the_next_leader() -> Result<()> {
     let mut scene = Scene::new("stripped", 2).await?;
@@ -54,7 +55,7 @@ async fn pods_that_lose_their_labels_get_them_back_also_under_the_next_leader() 
     scene.never_panicked()
 }
 
-/// It trained alone, and the job was said to be complete.
+/// Regression: the ungated pod trained alone, and the job was reported as complete.
 #[tokio::test]
 async fn a_pod_whose_gate_others_remove_starts_again_with_its_gang() -> Result<()> {
     let scene = Scene::new("ungated", 2).await?;

@@ -1,4 +1,5 @@
-//! A TrainJob that really trains: the pods' commands run as processes, the figures come from their log.
+//! A TrainJob that really trains: the pods' commands run as processes, and the figures come from
+//! their logs.
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -8,7 +9,7 @@ use switchyard_tests::{
     start_controller, template_on, worker_folder,
 };
 
-/// A namespace with nodes whose pods run our worker, a controller, and text to train on.
+/// A namespace with nodes whose pods run our worker, a controller, and training text.
 pub(super) struct Training {
     pub folder: Folder,
     pub namespace: String,
@@ -22,7 +23,7 @@ impl Training {
         Training::on(prefix, 2).await
     }
 
-    /// With so many nodes.
+    /// Starts this many nodes.
     pub async fn on(prefix: &str, nodes: usize) -> Result<Training> {
         let folder = Folder::new();
         folder.write_text("data/text.txt", 64);
@@ -37,7 +38,6 @@ impl Training {
         Ok(Training { folder, namespace, kubelet, jobs, _controller })
     }
 
-    /// A small GPT on two nodes.
     pub fn job(&self, name: &str, path: &str, steps: u32) -> Value {
         json!({
             "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": name},
@@ -52,7 +52,7 @@ impl Training {
         })
     }
 
-    /// The folder with text.
+    /// The folder with the training text.
     pub fn data(&self) -> String {
         self.folder.join("data").display().to_string()
     }
@@ -62,7 +62,8 @@ impl Training {
 async fn two_pods_train_a_model() -> Result<()> {
     let scene = Training::new("train").await?;
     let jobs = &scene.jobs;
-    // It would train for hours: also on a fast machine, the controller has read figures and suspended it long before the end.
+    // Would train for hours. Even on a fast machine, the controller reads figures and suspends it
+    // long before the end.
     let mut job = scene.job("gpt", &scene.data(), 100_000_000);
     job["spec"]["fabric"] = json!({"preflight": {"minBusBandwidth": "1k"}});
     jobs.create(job).await?;
@@ -71,14 +72,14 @@ async fn two_pods_train_a_model() -> Result<()> {
     });
     let figures = seen.await?.status.unwrap().trainer_status.unwrap();
     assert!(figures.total_steps == 100_000_000 && figures.loss.is_some(), "{figures:?}");
-    // What carries the data, and how well, by the words of the ranks.
+    // Transport and measured bandwidth, as reported by the ranks.
     let told = |job: &TrainJob| {
         let fabric = job.status.as_ref().and_then(|status| status.fabric.as_ref());
         fabric.is_some_and(|fabric| fabric.observed.is_some() && fabric.measured.is_some())
     };
     let fabric = jobs.wait("gpt", "what the ranks say of their links", told).await?.status.unwrap().fabric.unwrap();
     let (seen, measured) = (fabric.observed.unwrap(), fabric.measured.unwrap());
-    // The pods of this bench are processes of one machine.
+    // These pods are processes on one machine.
     assert_eq!(
         (seen.verdict, seen.transport),
         (ObservedVerdict::AsForecast, Some(Transport::SharedMemory)),
@@ -104,7 +105,7 @@ async fn two_pods_train_a_model() -> Result<()> {
     let failed = jobs.wait_stage("nothing", "Failed").await?;
     let condition = condition_of(&failed, "Failed").unwrap();
     assert!(condition.reason == "PermanentFailure" && condition.message.contains("/no/such/data"), "{condition:?}");
-    // More than any network has: the ranks measure it and do not start.
+    // More than any network provides: the ranks measure the bandwidth and refuse to start.
     let mut most = scene.job("slow", &scene.data(), 40);
     most["spec"]["fabric"] = json!({"preflight": {"mode": "Enforce", "minBusBandwidth": "1000T"}});
     jobs.create(most).await?;

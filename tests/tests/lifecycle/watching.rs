@@ -1,4 +1,4 @@
-//! What a user sees of a job in a cluster: status, logs, report, and the archive for support.
+//! What a user sees of a job in a cluster: status, logs, report, and support bundle.
 
 use super::training::Training;
 use anyhow::{Context, Result, ensure};
@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use std::process::Command;
 use switchyard_tests::{ControlPlane, Ended, PATIENCE, Running};
 
-/// A value that must not leave the cluster.
+/// A value that must not appear in a support bundle.
 const SECRET: &str = "hunter2-of-the-user";
 
-/// `switchyard` with arguments, in the namespace of the scene.
+/// Starts `switchyard` in the test's namespace.
 fn start(scene: &Training, arguments: &[&str]) -> Running {
     let config = ControlPlane::shared().kubeconfig("admin").display().to_string();
     let place = ["--kubeconfig", &config, "--namespace", &scene.namespace];
@@ -68,7 +68,7 @@ async fn a_job_is_watched_read_reported_and_archived() -> Result<()> {
 
     let bundle = ask(&scene, &["support-bundle", "--out", "bundle.tar.gz"]);
     assert_eq!(bundle.code, Some(0), "{}", bundle.stderr);
-    // The job is over and did not fail: it has to be named.
+    // The job has ended without a failure, so it must be named explicitly.
     let named = ask(&scene, &["support-bundle", "gpt", "--out", "named.tar.gz"]);
     assert_eq!(named.code, Some(0), "{}", named.stderr);
     let text = unpacked(&scene, "named.tar.gz")?;
@@ -81,7 +81,7 @@ async fn a_job_is_watched_read_reported_and_archived() -> Result<()> {
     Ok(())
 }
 
-/// Without --namespace, every command about a job means that of the context.
+/// Without `--namespace`, every job command uses the context's namespace.
 fn of_the_context(scene: &Training) -> Result<()> {
     let admin = std::fs::read_to_string(ControlPlane::shared().kubeconfig("admin"))?;
     let mut config: Value = serde_saphyr::from_str(&admin)?;
@@ -112,7 +112,7 @@ fn of_the_context(scene: &Training) -> Result<()> {
     Ok(())
 }
 
-/// Names and contents of an archive, in one text.
+/// Names and contents of an archive, as one text.
 fn unpacked(scene: &Training, name: &str) -> Result<String> {
     let list = |arguments: &[&str]| -> Result<String> {
         let done = Command::new("tar").args(arguments).arg(scene.folder.join(name)).output()?;

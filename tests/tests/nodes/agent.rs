@@ -1,5 +1,5 @@
-//! The node agent as it runs in a cluster: the pod of a DaemonSet, with the files of its host mounted, under the rights of its
-//! account. The hosts are scenes: their sysfs, and a mock of NVML beside it.
+//! The node agent as deployed in a cluster: a DaemonSet pod that mounts its host's files and has
+//! its account's rights. The hosts are mock machines: a sysfs tree and a mock NVML.
 
 use crate::nodes::devices::{claim, told, visible};
 use crate::nodes::{apply, cluster, kubectl, pod, wait_phase};
@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
-// Named, so that cargo builds the shared library.
+// Named so that cargo builds the shared library.
 use switchyard_nvml_mock as _;
 use switchyard_scenes::{Scene, Stage};
 use switchyard_tests::drivers::ClaimDriver;
@@ -21,7 +21,7 @@ use switchyard_tests::{SYSTEM, account, agent_program};
 
 const NAME: &str = "switchyard-node-agent";
 
-/// The agents of all nodes. Each finds its host below `hosts`, by the name of its node.
+/// The agents of all nodes. Each finds its host's files below `hosts`, under its node name.
 fn daemon_set(image: &str, hosts: &str) -> Value {
     let temporary = std::env::temp_dir().display().to_string();
     let host = |path: &str| format!("{hosts}/$(NODE_NAME)/{path}");
@@ -44,7 +44,8 @@ fn daemon_set(image: &str, hosts: &str) -> Value {
                 "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]},
                     "readOnlyRootFilesystem": true, "runAsUser": 0},
                 "readinessProbe": {"httpGet": {"path": "/readyz", "port": 9410}, "periodSeconds": 1},
-                // The folder of a node is a link to that of its scene: both are mounted where they lie.
+                // A node's folder is a symlink to its mock machine, so both are mounted at their
+                // original paths.
                 "volumeMounts": [mount("hosts", &temporary), mount("pod-resources", kubelet)],
             }],
             "volumes": [volume("hosts", &temporary), volume("pod-resources", kubelet)],
@@ -52,7 +53,7 @@ fn daemon_set(image: &str, hosts: &str) -> Value {
     }})
 }
 
-/// What the agent of a node reports, once it reports GPUs.
+/// The agent's report for a node, once it contains GPUs.
 async fn report(nodes: &Nodes, node: &str) -> Result<GPUTopology> {
     let api = Api::<GPUTopology>::all(nodes.plane.client().await?);
     let give_up = Instant::now() + crate::nodes::PATIENCE;
@@ -111,7 +112,7 @@ async fn agents_in_pods_report_the_scenes_of_their_nodes() -> Result<()> {
     }
     kubectl(&nodes, &["rollout", "status", "daemonset", NAME, "-n", SYSTEM, "--timeout=50s"])?;
 
-    // The same devices for the agent, the driver, the scheduler, the kubelet and the container.
+    // Agent, driver, scheduler, kubelet and container must agree on the devices.
     let gpus = GpuNodes::start(nodes.plane.client().await?).await?;
     let _driver = ClaimDriver::start(&nodes, &gpus, &reports[1]).await?;
     let wanted = [1, 4].map(|index| uuids(&reports[1])[index].clone());

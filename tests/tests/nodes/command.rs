@@ -1,5 +1,5 @@
-//! The command behind `cargo xtask cluster`: an owner that is killed leaves nothing for long, who cleans up leaves the living alone,
-//! and a machine that cannot run real nodes says why.
+//! The command behind `cargo xtask cluster`: a killed owner's leftovers disappear soon, cleanup
+//! spares live clusters, and an unsuitable machine is reported with the reason.
 
 use crate::nodes::{cluster, kubectl, until};
 use anyhow::{Context, Result, ensure};
@@ -32,7 +32,7 @@ fn what_a_killed_owner_left_is_removed_and_nothing_of_a_living_one() -> Result<(
     assert_ne!(number, living.number());
 
     kill_process(pid, Signal::KILL)?;
-    // The kernel takes back what is in namespaces, by itself.
+    // The kernel itself frees everything inside the namespaces.
     until("without processes and interfaces", || {
         let kinds = ["process ", "interface ", "route ", "mount "];
         Ok(!left(number)?.iter().any(|entry| kinds.iter().any(|kind| entry.starts_with(kind))))
@@ -54,7 +54,7 @@ fn what_a_killed_owner_left_is_removed_and_nothing_of_a_living_one() -> Result<(
 fn a_machine_that_cannot_run_nodes_says_so() -> Result<()> {
     let folder = tempfile::tempdir()?;
     for command in [&["check"][..], &["up", "--nodes", "1"]] {
-        // In a user namespace without a map nobody is root.
+        // In a user namespace without an ID map, no user is root.
         let output = Command::new("unshare")
             .args(["--user", PROGRAM])
             .args(command)

@@ -1,4 +1,4 @@
-//! GPUs of real nodes: exact ones by claims, any by the device plugin.
+//! GPUs on real nodes: exact ones by claims, and any by the device plugin.
 
 use crate::nodes::{apply, cluster, inside, kubectl, pod, until, wait_phase};
 use anyhow::{Context, Result, ensure};
@@ -13,12 +13,12 @@ use switchyard_tests::gpus::{DRIVER, GpuNodes, Machine, RESOURCE, uuids};
 use switchyard_tests::nodes::Nodes;
 use switchyard_tests::{Daemon, agent_program};
 
-/// UUIDs that a container finds in its environment.
+/// GPU UUIDs in a container's environment.
 pub(crate) fn visible(nodes: &Nodes, pod: &str) -> Result<BTreeSet<String>> {
     Ok(inside(nodes, pod, &format!("echo ${VISIBLE}"))?.trim().split(',').map(str::to_string).collect())
 }
 
-/// What an agent reports from the PodResources API of a node's kubelet, once it tells of this pod.
+/// The agent's report from the kubelet's PodResources API, once it contains this pod.
 pub(crate) async fn told(nodes: &Nodes, agent_of: &str, pod: &str) -> Result<Vec<DeviceUse>> {
     let api = kube::Api::<GPUTopology>::all(nodes.plane.client().await?);
     let give_up = Instant::now() + crate::nodes::PATIENCE;
@@ -34,7 +34,6 @@ pub(crate) async fn told(nodes: &Nodes, agent_of: &str, pod: &str) -> Result<Vec
     }
 }
 
-/// A claim for exactly these GPUs.
 pub(crate) fn claim(name: &str, gpus: &[String]) -> Result<Value> {
     let list = serde_json::to_string(gpus)?;
     let expression = format!("device.attributes['{DRIVER}'].?uuid.orValue('') in {list}");
@@ -70,7 +69,8 @@ async fn gpus_by_claims_and_by_numbers() -> Result<()> {
     Ok(())
 }
 
-/// An agent for each node, which reads this machine and asks the node's kubelet who uses its devices.
+/// Starts an agent for each node, which reads this machine and queries the node's kubelet for
+/// device usage.
 fn agents(nodes: &Nodes) -> Result<Vec<Daemon>> {
     let start = |node: String| {
         let socket = nodes.path(&node, "/var/lib/kubelet/pod-resources/kubelet.sock")?.display().to_string();
@@ -88,7 +88,8 @@ fn agents(nodes: &Nodes) -> Result<Vec<Daemon>> {
     nodes.names().into_iter().map(start).collect()
 }
 
-/// Two GPUs that first-fit would not choose: in the allocation, in the kubelet's words and in the container they are the same.
+/// Two GPUs that first-fit would not choose must be the same in the allocation, the kubelet's
+/// report and the container.
 async fn exact_gpus(nodes: &Nodes, gpus: &GpuNodes, reports: &[GPUTopology]) -> Result<()> {
     let report = &reports[1];
     let wanted = [3, 6].map(|index| uuids(report)[index].clone());
@@ -110,7 +111,7 @@ async fn exact_gpus(nodes: &Nodes, gpus: &GpuNodes, reports: &[GPUTopology]) -> 
         let claim = entry.claim.as_ref().context("no claim")?;
         assert_eq!((claim.name.as_str(), claim.pool.as_str()), ("two", report.name_any().as_str()));
     }
-    // The kubelet gives them back, and what was written for the container goes.
+    // The kubelet releases them and the container's CDI file is deleted.
     let files = || anyhow::Ok(std::fs::read_dir(nodes.path(&report.name_any(), "/run/cdi")?)?.count());
     assert_eq!(files()?, 1);
     kubectl(nodes, &["delete", "pod", "trainer"])?;
@@ -137,7 +138,7 @@ async fn two_pods_share_no_gpu(nodes: &Nodes, report: &GPUTopology) -> Result<()
         assert_eq!(told, gpus, "in the kubelet's words");
         seen.extend(gpus);
     }
-    // Two are left: a third pod of three does not fit.
+    // Two GPUs are left, so a third pod that requests three does not fit.
     let mut third = pod("third", Some(&node), "sleep 1000");
     third["spec"]["containers"][0]["resources"] = json!({"limits": {RESOURCE: 3}});
     apply(nodes, &third)?;

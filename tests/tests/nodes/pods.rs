@@ -1,11 +1,12 @@
-//! What pods see of a cluster: each other, Services, names, the speed of the links; and what is left of it.
+//! The network as pods see it: each other, Services, DNS names, link speeds; and leftovers of the
+//! cluster.
 
 use crate::nodes::{apply, cluster, inside, kubectl, pod, until, wait_phase};
 use anyhow::{Context, Result};
 use serde_json::json;
 use switchyard_tests::nodes::{Nodes, left};
 
-/// Settings of the whole machine that a kubelet wants to have its way.
+/// Machine-wide settings that a kubelet overwrites.
 fn settings_of_the_machine() -> Vec<String> {
     let files = ["vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops", "net/ipv4/ip_forward"];
     files.iter().map(|file| format!("{file} {:?}", std::fs::read_to_string(format!("/proc/sys/{file}")))).collect()
@@ -33,7 +34,8 @@ fn pods_on_real_nodes() -> Result<()> {
     a_plug_can_be_pulled(&nodes)?;
     pods_outlive_the_programs_of_their_node(&mut nodes)?;
 
-    // What must be gone afterwards is there now: processes, the interface, routes, cgroups, files.
+    // Everything that must be gone afterwards exists now: processes, the interface, routes,
+    // cgroups, files.
     let there = left(number)?;
     for kind in ["process ", "interface ", "route ", "cgroup ", "file "] {
         assert!(there.iter().any(|entry| entry.starts_with(kind)), "no {kind}in {there:#?}");
@@ -64,7 +66,7 @@ fn pods_reach_each_other_and_services(nodes: &Nodes) -> Result<()> {
     }});
     apply(nodes, &service)?;
     let cluster_address = kubectl(nodes, &["get", "service", "web", "-o", "jsonpath={.spec.clusterIP}"])?;
-    // From another node, and from the pod that serves.
+    // From another node, and from the serving pod itself.
     for from in ["web-0", "web-1"] {
         until("answered", || Ok(page(from, &cluster_address).is_ok_and(|page| page == "page 1\n")))?;
         for name in ["web", "web.default.svc.cluster.local"] {
@@ -75,10 +77,11 @@ fn pods_reach_each_other_and_services(nodes: &Nodes) -> Result<()> {
     Ok(())
 }
 
-/// Megabits per second from a pod to another, as the sender sees them.
+/// Throughput from one pod to another in Mbit/s, measured by the sender.
 fn megabits(nodes: &Nodes, from: &str, to: &str, mebibytes: u32) -> Result<f64> {
     let destination = address(nodes, to)?;
-    // The receiver replies when it has everything: the sender's time is that of the bytes on the link.
+    // The receiver replies once it has everything, so the sender measures the time of the bytes on
+    // the link.
     let receiver = "nc -l -p 5000 -e sh -c 'head -c $((SIZE * 1048576)) | wc -c'";
     inside(nodes, to, &format!("SIZE={mebibytes}; export SIZE; ({receiver}) > /dev/null 2>&1 &"))?;
     let script = format!(
@@ -93,7 +96,7 @@ fn megabits(nodes: &Nodes, from: &str, to: &str, mebibytes: u32) -> Result<f64> 
     Ok(f64::from(mebibytes) * 8.388_608 / (end - start))
 }
 
-/// The rate is a bound, on however slow a machine; that other links are faster is a ratio.
+/// The rate is an upper bound on a machine of any speed. The faster links are compared by ratio.
 fn a_link_has_the_speed_that_is_set(nodes: &Nodes) -> Result<()> {
     let names = nodes.names();
     nodes.set_speed(&names[0], &names[1], Some(50_000_000))?;
@@ -102,7 +105,7 @@ fn a_link_has_the_speed_that_is_set(nodes: &Nodes) -> Result<()> {
     nodes.set_speed(&names[0], &names[1], None)?;
     let free = rate("web-0", "web-1")?;
     println!("50 Mbit/s: {there:.0} there, {back:.0} back, {aside:.0} to another node, {free:.0} when it is taken off");
-    // Headers make it less; the queue's burst of 256 kB may go at once.
+    // Headers reduce it, and the queue's burst of 256 kB can pass at once.
     assert!(there < 53.0 && back < 53.0, "{there} and {back} Mbit/s over a link of 50");
     assert!(
         aside > 2.0 * there && free > 2.0 * there,
@@ -114,7 +117,7 @@ fn a_link_has_the_speed_that_is_set(nodes: &Nodes) -> Result<()> {
     Ok(())
 }
 
-/// Two nodes in a rack, and one in another: the cable between the racks is the slow one.
+/// Two nodes in one rack and one in another, with a slow link between the racks.
 fn racks_have_the_speeds_that_are_set(nodes: &Nodes) -> Result<()> {
     let names = nodes.names();
     let racks = [vec![names[0].clone(), names[1].clone()], vec![names[2].clone()]];
@@ -124,7 +127,7 @@ fn racks_have_the_speeds_that_are_set(nodes: &Nodes) -> Result<()> {
     println!("racks: {inside:.0} Mbit/s inside, {there:.0} out, {back:.0} in");
     assert!(inside < 424.0 && there < 53.0 && back < 53.0, "{inside}, {there} and {back} Mbit/s; set were 400 and 50");
     assert!(inside > 2.0 * there, "{inside} Mbit/s inside, {there} between");
-    // A node that moves is found where it is.
+    // A moved node must get the speeds of its new rack.
     let racks = [vec![names[0].clone(), names[2].clone()], vec![names[1].clone()]];
     nodes.set_racks(&racks, 400_000_000, 50_000_000)?;
     let (moved, left) = (rate("web-0", "web-2")?, rate("web-0", "web-1")?);

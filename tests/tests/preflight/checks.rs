@@ -1,4 +1,5 @@
-//! Each check: a scene in which it looks and finds nothing, and the same scene with one fault.
+//! Each check on a fixture where it applies and finds nothing, and on the same fixture with one
+//! fault.
 
 use crate::preflight::gangs::by_hand;
 use crate::preflight::stage::{Stage, before, registered};
@@ -9,7 +10,8 @@ use switchyard_crds::gpu_topology::*;
 use switchyard_crds::{PreflightFinding, PreflightSeverity, PreflightStatus};
 use switchyard_fabric::preflight::CHECKS;
 
-/// Nodes and job by name, and what makes the check look at something; then the fault, and how bad it is.
+/// Fixture names of nodes and job, a change that makes the check applicable, the fault, and its
+/// severity.
 struct Case {
     check: i32,
     severity: PreflightSeverity,
@@ -107,7 +109,7 @@ const CASES: [Case; 43] = [
     }),
     case(10, Warn, INFINIBAND, |stage| {
         stage.node(0, |status| {
-            // Behind root ports of their own, away from every switch.
+            // Behind separate root ports, away from every switch.
             for (number, gpu) in status.gpus.iter_mut().enumerate() {
                 gpu.pcie_path =
                     vec![format!("pci0000:f{number}"), format!("0000:f{number}:01.0"), "0000:f1:00.0".into()];
@@ -201,7 +203,7 @@ const CASES: [Case; 43] = [
     case(26, Block, INFINIBAND, |stage| stage.all(|status| lose(status, "nvidia-uvm"))),
 ];
 
-/// The same for what [`CASES`] has no room for: a second fault of a check, with another message.
+/// More cases of [`CASES`]: a second fault of a check, with another message.
 const MORE: [Case; 3] = [
     case(26, Warn, INFINIBAND, |stage| {
         stage.node(0, |status| status.host.as_mut().unwrap().open_files_limit = Some("1024".into()));
@@ -222,7 +224,7 @@ fn shared_memory(stage: &mut Stage, size: &str) {
     );
 }
 
-/// The user sets nothing.
+/// Removes the user's environment variables.
 fn own_values(stage: &mut Stage) {
     stage.set("/spec/trainer/env", json!([]));
 }
@@ -232,7 +234,7 @@ fn lose(status: &mut GPUTopologyStatus, path: &str) {
     files.iter_mut().filter(|file| file.path == path).for_each(|file| file.state = FileState::Missing);
 }
 
-/// All nodes are of one NVLink domain.
+/// Puts all nodes into one NVLink domain.
 fn rack(stage: &mut Stage) {
     stage.all(|status| {
         let place = Fabric {
@@ -276,7 +278,7 @@ fn every_check_finds_its_fault_and_nothing_before_it() {
     }
 }
 
-/// Checks whose subject is only there with the fault: a topology file, names of interfaces in a pod.
+/// Checks that apply only with the fault: a topology file, interface names in a pod.
 const NEED_A_SUBJECT: [i32; 2] = [2, 19];
 
 #[test]
@@ -300,7 +302,8 @@ fn every_check_is_there_and_passes_where_nothing_is_wrong() {
 
 #[test]
 fn a_topology_file_passes_nowhere_by_itself() {
-    // What is in the file only the image knows: where nothing speaks against it, the check is skipped and says so.
+    // Only the image knows the file's content. Without contrary evidence the check reports that it
+    // was skipped.
     let mut stage = Stage::new("azure-nd-h100-flat", "torch");
     stage.env("NCCL_TOPO_FILE", "/opt/microsoft/ndv5/topo.xml");
     let status = stage.look();
@@ -311,10 +314,10 @@ fn a_topology_file_passes_nowhere_by_itself() {
     assert!(status.findings.iter().all(|finding| finding.check != 19));
 }
 
-/// Our own placement never puts two pods of a gang on one node; a check that relies on that would not be one.
+/// Needs hand-made placements, because our planner never puts two pods of a gang on one node.
 pub const BY_HAND: i32 = 18;
 
-/// A finding as a person reviews it.
+/// Formats a finding for review.
 fn tell(text: &mut String, finding: &PreflightFinding) {
     let PreflightFinding { check, title, severity, message, effect, evidence, fix } = finding;
     assert_eq!(*title, CHECKS[*check as usize - 1].title);

@@ -1,4 +1,5 @@
-//! What holds for whole gangs: facts that are missing, faults that fold, GPUs of the gang and others, what follows from the mode.
+//! Properties of whole gangs: missing facts, folded faults, GPUs inside and outside the gang, and
+//! the effect of the mode.
 
 use crate::preflight::checks::{BY_HAND, INFINIBAND, says};
 use crate::preflight::stage::{NOW, Stage};
@@ -9,7 +10,7 @@ use switchyard_crds::gpu_topology::*;
 use switchyard_crds::{FabricMode, Framework, PreflightFinding, PreflightStatus};
 use switchyard_fabric::{Gang, Member, preflight};
 
-/// What the checks find on two pods with 4 GPUs each, the first with GPUs 0 to 3 of their node.
+/// Runs the checks on two pods with 4 GPUs each. The first has GPUs 0 to 3 of its node.
 pub fn by_hand(resources: &[&str], second: &[usize], change: impl FnOnce(&mut GPUTopologyStatus)) -> PreflightStatus {
     let mut limits: std::collections::BTreeMap<&str, &str> = resources.iter().map(|name| (*name, "1")).collect();
     limits.insert("nvidia.com/gpu", "4");
@@ -131,7 +132,7 @@ fn equal_faults_of_many_nodes_are_one() {
     );
 }
 
-/// Eight nodes of one kind.
+/// Eight equal nodes.
 pub fn eight_nodes() -> Stage {
     let mut stage = Stage::new("hgx-h100-infiniband", "torch");
     stage.grow(8);
@@ -153,7 +154,7 @@ fn the_mode_decides_what_follows() {
     assert_eq!(stage.fabric().unwrap().preflight, None);
     stage.set("/spec/fabric", json!({"preflight": {"mode": "Report"}}));
     assert_eq!(stage.look().findings[0].check, 8);
-    // A warning keeps nobody from starting.
+    // A warning does not block the start.
     let mut stage = Stage::new("hgx-h100-infiniband", "torch");
     stage.ports(1, |nic| nic.mtu_bytes = Some(2044));
     stage.set("/spec/fabric", json!({"preflight": {"mode": "Enforce"}}));

@@ -1,12 +1,12 @@
-//! No false alarm: machines on which nothing is wrong, in every cloud and of every kind, raise nothing.
+//! No false alarms: healthy machines of every cloud and type produce no findings.
 
 use crate::preflight::scenes::{JOBS, SCENES};
 use crate::preflight::stage::Stage;
 use switchyard_tests::gpus::MACHINES;
 
-/// Jobs that set what is wrong on most nodes.
+/// The job that deliberately sets values that are wrong on most nodes.
 const OWN_FAULTS: &str = "mpi-part-of-node-own-values";
-/// A scene that is a fault: RDMA ports that no device plugin offers.
+/// A fixture that is itself faulty: no device plugin offers its RDMA ports.
 const NOT_OFFERED: &str = "b200-rdma-not-offered";
 
 #[test]
@@ -18,7 +18,7 @@ fn healthy_scenes_raise_nothing() {
             if job.name == OWN_FAULTS {
                 stage.set("/spec/trainer/env", serde_json::json!([]));
             }
-            // Without RDMA a job that requires it waits, and is not checked.
+            // A job that requires RDMA waits without it, and is not checked.
             let Ok(fabric) = stage.fabric() else { continue };
             let preflight = fabric.preflight.unwrap();
             assert_eq!(preflight.findings, [], "{} {}", scene.name, job.name);
@@ -35,7 +35,7 @@ fn machines_of_every_kind_raise_nothing() {
     for machine in &MACHINES {
         let stage = Stage::of_machine(machine);
         let mut findings = stage.look().findings;
-        // True of these machines: no NIC shares a switch with these GPUs.
+        // Correct on these machines: no NIC shares a switch with these GPUs.
         let is_far =
             |finding: &switchyard_crds::PreflightFinding| finding.message.contains("no NIC is on the PCIe switch");
         if findings.iter().any(is_far) {

@@ -1,4 +1,4 @@
-//! `switchyard preflight` as people run it.
+//! `switchyard preflight` as users run it.
 
 use crate::preflight::gangs::eight_nodes;
 use crate::preflight::stage::Stage;
@@ -10,7 +10,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 
 fn run(stage: &Stage, line: &str) -> Ended {
     let scene = Scene::new();
-    // A snapshot has a time, or nothing in it is old.
+    // Without a snapshot time, nothing would count as outdated.
     let snapshot = json!({"apiVersion": "cli.switchyard.dev/v1", "kind": "ClusterSnapshot", "takenAt": crate::preflight::stage::NOW, "items": stage.items});
     scene.write("cluster.json", snapshot.to_string());
     scene.write("job.yaml", serde_saphyr::to_string(&stage.job).unwrap());
@@ -47,7 +47,7 @@ fn exit_codes_say_what_was_found() {
     let mut warns = Stage::new("hgx-h100-infiniband", "torch");
     warns.ports(1, |nic| nic.mtu_bytes = Some(2044));
     assert_eq!(run(&warns, "").code, Some(0), "a warning blocks nothing");
-    // The command tells what it finds, whatever the job does with it.
+    // The command shows its findings regardless of the job's mode.
     for mode in ["None", "Report", "Enforce"] {
         let mut stage = faulty();
         stage.set("/spec/fabric", json!({"preflight": {"mode": mode}}));

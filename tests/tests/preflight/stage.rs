@@ -1,4 +1,5 @@
-//! A job and the nodes that it may get, whose agents report everything; a test changes them before the checks run.
+//! A job and its candidate nodes, whose agents report everything. Tests change them before the
+//! checks run.
 
 use super::scenes::{JOBS, SCENES, items, manifest};
 use jiff::{SignedDuration, Timestamp};
@@ -11,10 +12,10 @@ use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::objects::Defaults;
 use switchyard_tests::gpus::{Machine, RESOURCE};
 
-/// When it is looked.
+/// Time of the checks.
 pub const NOW: Timestamp = Timestamp::constant(1_790_000_000, 0);
 
-/// So long before that.
+/// This many minutes before [`NOW`].
 pub fn before(minutes: i64) -> Time {
     Time(NOW - SignedDuration::from_mins(minutes))
 }
@@ -25,7 +26,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// A scene and a job of the fabric's tests, with agents that miss nothing and find nothing wrong.
+    /// A fixture and a job of the fabric tests, with agents that report every field and no fault.
     pub fn new(scene: &str, job: &str) -> Stage {
         let scene = SCENES.iter().find(|known| known.name == scene).unwrap_or_else(|| panic!("{scene}"));
         let job = JOBS.iter().find(|known| known.name == job).unwrap_or_else(|| panic!("{job}"));
@@ -34,7 +35,8 @@ impl Stage {
         stage
     }
 
-    /// Two nodes of a kind and all of their GPUs, over InfiniBand where the machine has RDMA devices.
+    /// Two nodes of one type with all of their GPUs, over InfiniBand if the machine has RDMA
+    /// devices.
     pub fn of_machine(machine: &Machine) -> Stage {
         let mut stage = Stage { items: Vec::new(), job: Value::Null };
         let mut gpus = 0;
@@ -69,7 +71,7 @@ impl Stage {
         stage
     }
 
-    /// Changes what the agent of a node reports.
+    /// Changes the report of a node's agent.
     pub fn node(&mut self, node: usize, change: impl FnOnce(&mut GPUTopologyStatus)) {
         let mut reports = self.items.iter_mut().filter(|item| item["kind"] == "GPUTopology");
         let report = reports.nth(node).expect("a report of that node");
@@ -78,23 +80,23 @@ impl Stage {
         report["status"] = serde_json::to_value(status).unwrap();
     }
 
-    /// Changes what all agents report.
+    /// Changes the reports of all agents.
     pub fn all(&mut self, change: impl Fn(&mut GPUTopologyStatus)) {
         let nodes = self.items.iter().filter(|item| item["kind"] == "GPUTopology").count();
         (0..nodes).for_each(|node| self.node(node, &change));
     }
 
-    /// The training ports of a node.
+    /// Changes the training ports of a node.
     pub fn ports(&mut self, node: usize, change: impl Fn(&mut Nic)) {
         self.node(node, |status| status.nics.iter_mut().filter(|nic| nic.rdma_device.is_some()).for_each(change));
     }
 
-    /// So many nodes like the first one, all of which the job takes.
+    /// Grows to this many copies of the first node, all used by the job.
     pub fn grow(&mut self, nodes: usize) {
         let first = self.items[..2].to_vec();
         for number in self.items.len() / 2 + 1..=nodes {
             for item in &first {
-                // UUIDs have the name of the node in them.
+                // UUIDs contain the node name.
                 let text = item.to_string().replace("gpu-1-", &format!("gpu-{number}-"));
                 let mut item: Value = serde_json::from_str(&text).unwrap();
                 item["metadata"]["name"] = format!("gpu-{number}").into();
@@ -104,13 +106,13 @@ impl Stage {
         self.set("/spec/trainer/numNodes", json!(nodes));
     }
 
-    /// The report of a node is gone.
+    /// Removes the report of a node.
     pub fn silence(&mut self, node: usize) {
         let of_reports = (0..self.items.len()).filter(|item| self.items[*item]["kind"] == "GPUTopology").nth(node);
         self.items.remove(of_reports.expect("a report of that node"));
     }
 
-    /// A variable of the user's own.
+    /// Sets a user's environment variable.
     pub fn env(&mut self, name: &str, value: &str) {
         let entry = json!({"name": name, "value": value});
         match self.job["spec"]["trainer"]["env"].as_array_mut() {
@@ -119,7 +121,7 @@ impl Stage {
         }
     }
 
-    /// A field of the job, by JSON pointer.
+    /// Sets a field of the job by JSON pointer.
     pub fn set(&mut self, pointer: &str, value: Value) {
         let mut at = &mut self.job;
         for part in pointer.trim_start_matches('/').split('/') {
@@ -128,7 +130,7 @@ impl Stage {
         *at = value;
     }
 
-    /// What the controller would write.
+    /// Computes the controller's fabric status.
     pub fn fabric(&self) -> Result<FabricStatus, String> {
         let mut cluster = Cluster::of(&self.items, Defaults::default(), Levels::default(), NOW).unwrap();
         let job = serde_json::from_value(self.job.clone()).unwrap();
@@ -137,18 +139,18 @@ impl Stage {
         verdict.fabric.expect("the job has a use for a fabric").map(|decided| decided.status)
     }
 
-    /// What the checks find.
+    /// Runs the checks.
     pub fn look(&self) -> PreflightStatus {
         self.fabric().unwrap_or_else(|why| panic!("{why}")).preflight.expect("checks are on by default")
     }
 
-    /// What one check finds.
+    /// Findings of one check.
     pub fn found(&self, check: i32) -> Vec<PreflightFinding> {
         self.look().findings.into_iter().filter(|finding| finding.check == check).collect()
     }
 }
 
-/// What the agent of a healthy machine reports beside what a matrix has.
+/// Adds fields that the agent of a healthy machine reports in addition to the matrix.
 pub fn complete(status: &mut GPUTopologyStatus) {
     status.agent_version = Some("0.1.0".into());
     status.observed_time = Some(before(1));
@@ -204,7 +206,7 @@ fn link() -> Option<PcieLink> {
     Some(PcieLink { generation: Some(5), max_generation: Some(5), width: Some(16), max_width: Some(16) })
 }
 
-/// A GPU's place at the fabric manager of a machine by itself.
+/// A GPU's registration with the fabric manager of a standalone machine.
 pub fn registered() -> Fabric {
     Fabric {
         state: FabricState::Completed,

@@ -1,4 +1,4 @@
-//! The page as Chromium shows it: light and dark, wide and narrow. Pictures are left in `target/report`.
+//! The page in Chromium: light and dark, wide and narrow. Saves screenshots to `target/report`.
 
 use super::{DEADLINE, failed_once, output};
 use serde_json::Value;
@@ -6,13 +6,13 @@ use std::path::Path;
 use std::time::Duration;
 use switchyard_tests::{Ended, Program, Scene};
 
-/// A page around the page, which inspects it from outside: the report itself has no scripts.
+/// A page that embeds the report and inspects it from outside, because the report itself has no
+/// scripts.
 const INSPECTOR: &str = include_str!("inspector.html");
 
-/// Height of the window, in which the whole page is.
+/// Window height that shows the whole page.
 const HEIGHT: u32 = 4600;
 
-/// Starts Chromium.
 fn chromium(folder: &Path, arguments: &[String]) -> Ended {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let program = std::env::split_paths(&folders).map(|path| path.join("chromium")).find(|path| path.is_file());
@@ -34,7 +34,7 @@ fn chromium(folder: &Path, arguments: &[String]) -> Ended {
     ended
 }
 
-/// What is wrong with `page.html` of a folder at a width and a theme.
+/// Faults of `page.html` in a folder at this width and theme.
 fn faults(folder: &Path, width: u32, dark: bool, picture: Option<&Path>) -> Vec<String> {
     std::fs::write(
         folder.join("inspector.html"),

@@ -1,10 +1,10 @@
-//! Run directories in which anything may stand.
+//! Run directories with arbitrary content.
 
 use super::{markup, of, read, report};
 use std::fs;
 use switchyard_tests::{MadeUpRun, Random, Scene, Trouble};
 
-/// What may stand in the place of a value.
+/// Replacement values.
 const VALUES: [&str; 14] = [
     "null",
     "-1",
@@ -22,7 +22,7 @@ const VALUES: [&str; 14] = [
     "340282350000000000000000000000000000000",
 ];
 
-/// Replaces values, cuts, doubles and loses lines; what a seed decides.
+/// Randomly replaces values, and truncates, duplicates and drops lines.
 fn spoil(text: &str, random: &Random) -> Vec<u8> {
     let mut bytes = Vec::new();
     for line in text.lines() {
@@ -100,7 +100,7 @@ fn what_is_missing_is_said_and_progress_events_stand_in_for_records() {
         "{gaps}"
     );
     assert!(page.contains("Memory is not recorded"));
-    // A torn last line is one that cannot be read, and no more.
+    // A torn last line costs only that line.
     let file = scene.join("run/record/rank-0.steps.jsonl");
     let text = fs::read_to_string(&file).unwrap();
     fs::write(&file, &text[..text.len() - 30]).unwrap();
@@ -115,7 +115,7 @@ fn what_is_missing_is_said_and_progress_events_stand_in_for_records() {
     let (data, _) = read(&scene);
     assert_eq!((&data["verdict"]["stepMs"], &data["advice"][0]["rule"]), (&100.0.into(), &"input-bound".into()));
     assert!(data["gaps"].to_string().contains("means of the intervals of progress events"));
-    // Nothing at all but events.
+    // Only events are left.
     for entry in ["plan.yaml", "engine.json", "machine.json", "status.yaml"] {
         fs::remove_file(scene.join("run").join(entry)).unwrap();
     }
@@ -125,7 +125,7 @@ fn what_is_missing_is_said_and_progress_events_stand_in_for_records() {
     assert!(page.contains("no step is known"));
 }
 
-/// 64 ranks and 240 windows with a trouble: the largest page there is, but for long texts.
+/// 64 ranks and 240 windows with an anomaly: the largest possible page, except for long texts.
 #[test]
 fn the_page_of_a_large_job_is_small() {
     let (_, page) = of(&MadeUpRun { failures: vec![100, 200, 300], ..MadeUpRun::new(64, 480, Trouble::Straggler) });

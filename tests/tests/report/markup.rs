@@ -1,9 +1,10 @@
-//! Whether a page is well formed, without a browser.
+//! Checks that a page is well formed, without a browser.
 
-/// Elements without an end.
+/// Elements without an end tag.
 const VOID: [&str; 3] = ["meta", "!doctype", "br"];
 
-/// What is wrong with a page: tags that do not match, scripts, requests, charts without words, cells without scope.
+/// Faults of a page: mismatched tags, scripts, external requests, charts without text alternatives,
+/// header cells without scope.
 pub fn faults(page: &str) -> Vec<String> {
     let mut faults = Vec::new();
     let mut open: Vec<&str> = Vec::new();

@@ -1,4 +1,5 @@
-//! An installation for some namespaces: the controller works there, under the chart's policies, and may write nowhere else.
+//! An installation for selected namespaces: the controller works there under the chart's policies,
+//! and can write nowhere else.
 
 use super::*;
 use switchyard_tests::chart::{objects, render};
@@ -40,7 +41,7 @@ async fn a_controller_of_two_namespaces_works_there_and_may_write_nowhere_else()
         let jobs = Jobs::new(plane.client().await?, namespace);
         jobs.create(job()).await?;
         jobs.wait_stage("a", "Running").await.with_context(|| controller.tail())?;
-        // All that it makes for a job, it may change and delete, too.
+        // The controller can also change and delete everything that it creates for a job.
         jobs.api().delete("a", &Default::default()).await?;
         jobs.wait_gone("a").await?;
     }

@@ -1,4 +1,5 @@
-//! Hangs: a rank that stands still is named, the job starts again or ends with a code of its own, and `doctor` tells what happened.
+//! Hangs: a stuck rank is named, the job restarts or ends with a dedicated exit code, and `doctor`
+//! explains what happened.
 
 use super::{DEADLINE, fault, run, scene};
 use serde_json::json;

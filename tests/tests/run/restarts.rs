@@ -1,4 +1,4 @@
-//! Restarts: of the whole group, counted, and from the checkpoint where there is one.
+//! Restarts: of the whole group, counted, and from the checkpoint if there is one.
 
 use super::{condition, fault, pids, run, scene};
 use serde_json::{Value, json};
@@ -39,7 +39,7 @@ fn a_restart_goes_on_from_the_checkpoint_and_ends_with_the_same_weights() {
             .with("checkpoint", json!({"path": "saved", "everySteps": 5, "periodSeconds": 0}))
     });
     assert_eq!(digest, whole);
-    // The checkpoint of step 20 may have been under way.
+    // The checkpoint of step 20 may have been in progress.
     let step = resumed[2].as_u64();
     assert!([Some(15), Some(20)].contains(&step) && resumed[..2] == [Value::Null, Value::Null], "{resumed:?}");
     assert!(stderr.contains(&format!("resumed  from step {}, saved", step.unwrap())), "{stderr}");

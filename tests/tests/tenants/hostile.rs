@@ -1,5 +1,5 @@
-//! A tenant without a GPU quota who wants GPUs, nodes, memory or a place in the queue. While each of the attacks stands, a job of another
-//! tenant gets all GPUs of the cluster.
+//! A tenant without a GPU quota who tries to get GPUs, nodes, memory or a queue position. During
+//! each attack, a job of another tenant must get all GPUs of the cluster.
 
 mod attacks;
 
@@ -22,10 +22,9 @@ const NODES: u32 = 2;
 const CLAIMS: &str = r#"{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "claims"}, "rules": [
     {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims", "resourceclaimtemplates"], "verbs": ["create"]}]}"#;
 
-/// The tenant.
 struct Tenant {
     client: Client,
-    /// As the administrator sees the namespace.
+    /// The namespace with the administrator's rights.
     jobs: Jobs,
     nodes: Vec<String>,
 }
@@ -75,7 +74,7 @@ impl Tenant {
         Ok(())
     }
 
-    /// No pod of the tenant has a GPU, and no job of all GPUs has a place.
+    /// Checks that no pod of the tenant has a GPU, and that no job requesting all GPUs is placed.
     async fn holds_nothing(&self) -> Result<()> {
         for pod in self.jobs.pods().await? {
             let spec = pod.spec.as_ref().context("no spec")?;
@@ -96,7 +95,7 @@ impl Tenant {
         Ok(())
     }
 
-    /// The administrator takes everything away but what finalizers and kubelets keep.
+    /// Deletes everything as the administrator, except objects held by finalizers and kubelets.
     async fn clear(&self) -> Result<()> {
         let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
         let all = ListParams::default();
@@ -155,7 +154,7 @@ async fn a_tenant_without_gpus_holds_nothing_in_forty_ways() -> Result<()> {
         ensure!(is_expected, "{title}: expected {refusal:?}, got {told:?}");
         let name = format!("good-{number}");
         good(&name, "succeed-after=0.1s").await?;
-        // A watch: to ask again and again would be most of the load.
+        // Use a watch, because polling would be most of the load.
         let is_complete = |job: Option<&TrainJob>| job.is_some_and(|job| stage_of(job) == Some("Complete"));
         let done = kube::runtime::wait::await_condition(scene.jobs.api(), &name, is_complete);
         let done = tokio::time::timeout(PATIENCE, done).await.with_context(|| format!("while there is {title}"))??;
@@ -169,7 +168,7 @@ async fn a_tenant_without_gpus_holds_nothing_in_forty_ways() -> Result<()> {
     Ok(())
 }
 
-/// The assertion after each attack finds what it is about.
+/// `holds_nothing` recognises GPU pods by this limit.
 #[test]
 fn a_pod_with_gpus_is_made_with_its_limit() {
     let Create(made) = pod("p", json!({}), json!({}), 8) else { panic!("another act") };

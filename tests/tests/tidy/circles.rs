@@ -1,23 +1,24 @@
-//! Modules of a crate import each other in one direction. A module and those inside it may do so in both: what children share often stands
-//! in their parent. Names that a parent hands on (`pub use`) count as the parent's.
+//! Modules of a crate must not import each other in cycles. A module and its submodules may import
+//! each other, because shared code is often in the parent. Names that a parent re-exports (`pub
+//! use`) count as the parent's.
 
 use crate::tidy::purity::{is_below, test_files};
 use crate::tidy::tokens::mentions;
 use crate::tidy::{caught, none, rust_files};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Modules by their path: folder of the crate, then names.
+/// A module path: crate folder, then names.
 type Module = Vec<String>;
-/// Which modules each module names.
+/// Modules that each module imports.
 type Imports = BTreeMap<Module, BTreeSet<Module>>;
 
-/// Folders that hold a crate: those with a `lib.rs`, or a `main.rs` alone.
+/// Crate folders: those with a `lib.rs`, or with only a `main.rs`.
 fn crates(files: &[(&str, String)]) -> BTreeSet<String> {
     let roots = files.iter().filter_map(|(file, _)| file.strip_suffix("/lib.rs").or(file.strip_suffix("/main.rs")));
     roots.map(str::to_owned).collect()
 }
 
-/// The module that a file is; `None`: it is no part of a crate's library.
+/// The module in a file; `None` if it does not belong to a crate's library.
 fn module(file: &str, crates: &BTreeSet<String>) -> Option<Module> {
     let folder = crates.iter().filter(|folder| is_below(file, folder)).max_by_key(|folder| folder.len())?;
     let inside = file.strip_prefix(folder.as_str())?.strip_suffix(".rs")?.trim_start_matches('/');
@@ -28,7 +29,7 @@ fn module(file: &str, crates: &BTreeSet<String>) -> Option<Module> {
     Some([folder.as_str()].into_iter().chain(names).map(str::to_owned).collect())
 }
 
-/// The module that a path in `from` leads to.
+/// The module that a path in `from` refers to.
 fn named(path: &[String], from: &Module, known: &BTreeSet<Module>) -> Option<Module> {
     let mut at: Module = from.clone();
     let mut rest = path;
@@ -54,7 +55,7 @@ fn named(path: &[String], from: &Module, known: &BTreeSet<Module>) -> Option<Mod
             break;
         }
     }
-    // A word that is no module here is a name, or another crate.
+    // Any other word is an item or another crate.
     ((is_relative || at.len() > length) && known.contains(&at) && at != *from).then_some(at)
 }
 
@@ -76,7 +77,7 @@ fn imports(files: &[(&str, String)]) -> Imports {
     imports
 }
 
-/// What can be reached from a module within `among`.
+/// Modules within `among` that are reachable from a module.
 fn reached<'a>(from: &'a Module, imports: &'a Imports, among: &BTreeSet<&'a Module>) -> BTreeSet<&'a Module> {
     let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
     while let Some(module) = next.pop() {
@@ -86,7 +87,7 @@ fn reached<'a>(from: &'a Module, imports: &'a Imports, among: &BTreeSet<&'a Modu
     seen
 }
 
-/// Circles among these modules that are more than a parent with modules inside it.
+/// Cycles among these modules, other than a parent with its submodules.
 fn circles<'a>(imports: &'a Imports, among: &BTreeSet<&'a Module>) -> Vec<Vec<&'a Module>> {
     let reach: BTreeMap<&Module, BTreeSet<&Module>> =
         among.iter().map(|module| (*module, reached(module, imports, among))).collect();
@@ -99,7 +100,7 @@ fn circles<'a>(imports: &'a Imports, among: &BTreeSet<&'a Module>) -> Vec<Vec<&'
         if circle.len() < 2 {
             continue;
         }
-        // The shortest path comes first, if it is the beginning of all others.
+        // The shortest path is the parent, if all others start with it.
         let parent = circle.iter().copied().min_by_key(|module| module.len());
         match parent.filter(|parent| circle.iter().all(|module| module.starts_with(parent))) {
             Some(parent) => {
@@ -146,7 +147,8 @@ fn planted_circles_are_caught() {
         ("src/plan/b.rs", "use crate::a;"),
     ]);
     caught(&cousins, &["src/plan/a/inner imports src/plan/b"]);
-    // A parent with what is inside it, also by names that it hands on; tests; a word that only looks like a module.
+    // Allowed: a parent with its submodules, also through re-exported names; tests; a word that
+    // only looks like a module.
     none(&of(&[
         root,
         ("src/plan/a/mod.rs", "mod inner; use inner::Z; pub struct X;"),

@@ -1,16 +1,16 @@
-//! The dependency table by crate.
+//! Dependency table of the crates.
 
 use crate::tidy::{cargo, caught, members, metadata, none, output_of};
 use serde_json::{Value, json};
 
-/// What one package of the workspace may depend on, not counting its tests.
+/// Allowed dependencies of a workspace package, not counting its tests.
 struct Row {
     package: &'static str,
-    /// Packages of this workspace it may name.
+    /// Allowed dependencies within this workspace.
     workspace: &'static [&'static str],
-    /// All it may name, where that is a closed list.
+    /// All allowed dependencies, if the list is closed.
     only: Option<&'static [&'static str]>,
-    /// What must be nowhere in its tree.
+    /// Packages that its dependency tree must not contain.
     never: &'static [&'static str],
 }
 
@@ -35,10 +35,10 @@ const SIMULATE: &str = "switchyard-simulate";
 const CUDA: &str = "switchyard-cuda";
 const DAEMON: &str = "switchyard-node-agent-daemon";
 
-/// What brings clients, sockets or threads into a crate that computes only.
+/// Crates that bring clients, sockets or threads, which pure computation must not use.
 const IMPURE: &[&str] = &["kube-client", "kube-runtime", "tokio", "rustix", WORKER];
 
-/// Nobody may depend on `switchyard-tests` and `xtask`: they are in no row.
+/// `switchyard-tests` and `xtask` are in no row, because no package may depend on them.
 const TABLE: &[Row] = &[
     Row {
         package: CONTRACT,
@@ -52,7 +52,8 @@ const TABLE: &[Row] = &[
         only: None,
         never: &["switchyard", WORKER, AGENT, "kube-client", "kube-runtime", "tokio"],
     },
-    // `switchyard` describes its own machine with it: what makes the agent a program stands in a package of its own.
+    // `switchyard` uses it to describe its own machine, so the agent's program code is in a
+    // separate package.
     Row {
         package: AGENT,
         workspace: &[CRDS, CONTRACT],
@@ -66,9 +67,9 @@ const TABLE: &[Row] = &[
         never: &["switchyard", WORKER, "kube-runtime"],
     },
     Row { package: SERVICE, workspace: &[], only: None, never: &[CRDS, AGENT, "kube-runtime"] },
-    // It judges the queue, so nothing that it judges may use it.
+    // It judges the queue, so the queue's crates must not use it.
     Row { package: SIMULATE, workspace: &[PLAN, LEDGER, CRDS], only: None, never: IMPURE },
-    // The worker writes with it and `switchyard` looks: it knows neither.
+    // The worker writes checkpoints with it and `switchyard` reads them. It depends on neither.
     Row {
         package: CHECKPOINT,
         workspace: &[],
@@ -87,28 +88,28 @@ const TABLE: &[Row] = &[
         only: Some(&["bytemuck", "libloading", "thiserror"]),
         never: &["serde", "tokio", WORKER],
     },
-    // Of tests only: it executes kernels and is in no program.
+    // For tests only: executes kernels. No program contains it.
     Row {
         package: "switchyard-cuda-reference",
         workspace: &[CUDA],
         only: Some(&["bytemuck", "half", "thiserror"]),
         never: &["tokio", WORKER],
     },
-    // Of tests only: what stands in for the libraries of NVIDIA.
+    // For tests only: stand-ins for NVIDIA's libraries.
     Row {
         package: "switchyard-cuda-libraries",
         workspace: &[CUDA, "switchyard-cuda-reference"],
         only: Some(&["half"]),
         never: &["tokio", WORKER],
     },
-    // Asks a machine, and starts the worker as a program: nothing is built on it.
+    // Probes a machine and starts the worker as a program. No package depends on it.
     Row {
         package: "switchyard-gpu-probe",
         workspace: &[CUDA, CONTRACT],
         only: Some(&["clap", "half", "rustix", "safetensors", "serde", "serde_json"]),
         never: &["tokio", WORKER],
     },
-    // What a user has: the engine and nothing behind it.
+    // A user's dependencies: the engine's crate alone.
     Row {
         package: "switchyard-example-custom-model",
         workspace: &[WORKER],
@@ -127,7 +128,7 @@ const TABLE: &[Row] = &[
         only: None,
         never: &[WORKER, AGENT, CLI, LOCAL],
     },
-    // The program of the controller's image: it has nothing of the command line.
+    // The program in the controller's image. It contains no command-line code.
     Row {
         package: CONTROLLER_DAEMON,
         workspace: &[CONTROLLER, PLAN, FABRIC, CONTRACT, SERVICE],
@@ -188,7 +189,7 @@ const TABLE: &[Row] = &[
     Row { package: "xtask", workspace: &[], only: None, never: &["k8s-openapi", "schemars", "tokio"] },
 ];
 
-/// Compares what every package names with the table.
+/// Compares each package's direct dependencies with the table.
 fn check_named(metadata: &Value) -> Vec<String> {
     let packages = members(metadata);
     let names: Vec<&str> = packages.iter().filter_map(|package| package["name"].as_str()).collect();
@@ -201,7 +202,7 @@ fn check_named(metadata: &Value) -> Vec<String> {
         };
         for dependency in package["dependencies"].as_array().into_iter().flatten() {
             let other = dependency["name"].as_str().unwrap_or_default();
-            // `kind` is null for what the product itself uses, else "dev" or "build".
+            // `kind` is null for normal dependencies, otherwise "dev" or "build".
             if dependency["kind"] == "dev" {
                 continue;
             }
@@ -217,7 +218,7 @@ fn check_named(metadata: &Value) -> Vec<String> {
     faults
 }
 
-/// Looks for what must not be in a tree as printed by `cargo tree --prefix none`.
+/// Searches the output of `cargo tree --prefix none` for forbidden packages.
 fn check_tree(row: &Row, tree: &str) -> Vec<String> {
     let names = tree.lines().filter_map(|line| line.split(' ').next());
     let mut found: Vec<&str> = names.filter(|name| row.never.contains(name)).collect();

@@ -1,10 +1,10 @@
-//! Paths that the documents name exist.
+//! Checks that paths named in the documentation exist.
 
 use crate::tidy::{caught, none, read, repository_files, rust_files};
 use switchyard_tests::documents::{SHELLS, blocks_in, documents};
 use switchyard_tests::root;
 
-/// Folders of the repository by which a path is recognised.
+/// Repository folders that identify a path.
 const FOLDERS: [&str; 14] = [
     ".cargo",
     ".ci",
@@ -22,15 +22,15 @@ const FOLDERS: [&str; 14] = [
     "xtask",
 ];
 
-/// Folders that commands write: what is in them need not be there.
+/// Output folders, whose files need not exist.
 const WRITTEN: [&str; 1] = ["docs/results/"];
 
-/// Documents that are checked.
+/// Whether this document is checked.
 fn is_document(file: &str) -> bool {
     file.ends_with(".md") && (!file.contains('/') || file.starts_with("docs/") || file.starts_with(".github/"))
 }
 
-/// Text between single backticks outside of code blocks, with its line.
+/// Text between single backticks outside code blocks, with line numbers.
 fn code_spans(text: &str) -> Vec<(usize, &str)> {
     let mut spans = Vec::new();
     let mut in_block = false;
@@ -44,14 +44,14 @@ fn code_spans(text: &str) -> Vec<(usize, &str)> {
     spans
 }
 
-/// `a/{b,c}.rs` is `a/b.rs` and `a/c.rs`.
+/// Expands `a/{b,c}.rs` to `a/b.rs` and `a/c.rs`.
 fn alternatives(path: &str) -> Vec<String> {
     let Some((before, rest)) = path.split_once('{') else { return vec![path.to_string()] };
     let Some((list, after)) = rest.split_once('}') else { return vec![path.to_string()] };
     list.split(',').flat_map(|word| alternatives(&format!("{before}{}{after}", word.trim()))).collect()
 }
 
-/// The paths of this repository that a piece of code names; the part before the first `*` of a pattern.
+/// Repository paths in a code span. For a pattern, the part before the first `*`.
 fn paths(span: &str) -> Vec<String> {
     let is_file_of_the_root = !span.contains('/') && [".md", ".toml"].iter().any(|end| span.ends_with(end));
     let is_below_a_folder = span.split_once('/').is_some_and(|(first, _)| FOLDERS.contains(&first));
@@ -77,10 +77,10 @@ fn check(file: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<String> {
     faults
 }
 
-/// Words with which a command begins.
+/// Prefixes of a command line.
 const COMMANDS: [&str; 6] = ["$ ", "switchyard ", "kubectl ", "helm ", "cargo ", "target/release/"];
 
-/// Blocks with commands of which nobody said where they run, and commands in blocks of another language.
+/// Finds command blocks without a declared environment, and commands in blocks of another language.
 fn check_blocks(file: &str, text: &str) -> Vec<String> {
     let mut faults: Vec<String> = blocks_in(file, text).iter().filter_map(|block| block.class().err()).collect();
     let mut language: Option<&str> = None;
@@ -97,10 +97,10 @@ fn check_blocks(file: &str, text: &str) -> Vec<String> {
     faults
 }
 
-/// Languages of blocks that can be excerpts.
+/// Block languages that can be excerpts.
 const EXCERPTS: [&str; 2] = ["text", "yaml"];
 
-/// Lines of a block `text FILE` or `yaml FILE` that are not lines of that file.
+/// Lines of a `text FILE` or `yaml FILE` block that are missing from that file.
 fn check_excerpts(file: &str, text: &str, read: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let mut faults = Vec::new();
     let mut from: Option<(&str, String)> = None;
@@ -178,14 +178,14 @@ fn planted_paths_are_caught() {
     );
 }
 
-/// Texts between double quotes in the first column of a table, with their lines.
+/// Quoted texts in the first column of a table, with line numbers.
 fn quoted(text: &str) -> Vec<(usize, &str)> {
     let rows = text.lines().enumerate().filter(|(_, line)| line.starts_with("| "));
     let first = rows.filter_map(|(at, line)| Some((at + 1, line.split('|').nth(1)?)));
     first.flat_map(|(at, cell)| cell.split('"').skip(1).step_by(2).map(move |quote| (at, quote))).collect()
 }
 
-/// Quotations that no program prints. A number, or a `…`, stands for what differs from case to case.
+/// Quotations that no program prints. A number or `…` matches any text.
 fn check_quotations(file: &str, text: &str, source: &str) -> Vec<String> {
     let is_open = |letter: char| letter == '…' || letter.is_ascii_digit();
     let mut faults = Vec::new();
@@ -198,7 +198,7 @@ fn check_quotations(file: &str, text: &str, source: &str) -> Vec<String> {
     faults
 }
 
-/// troubleshooting.md quoted words that no program had printed for months.
+/// Regression: troubleshooting.md quoted messages that no program had printed for months.
 #[test]
 fn quoted_messages_are_printed_somewhere() {
     let source: String = rust_files().filter(|(file, _)| file.starts_with("src/")).map(|(_, text)| text).collect();
@@ -216,7 +216,7 @@ fn planted_quotations_are_caught() {
     assert_eq!(faults, ["docs/x.md:3: nothing prints `never`", "docs/x.md:3: nothing prints `said`"]);
 }
 
-/// Names of tests in the last column of the administrators' tables.
+/// Checks the test names in the last column of the administrators' tables.
 fn check_tests(file: &str, text: &str, source: &str) -> Vec<String> {
     let rows = text.lines().enumerate().filter(|(_, line)| line.starts_with("| ") && !line.ends_with("| test |"));
     let named = rows.flat_map(|(at, line)| {

@@ -1,16 +1,16 @@
-//! Sizes of files, and words that must not be in them.
+//! Checks file sizes and forbidden words.
 
 use crate::tidy::tokens::mentions;
 use crate::tidy::{caught, none, read, repository_files, rust_files};
 
-/// Lines above which a Rust file is too long to be read in one go; above [`LONG`] it is named.
+/// Maximum lines of a Rust file; files above [`LONG`] are listed.
 const LIMIT: usize = 500;
 const LONG: usize = 400;
 
-/// Macros that are no finished code.
+/// Macros of unfinished code.
 const UNFINISHED: [&str; 3] = ["todo", "unimplemented", "dbg"];
 
-/// Hosts of package registries: which one is used is the machine's business.
+/// Package registry hosts. The choice of registry is up to the machine.
 const REGISTRIES: [&str; 8] = [
     "crates.io",
     "pypi.org",
@@ -32,12 +32,12 @@ fn check_size(file: &str, lines: usize) -> Option<String> {
     None
 }
 
-/// Home folders and workplaces of the machine on which a file was written. The needles are put together here, so that this file
-/// does not hold them.
+/// Finds home and work folders of the author's machine. The needles are assembled here, so that
+/// this file does not contain them.
 fn machine_path(line: &str) -> Option<String> {
     ["root", "home", "work"].iter().map(|folder| format!("/{folder}/")).find(|needle| {
         line.match_indices(needle.as_str()).any(|(at, _)| {
-            // `docs/home/page` is somebody's own folder.
+            // `docs/home/page` is a relative path.
             let before = line[..at].chars().next_back();
             !before.is_some_and(|c| c.is_alphanumeric() || "._-}>*)".contains(c))
         })
@@ -45,7 +45,7 @@ fn machine_path(line: &str) -> Option<String> {
 }
 
 fn registry(line: &str) -> Option<&'static str> {
-    // The form in which cargo names its default registry, in Cargo.lock and for cargo-deny.
+    // cargo's name for its default registry in Cargo.lock and for cargo-deny.
     let line = line.replace("https://github.com/rust-lang/crates.io-index", "");
     REGISTRIES.into_iter().find(|host| line.contains(host))
 }
@@ -82,7 +82,7 @@ fn no_rust_file_is_too_long() {
 
 #[test]
 fn no_file_names_a_machine_or_a_registry() {
-    // This file holds the names that it looks for.
+    // This file contains the words that it looks for.
     let files = repository_files().iter().filter(|file| *file != "tests/tests/tidy/files.rs");
     none(&files.filter_map(|file| Some(check_words(file, &read(file)?))).flatten().collect::<Vec<_>>());
 }

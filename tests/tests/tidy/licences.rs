@@ -1,9 +1,9 @@
-//! Licences: ours, and those of the dependencies, by the list in `deny.toml`.
+//! Licences: ours, and the dependencies' licences against the list in `deny.toml`.
 
 use crate::tidy::{caught, members, metadata, none, read, repository_files};
 use serde_json::Value;
 
-/// The licences that `deny.toml` allows.
+/// Licences that `deny.toml` allows.
 fn allowed(deny: &str) -> Vec<String> {
     let list = deny.split("\nallow = [").nth(1).and_then(|rest| rest.split("\n]").next()).unwrap_or_default();
     let lines = list.lines().map(str::trim).filter(|line| !line.starts_with('#'));
@@ -12,7 +12,7 @@ fn allowed(deny: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether an SPDX expression can be satisfied by the allowed licences. `/` is the old way to write `OR`.
+/// Whether the allowed licences satisfy an SPDX expression. `/` is the deprecated form of `OR`.
 fn satisfied(expression: &str, allowed: &[String]) -> bool {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let words: Vec<&str> = spaced.split_whitespace().collect();
@@ -49,7 +49,7 @@ fn one(words: &mut &[&str], allowed: &[String]) -> bool {
         return result;
     }
     if let ["WITH", exception, rest @ ..] = *words {
-        // With an exception it is a licence of its own.
+        // A licence with an exception counts as a separate licence.
         let whole = format!("{first} WITH {exception}");
         *words = rest;
         return allowed.contains(&whole);

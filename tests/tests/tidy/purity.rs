@@ -1,26 +1,29 @@
-//! What the compiler cannot keep: clocks, randomness, input and output stay out of the pure crates, and writes to the API server stay in
-//! `apply` and the election. Who may know whom is kept by the crates themselves (see `crates`).
+//! Rules that the compiler cannot enforce: pure crates use no clock, randomness or I/O, and writes
+//! to the API server are only in `apply` and the election. Crate boundaries enforce the
+//! dependencies (see `crates`).
 
 use crate::tidy::tokens::{Mention, mentions};
 use crate::tidy::{caught, none, rust_files};
 use std::collections::BTreeSet;
 
-/// Folders whose code neither reads a clock or random numbers nor does input or output.
+/// Folders whose code must not use a clock, random numbers or I/O.
 const PURE: [&str; 6] = ["src/core", "src/topology", "src/fabric", "src/plan", "src/ledger", "src/tools"];
 
-/// Parameters of kube's writes, and who may name them. What is created on trial is not stored.
+/// kube's parameters of writes, and the folders that may name them. A dry-run create stores
+/// nothing.
 const WRITES: [&str; 5] = ["DeleteParams", "Patch", "PatchParams", "PostParams", "Preconditions"];
 const WRITERS: [&str; 4] =
     ["src/controller/apply", "src/controller/election", "node-agent/daemon", "service/src/trial"];
 
-/// Parts of `std` that a pure crate has no use for.
+/// Parts of `std` that a pure crate must not use.
 const IMPURE_STD: [&str; 7] = ["env", "fs", "io", "net", "os", "process", "thread"];
-/// Iteration over these depends on a random seed.
+/// Their iteration order depends on a random seed.
 const RANDOM: [&str; 6] = ["HashMap", "HashSet", "RandomState", "hash_map", "hash_set", "DefaultHasher"];
-/// Output.
+/// Output macros.
 const PRINTING: [&str; 5] = ["print", "println", "eprint", "eprintln", "dbg"];
 
-/// Whether a file or folder lies below a folder, or is its only file: `src/plan.rs` belongs to `src/plan`.
+/// Whether a file or folder is below a folder, or is its only file: `src/plan.rs` belongs to
+/// `src/plan`.
 pub(super) fn is_below(file: &str, folder: &str) -> bool {
     file.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/') || rest == ".rs")
 }
@@ -43,19 +46,18 @@ fn impure(mention: &Mention) -> Option<&'static str> {
     match path.get(1).map(String::as_str) {
         None | Some("*") => Some("hides which part of std it uses"),
         Some(part) if IMPURE_STD.contains(&part) => Some("does input or output, or starts threads or processes"),
-        // A point in time may be an argument; who reads the clock is found by `now` and `elapsed`.
+        // A point in time can be an argument. `now` and `elapsed` find clock reads.
         Some("time") if path.get(2).is_none_or(|part| part != "Duration" && part != "Instant") => Some("reads a clock"),
         _ if path.iter().any(|part| RANDOM.contains(&part.as_str())) => Some("depends on a random seed"),
         _ => None,
     }
 }
 
-/// Whether kube's parameters of a write are named.
+/// Whether it names kube's parameters of a write.
 fn writes(mention: &Mention) -> bool {
     mention.path.iter().any(|part| part == "kube") && mention.path.iter().any(|part| WRITES.contains(&part.as_str()))
 }
 
-/// Checks one file.
 fn check(file: &str, source: &str, is_test: bool) -> Vec<String> {
     let found = match mentions(source) {
         Ok(found) => found,
@@ -77,7 +79,7 @@ fn check(file: &str, source: &str, is_test: bool) -> Vec<String> {
     faults
 }
 
-/// Files that are compiled for tests only: modules declared below `#[cfg(test)]`, and what lies below them.
+/// Files compiled for tests only: modules declared under `#[cfg(test)]`, and everything below them.
 pub(super) fn test_files(files: &[(&str, String)]) -> BTreeSet<String> {
     let mut tests = BTreeSet::new();
     for (file, source) in files {

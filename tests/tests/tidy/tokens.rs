@@ -1,38 +1,38 @@
-//! What a piece of Rust source mentions: paths, macros and keywords, each with its line.
+//! Paths, macros and keywords in Rust source, each with its line.
 //!
-//! Read from the tokens and not from a syntax tree: the arguments of a macro are tokens in both, and `vec![crate::cli::X]`
-//! must be seen like any other use of `crate::cli`.
+//! Works on tokens instead of a syntax tree: macro arguments are tokens in both, and
+//! `vec![crate::cli::X]` must count like any other use of `crate::cli`.
 
 use proc_macro2::{Delimiter, LexError, Spacing, TokenStream, TokenTree};
 use std::collections::BTreeSet;
 use std::str::FromStr;
 
-/// Something that source text names.
+/// A path, macro or keyword in source text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mention {
-    /// Segments, without generic arguments: `crate`, `plan`, `Plan`. A keyword is a single segment.
+    /// Segments without generic arguments: `crate`, `plan`, `Plan`. A keyword is a single segment.
     pub(crate) path: Vec<String>,
     /// Followed by `!`.
     pub(crate) is_macro: bool,
-    /// Line, from 1.
+    /// Line number, from 1.
     pub(crate) line: usize,
-    /// Inside of an item that is compiled for tests only.
+    /// Inside an item that is compiled for tests only.
     pub(crate) in_test: bool,
 }
 
-/// What a file mentions.
+/// Mentions of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Mentions {
-    /// In the order of the text.
+    /// In source order.
     pub(crate) all: Vec<Mention>,
-    /// Modules of other files that are declared for tests only.
+    /// Modules in other files that are declared for tests only.
     pub(crate) test_modules: BTreeSet<String>,
 }
 
-/// Keywords that are reported.
+/// Reported keywords.
 const KEYWORDS: [&str; 4] = ["async", "await", "elapsed", "unsafe"];
 
-/// Reads Rust source.
+/// Parses Rust source.
 pub(crate) fn mentions(source: &str) -> Result<Mentions, LexError> {
     let tokens = TokenStream::from_str(source)?;
     let mut reader = Reader { found: Mentions::default() };
@@ -100,7 +100,8 @@ impl Reader {
         }
     }
 
-    /// Reads the path that begins at an identifier; returns the index behind it. A single word is a path only as a macro's name.
+    /// Reads the path that starts at an identifier; returns the index after it. A single word is a
+    /// path only as a macro name.
     fn path(&mut self, tokens: &[TokenTree], start: usize, in_test: bool) -> usize {
         let line = tokens[start].span().start().line;
         let mut path = vec![tokens[start].to_string()];
@@ -112,7 +113,8 @@ impl Reader {
             at += 3;
         }
         let is_macro = is_punct(tokens.get(at), '!') && !is_punct(tokens.get(at + 1), '=');
-        // `.method::<T>()` and the `::method` of `<T as Trait>::method` are no paths of their own; `::name::x` is one.
+        // `.method::<T>()` and the `::method` of `<T as Trait>::method` are not separate paths;
+        // `::name::x` is one.
         let continues = start > 0 && is_punct(tokens.get(start - 1), '.')
             || start > 2 && is_double_colon(tokens, start - 2) && is_punct(tokens.get(start - 3), '>');
         if !continues && (path.len() > 1 || is_macro) {
@@ -144,7 +146,7 @@ impl Reader {
     }
 }
 
-/// `NAME` when the token at `at` ends `mod NAME`.
+/// `NAME` if the token at `at` ends `mod NAME`.
 fn module_name(tokens: &[TokenTree], at: usize) -> Option<String> {
     let name = tokens.get(at.checked_sub(1)?)?;
     let keyword = tokens.get(at.checked_sub(2)?)?;

@@ -1,10 +1,11 @@
-//! Where `unsafe` may stand.
+//! Files that may contain `unsafe`.
 
 use crate::tidy::tokens::mentions;
 use crate::tidy::{caught, members, metadata, none, read, rust_files};
 use switchyard_tests::root;
 
-/// Files with unsafe code, and what for. A file that needs none any more is taken off the list.
+/// Files with unsafe code and its purpose. A file that no longer needs any must be removed from the
+/// list.
 const LISTED: &[(&str, &str)] = &[
     ("node-agent/src/nvml_raw.rs", "calls of NVML that its wrapper lacks"),
     ("node-agent/tests/nvml_reports/library.rs", "a library with the C interface of NVML"),
@@ -108,7 +109,8 @@ fn check(file: &str, source: &str) -> Vec<String> {
     }
 }
 
-/// The root of a library or program forbids unsafe code; it denies it only where a listed module of the package allows it again.
+/// The root of a library or program must forbid unsafe code. It may only deny it if the package has
+/// a listed module that allows it again.
 fn check_root(file: &str, source: &str, package_has_unsafe: bool) -> Option<String> {
     let has = |level: &str| source.lines().any(|line| line == format!("#![{level}(unsafe_code)]"));
     match package_has_unsafe {

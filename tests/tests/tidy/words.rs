@@ -1,4 +1,4 @@
-//! Phrases that a native engineer would not write, and the shape of commit subjects.
+//! Checks for phrases that a native engineer would not write, and the shape of commit subjects.
 
 use crate::tidy::{caught, none, output_of, read, repository_files};
 use regex::Regex;
@@ -10,7 +10,7 @@ struct Phrase {
     instead: &'static str,
 }
 
-/// What regular expressions can catch of the style guide in CONTRIBUTING.md.
+/// The part of CONTRIBUTING.md's style guide that regular expressions can check.
 static PHRASES: LazyLock<Vec<Phrase>> = LazyLock::new(|| {
     [
         (r"(numbers|floats|values|words|types) of (8|16|32|64) bits", "f32, bf16, 16-bit values"),
@@ -31,9 +31,9 @@ static PHRASES: LazyLock<Vec<Phrase>> = LazyLock::new(|| {
     .collect()
 });
 
-/// Rooms that have not been rewritten yet. The list only gets shorter.
+/// Folders that have not been rewritten yet. The list only gets shorter.
 const LATER: [&str; 4] = ["src/controller/", "src/ledger/", "src/plan/", "tests/"];
-/// Texts of others, files that are generated from checked ones, and this list.
+/// Third-party texts, files generated from checked ones, and this list.
 const LEFT_OUT: [&str; 6] =
     ["LICENSE", "docs/results/", "charts/switchyard/templates/crds/", "crds/generated/", "/snapshots/", "/golden/"];
 /// Columns of a comment.
@@ -59,7 +59,7 @@ fn check(file: &str, text: &str) -> Vec<String> {
             in_block = !in_block;
         }
         in_block &= is_markdown || is_comment;
-        // Diagrams, and output of programs, whose source is checked.
+        // Diagrams and program output, whose source is checked separately.
         if in_block {
             continue;
         }
@@ -69,7 +69,7 @@ fn check(file: &str, text: &str) -> Vec<String> {
             }
         }
         let columns = line.chars().count();
-        // Links and rows of tables cannot be wrapped.
+        // Links and table rows cannot be wrapped.
         let is_whole = line.contains("http") || body.trim_start().starts_with('|');
         if is_comment && columns > COLUMNS && !is_whole {
             faults.push(format!("{file}:{number}: a comment of {columns} columns; wrap it at {COLUMNS}"));
@@ -78,7 +78,7 @@ fn check(file: &str, text: &str) -> Vec<String> {
     faults
 }
 
-/// A fault of the subject of a commit.
+/// The fault of a commit subject, if any.
 fn check_subject(subject: &str) -> Option<String> {
     let length = subject.chars().count();
     if length > SUBJECT {
@@ -112,7 +112,7 @@ fn planted_phrases_are_caught() {
 
 #[test]
 fn commits_have_an_area_and_a_short_subject() {
-    // Older ones cannot be changed.
+    // Older subjects cannot be changed.
     let log = output_of("git", &["log", "--no-merges", "--since=2026-11-27T19:00:00Z", "--format=%s"]);
     none(&log.lines().filter_map(check_subject).collect::<Vec<_>>());
 }

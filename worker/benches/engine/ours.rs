@@ -20,7 +20,7 @@ use switchyard_worker::optimizer::Optimizer;
 pub struct Ours {
     cpu: Cpu,
     network: Network,
-    /// The weights, and their 16-bit copy if the network computes in 16 bits.
+    /// Weights, and their 16-bit copy if the network computes in 16-bit precision.
     pub weights: Vec<f32>,
     half: Option<Vec<bf16>>,
     statistics: Vec<f32>,

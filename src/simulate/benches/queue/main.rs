@@ -1,5 +1,5 @@
 //! Benchmarks the queue on real traces: `cargo xtask bench queue`. Every rule sees the same events
-//! on the same clusters, on eight shaken inputs.
+//! on the same clusters, on eight perturbed inputs.
 //!
 //! With `--part`, `--trace`, `--load`, `--model` or `--only`, a run replaces the replayed rows in
 //! the result file and keeps the others, so a long run can be split.
@@ -29,7 +29,7 @@ struct Args {
     /// Result file, from the root of the repository.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Shaken inputs per case.
+    /// Perturbed inputs per case.
     #[arg(long, default_value_t = 8)]
     seeds: u64,
     /// What to replay. Default: everything.
@@ -98,7 +98,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A trace and the cluster to replay it on.
 struct Input {
     trace: TraceName,
     load: f64,
@@ -166,7 +165,7 @@ fn replay_all(
     Ok(())
 }
 
-/// The report of a machine with eight GPUs, NVSwitch and NICs, taken from the first node of an
+/// /// Report of a machine with eight GPUs, NVSwitch and NICs, taken from the first node of an
 /// example.
 fn machine(root: &Path) -> Result<GPUTopology, Box<dyn Error>> {
     let text = fs::read_to_string(root.join("examples/clusters/two-racks.json"))?;

@@ -11,7 +11,6 @@ use switchyard_simulate::failures::Failures;
 use switchyard_simulate::replay::{Limits, Rule, UrgentJobs};
 use switchyard_simulate::rules::{Policy, Pool, PoolOrder, Product};
 
-/// A trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum TraceName {
     /// An LLM cluster's trace on equal leaves of eight hosts.
@@ -43,26 +42,25 @@ impl TraceName {
     }
 }
 
-/// A part of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Part {
-    /// The product compared with peers' rules.
+    /// Our queue compared with the rules of other schedulers.
     Rules,
     /// The same with node failures, 100 days apart per node.
     Failures,
-    /// The product with each constant at half and twice its value.
+    /// Our queue with each constant halved and doubled.
     Constants,
-    /// The product with and without equal team weights.
+    /// Our queue with and without equal team weights.
     Teams,
-    /// The product with and without waiting for a better placement.
+    /// Our queue with and without waiting for a better placement.
     Patience,
-    /// The product when one job in ten has a higher priority class and can preempt.
+    /// Our queue when one job in ten has a higher priority class and can preempt.
     Priorities,
 }
 
 pub(crate) type RuleResult = Result<Box<dyn Rule>, String>;
 
-/// A rule in a table.
+/// One table row: a rule and the limits it receives.
 pub(crate) struct Entry {
     pub(crate) name: &'static str,
     pub(crate) limits: Limits,
@@ -95,8 +93,8 @@ impl Part {
     pub(crate) fn loads(self, trace: TraceName) -> &'static [f64] {
         match (self, trace) {
             (Part::Rules, TraceName::Lingjun) => &[0.8, 0.71, 0.64],
-            // At loads below 0.86 hardly any job of this trace waits: one week has most of the
-            // submissions.
+            // At loads below 0.86 hardly any job of this trace waits, because one week has most of
+            // the submissions.
             (Part::Rules, TraceName::Philly) => &[1.01, 0.86, 0.8, 0.71, 0.64],
             (Part::Teams, _) => &[1.01],
             (Part::Patience | Part::Priorities, _) => &[0.71, 0.64],
@@ -188,7 +186,7 @@ fn fair_share(fabric: &Fabric, machine: &GPUTopology, half_life_hours: i64) -> R
     Ok(Box::new(Product::new(fabric, machine)?.with_fair_share(equal)))
 }
 
-/// A half-life of one week, half a week and two weeks.
+/// Usage half-lives of one week, half a week and two weeks.
 const TEAMS: [Entry; 5] = [
     Entry { name: "Switchyard", limits: Limits::Coarse, make: |f, m| Policy::Switchyard.rule(f, m) },
     Entry { name: "equal weights", limits: Limits::Coarse, make: |f, m| fair_share(f, m, 168) },

@@ -13,7 +13,7 @@ pub(crate) struct Row<'a> {
     pub inputs: &'a [Figures],
     /// Seconds per input.
     pub seconds: f64,
-    /// The longest decision of the rule, milliseconds.
+    /// Longest decision of the rule, milliseconds.
     pub longest: f64,
 }
 

@@ -1,42 +1,43 @@
-//! The attacks: what the tenant sends.
+//! The attacks: requests of the tenant.
 
 use super::NODES;
 use serde_json::{Value, json};
 use switchyard_tests::gpus::{RESOURCE, gpu_job};
 use switchyard_tests::{merge, plain_job};
 
-/// What the tenant sends.
+/// One request of the tenant.
 pub enum Act {
     Create(Value),
     /// Kind and name, and a merge patch.
     Patch(&'static str, &'static str, Value),
-    /// The same of the status.
+    /// The same for the status.
     PatchStatus(&'static str, &'static str, Value),
     Delete(&'static str, &'static str),
-    /// Waits until the job has pods, or says why it has none.
+    /// Waits until the job has pods, or reports why it has none.
     Settle(&'static str),
 }
 
 use Act::{Create, Delete, Patch as Change, PatchStatus, Settle};
 
-/// Its title, the words with which the API server refuses its last act (none: it takes all), and what is sent.
+/// Title, the expected refusal of the last act (`None` if the API server accepts all), and the
+/// acts.
 pub type Attack = (&'static str, Option<&'static str>, Vec<Act>);
 
-/// A job of all GPUs, and what else it says.
+/// A job that requests all GPUs, with additional spec fields.
 fn gpus(name: &str, spec: Value) -> Act {
     let mut job = gpu_job(name, NODES, 8, "run");
     merge(&mut job["spec"], spec);
     Create(job)
 }
 
-/// A job of one pod within the quota.
+/// A single-pod job within the quota.
 fn small(name: &str, policy: &str, spec: Value) -> Act {
     let mut job = plain_job(name, 1, policy);
     merge(&mut job["spec"], spec);
     Create(job)
 }
 
-/// A pod with its own metadata and spec.
+/// A pod with this metadata and spec.
 pub fn pod(name: &str, metadata: Value, spec: Value, gpus: u32) -> Act {
     let mut limits = json!({"cpu": "100m", "memory": "64Mi"});
     if gpus > 0 {
@@ -59,7 +60,7 @@ fn object(api: &str, kind: &str, name: &str, rest: Value) -> Act {
     Create(object)
 }
 
-/// All attacks. `node` is one of the cluster, `uid` that of the job of the other tenant.
+/// All attacks. `node` is a node of the cluster, `uid` the UID of the other tenant's job.
 pub fn attacks(node: &str, uid: &str) -> Vec<Attack> {
     let claim = |name: &str| json!({"resourceClaims": [{"name": "gpus", "resourceClaimName": name}]});
     let volume = |claim: &str| json!({"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]});
@@ -208,7 +209,7 @@ pub fn attacks(node: &str, uid: &str) -> Vec<Attack> {
                 Settle("a"),
             ],
         ),
-        // Pods that hold what they have.
+        // Pods that keep their resources.
         (
             "a job with a scheduler that does not exist",
             None,
@@ -325,7 +326,7 @@ pub fn attacks(node: &str, uid: &str) -> Vec<Attack> {
             Some("forbidden"),
             vec![Change("ResourceQuota", "small", json!({"spec": {"hard": {"requests.nvidia.com/gpu": "16"}}}))],
         ),
-        // Memory, and the controller's time.
+        // Memory and controller time.
         (
             "a spec of 300 KiB",
             None,
