@@ -4,6 +4,7 @@
 //! a real disk might lose.
 
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -147,6 +148,13 @@ impl ReadFile for Open {
     }
 }
 
+/// Whether a file system cannot sync directories. Several give the same guarantees without it: NFS
+/// returns EINVAL, FUSE ENOSYS or EOPNOTSUPP (gocryptfs#587), SMB and 9p EACCES or EBADF.
+fn lacks_directory_sync(error: &io::Error) -> bool {
+    let lacks = [Errno::INVAL, Errno::NOSYS, Errno::OPNOTSUPP, Errno::ACCESS, Errno::BADF];
+    Errno::from_io_error(error).is_some_and(|errno| lacks.contains(&errno))
+}
+
 /// Converts to the flag type of `OpenOptions`.
 fn flags(flags: OFlags) -> i32 {
     flags.bits().cast_signed()
@@ -180,8 +188,7 @@ impl Vfs for Disk {
 
     fn sync_directory(&self, path: &Path) -> io::Result<()> {
         match File::open(path)?.sync_all() {
-            // Some network file systems lack this call and give the same guarantees without it.
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+            Err(error) if lacks_directory_sync(&error) => Ok(()),
             other => other,
         }
     }
@@ -204,5 +211,19 @@ impl Vfs for Disk {
 
     fn kind(&self, path: &Path) -> io::Result<Kind> {
         Ok(fs::symlink_metadata(path)?.file_type().into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_errors_of_a_missing_call_are_tolerated() {
+        for (errno, tolerated) in
+            [(Errno::NOSYS, true), (Errno::INVAL, true), (Errno::IO, false), (Errno::NOSPC, false)]
+        {
+            assert_eq!(lacks_directory_sync(&errno.into()), tolerated, "{errno:?}");
+        }
     }
 }

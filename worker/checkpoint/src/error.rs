@@ -56,6 +56,20 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
+    /// Whether the file system failed, rather than the content: a later read can succeed, so the
+    /// checkpoint can be good.
+    pub fn is_io(&self) -> bool {
+        use io::ErrorKind as Kind;
+        match self {
+            CheckpointError::Io { source, .. } => !matches!(source.kind(), |Kind::InvalidData| Kind::InvalidInput
+                | Kind::IsADirectory
+                | Kind::NotADirectory
+                | Kind::NotFound
+                | Kind::UnexpectedEof),
+            _ => false,
+        }
+    }
+
     /// For `map_err`: adds the action and the file.
     pub(crate) fn io<'a>(action: &'static str, file: &'a Path) -> impl FnOnce(io::Error) -> CheckpointError + 'a {
         move |source| CheckpointError::Io { file: file.to_path_buf(), action, needed: None, source }

@@ -3,10 +3,12 @@
 
 mod support;
 
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use support::disk::{MemoryDisk, Random};
 use support::{DIRECTORY, JOB, assert_whole, id, read, restored, save, tensors, write, write_shards};
-use switchyard_checkpoint::disk::Vfs;
+use switchyard_checkpoint::disk::{Kind, ReadFile, Vfs, WriteFile};
 use switchyard_checkpoint::format::{CHUNK, CheckpointInfo};
 use switchyard_checkpoint::{
     Checkpoint, CheckpointError, CheckpointId, Manifest, Plan, Progress, Role, State, Store, TensorSink, TensorSpec,
@@ -247,4 +249,71 @@ fn damage_is_located_by_file_chunk_and_tensor() {
         "/checkpoints/step-000000500.attempt-1/rank-0.safetensors: damaged: chunk 2, bytes 8388608 to 12000264, does not have \
          the digest in its manifest; it holds second"
     );
+}
+
+/// A disk on which one file cannot be opened for a while.
+struct Stale<'a> {
+    disk: &'a MemoryDisk,
+    file: PathBuf,
+    failures: AtomicU32,
+}
+
+impl Vfs for Stale<'_> {
+    fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
+        let fails = |left: u32| left.checked_sub(1).filter(|_| path == self.file);
+        match self.failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fails) {
+            Ok(_) => Err(io::ErrorKind::StaleNetworkFileHandle.into()),
+            Err(_) => self.disk.open(path),
+        }
+    }
+
+    fn create_directory(&self, path: &Path) -> io::Result<()> {
+        self.disk.create_directory(path)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
+        self.disk.create(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.disk.rename(from, to)
+    }
+
+    fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        self.disk.sync_directory(path)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.disk.remove_file(path)
+    }
+
+    fn remove_directory(&self, path: &Path) -> io::Result<()> {
+        self.disk.remove_directory(path)
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        self.disk.list(path)
+    }
+
+    fn kind(&self, path: &Path) -> io::Result<Kind> {
+        self.disk.kind(path)
+    }
+}
+
+/// The older checkpoint was used, and the newer one, which was good, never again.
+#[test]
+fn a_checkpoint_that_cannot_be_read_now_is_not_skipped() {
+    let disk = MemoryDisk::new(None);
+    let newest = CheckpointId { attempt: 1, step: 600 };
+    save(&store(&disk), ID, 3).unwrap();
+    save(&store(&disk), newest, 3).unwrap();
+    for file in ["rank-1.safetensors", "manifest.json"] {
+        let stale = Stale { disk: &disk, file: path(newest, file), failures: AtomicU32::new(1) };
+        let store = Store::new(&stale, Path::new(DIRECTORY));
+        let error = store.latest(JOB).unwrap_err();
+        assert!(error.is_io(), "{error}");
+        let latest = store.latest(JOB).unwrap();
+        assert_eq!(latest.checkpoint.unwrap().manifest().info().id, newest);
+        assert!(latest.skipped.is_empty());
+    }
 }

@@ -70,6 +70,11 @@ pub enum TrainError {
     /// The checkpoint to resume from cannot be used.
     #[error("spec.checkpoint.path: cannot resume: {0}")]
     Resume(String),
+    /// The checkpoint to resume from cannot be read now, although it can be good.
+    #[error(
+        "spec.checkpoint.path: cannot read the checkpoint to resume from: {0}; it is kept, and the next attempt reads it again"
+    )]
+    Storage(String),
     /// A rank received a stop request, and all ranks stopped after saving.
     #[error("stopped by a signal after step {step}{}", if *saved { ", which is saved" } else { "" })]
     Stopped {
@@ -108,6 +113,7 @@ impl TrainError {
     /// The exit code for this error on the given rank.
     pub fn exit(&self, rank: u32) -> Exit {
         match self {
+            TrainError::Data(error) if error.is_io() => Exit::OwnFailure,
             TrainError::Data(_) => Exit::Data,
             TrainError::Model(ModelError::Memory(_)) | TrainError::Memory { .. } | TrainError::GpuMemory { .. } => {
                 Exit::NotPlaceable
@@ -136,9 +142,11 @@ impl TrainError {
                 | CommError::Transport { .. },
             ) => Exit::Usage,
             TrainError::Overflow(_) | TrainError::NotFinite { .. } => Exit::Diverged,
-            TrainError::Comm(_) | TrainError::Save { .. } | TrainError::Cuda { .. } | TrainError::Nccl(_) => {
-                Exit::OwnFailure
-            }
+            TrainError::Comm(_)
+            | TrainError::Storage(_)
+            | TrainError::Save { .. }
+            | TrainError::Cuda { .. }
+            | TrainError::Nccl(_) => Exit::OwnFailure,
         }
     }
 }

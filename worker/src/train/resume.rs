@@ -9,12 +9,17 @@ use super::training::Training;
 use crate::comm::Group;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
-use switchyard_checkpoint::store::{Latest, State as Stored};
+use std::time::Duration;
+use switchyard_checkpoint::store::{Latest, State as Stored, StoreEntry};
 use switchyard_checkpoint::{Checkpoint, CheckpointError, CheckpointId, Store};
 use switchyard_worker_contract::config::Rule;
 
 /// Maximum bytes of rank 0's error text.
 const MAX_ERROR_BYTES: usize = 512;
+/// Pauses before a read is repeated after an I/O error. A restart is the moment at which storage is
+/// most often unavailable: a node was lost, or an NFS server fails over.
+const RETRY_PAUSES: [Duration; 4] =
+    [Duration::from_millis(200), Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(2)];
 
 /// Rank 0's answer, sent to all ranks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -25,6 +30,8 @@ struct ResumePoint {
     attempt: u32,
     /// Rank 0's error.
     error: Option<String>,
+    /// Whether the error is the file system's, so that another attempt can succeed.
+    is_io: bool,
 }
 
 /// Where to start; the same on all ranks.
@@ -50,13 +57,12 @@ pub(super) fn find(
     let found: ResumePoint =
         serde_json::from_slice(&answers[0]).map_err(|error| TrainError::Resume(error.to_string()))?;
     if let Some(error) = found.error {
-        return Err(TrainError::Resume(error));
+        return Err(if found.is_io { TrainError::Storage(error) } else { TrainError::Resume(error) });
     }
     let checkpoint = match found.id {
         None => None,
         Some((attempt, step)) => {
-            let refused = |error: CheckpointError| TrainError::Resume(error.to_string());
-            let checkpoint = store.open(CheckpointId { attempt, step }).map_err(refused)?;
+            let checkpoint = with_retries(|| store.open(CheckpointId { attempt, step })).map_err(failed)?;
             let progress = checkpoint.manifest().info().progress.read();
             Some((checkpoint, progress.map_err(|error| TrainError::Resume(format!("progress: {error}")))?))
         }
@@ -65,28 +71,49 @@ pub(super) fn find(
 }
 
 fn find_latest(store: &Store<'_>, job: &str, launched: u32) -> ResumePoint {
-    let refuse = |error: CheckpointError| error.to_string();
-    let answer = check_owner(store, job)
-        .and_then(|()| Ok((store.latest(job).map_err(refuse)?, store.next_attempt(launched).map_err(refuse)?)));
-    match answer.and_then(|(latest, attempt)| Ok((require_undamaged(latest)?, attempt))) {
+    let read = with_retries(|| Ok((store.list()?, store.latest(job)?, store.next_attempt(launched)?)));
+    let answer = read.map_err(|error| (error.to_string(), error.is_io())).and_then(|(all, latest, attempt)| {
+        let usable = check_owner(all, job).and_then(|()| require_undamaged(latest));
+        Ok((usable.map_err(|text| (text, false))?, attempt))
+    });
+    match answer {
         Ok((latest, attempt)) => {
             for (id, error) in &latest.skipped {
                 eprintln!("warning: the checkpoint {id} is skipped: {error}");
             }
             let id = latest.checkpoint.map(|checkpoint| checkpoint.manifest().info().id);
-            ResumePoint { id: id.map(|id| (id.attempt, id.step)), attempt, error: None }
+            ResumePoint { id: id.map(|id| (id.attempt, id.step)), attempt, error: None, is_io: false }
         }
-        Err(mut text) => {
+        Err((mut text, is_io)) => {
             text.truncate((0..=MAX_ERROR_BYTES).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0));
-            ResumePoint { id: None, attempt: launched, error: Some(text) }
+            ResumePoint { id: None, attempt: launched, error: Some(text), is_io }
         }
     }
 }
 
+/// Repeats a read that fails with an I/O error.
+fn with_retries<T>(mut read: impl FnMut() -> Result<T, CheckpointError>) -> Result<T, CheckpointError> {
+    for pause in RETRY_PAUSES {
+        match read() {
+            Err(error) if error.is_io() => {
+                eprintln!("warning: {error}; reading again in {} ms", pause.as_millis());
+                std::thread::sleep(pause);
+            }
+            done => return done,
+        }
+    }
+    read()
+}
+
+fn failed(error: CheckpointError) -> TrainError {
+    let text = error.to_string();
+    if error.is_io() { TrainError::Storage(text) } else { TrainError::Resume(text) }
+}
+
 /// Rejects a directory with another job's checkpoints: a run that starts there would be mistaken
 /// for that job.
-fn check_owner(store: &Store<'_>, job: &str) -> Result<(), String> {
-    for found in store.list().map_err(|error| error.to_string())? {
+fn check_owner(all: Vec<StoreEntry>, job: &str) -> Result<(), String> {
+    for found in all {
         if let Stored::Complete(checkpoint) = found.state
             && checkpoint.manifest().info().job != job
         {
@@ -102,7 +129,7 @@ fn require_undamaged(latest: Latest) -> Result<Latest, String> {
     let damaged = latest.skipped.iter().find(|(_, error)| !matches!(error, CheckpointError::Incomplete { .. }));
     match (&latest.checkpoint, damaged) {
         (None, Some((_, error))) => {
-            Err(format!("no checkpoint can be used; remove them to start over; the newest: {error}"))
+            Err(format!("no checkpoint can be used; to start over, set another path; the newest: {error}"))
         }
         _ => Ok(latest),
     }
@@ -139,7 +166,8 @@ pub(super) fn restore(
         )));
     }
     let mut sink = EngineSink::new(engine);
-    Store::new(disk, directory).restore(checkpoint, &mut sink).map_err(|error| refused(error.to_string()))?;
+    let store = Store::new(disk, directory);
+    with_retries(|| store.restore(checkpoint, &mut sink)).map_err(failed)?;
     sink.finish()?;
     engine.resume(&progress.counters())
 }
@@ -151,5 +179,35 @@ fn rule_name(rule: Rule) -> &'static str {
         Rule::AdamW(_) => "AdamW",
         Rule::Lamb(_) => "LAMB",
         Rule::Lars(_) => "LARS",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+    use std::path::PathBuf;
+
+    fn error(kind: io::ErrorKind) -> CheckpointError {
+        CheckpointError::Io { file: PathBuf::from("f"), action: "read it", needed: None, source: kind.into() }
+    }
+
+    #[test]
+    fn a_read_that_fails_for_a_moment_is_repeated() {
+        let mut kinds = vec![io::ErrorKind::StaleNetworkFileHandle, io::ErrorKind::PermissionDenied];
+        let read = with_retries(|| kinds.pop().map_or(Ok(7), |kind| Err(error(kind))));
+        assert_eq!(read.ok(), Some(7));
+    }
+
+    #[test]
+    fn damage_is_not_read_again_and_ends_the_job() {
+        let mut reads = 0;
+        let read = with_retries(|| {
+            reads += 1;
+            Err::<(), _>(error(io::ErrorKind::NotFound))
+        });
+        assert_eq!(reads, 1);
+        assert!(matches!(read.map_err(failed), Err(TrainError::Resume(_))));
+        assert!(matches!(failed(error(io::ErrorKind::Other)), TrainError::Storage(_)));
     }
 }

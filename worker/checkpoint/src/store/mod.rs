@@ -120,7 +120,8 @@ impl<'a> Store<'a> {
     /// to the others, which [`Store::open`] it; otherwise each rank could find a different one.
     ///
     /// # Errors
-    /// The directory cannot be read.
+    /// The directory, or a checkpoint, cannot be read now ([`CheckpointError::is_io`]). Skipping
+    /// that checkpoint would lose its steps for good, because the next attempt writes newer ones.
     pub fn latest(&self, job: &str) -> Result<Latest, CheckpointError> {
         let mut skipped = Vec::new();
         for id in self.ids()? {
@@ -134,6 +135,7 @@ impl<'a> Store<'a> {
             });
             match usable {
                 Ok(checkpoint) => return Ok(Latest { checkpoint: Some(checkpoint), skipped }),
+                Err(error) if error.is_io() => return Err(error),
                 Err(error) => skipped.push((id, error)),
             }
         }
