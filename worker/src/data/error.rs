@@ -1,5 +1,6 @@
 //! Data errors.
 
+use rustix::io::Errno;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -33,6 +34,9 @@ pub enum DataError {
         kind: &'static str,
         error: io::Error,
     },
+    /// The file system failed. The data can be good, so another attempt can succeed.
+    #[error("spec.engine.data.path: cannot read {} now ({error}): expected a file system that answers", path.display())]
+    Io { path: PathBuf, error: io::Error },
     /// An invalid glob pattern.
     #[error("{field}: pattern `{pattern}`: {reason}: expected for example `src/**/*.rs`")]
     Pattern {
@@ -165,7 +169,38 @@ impl DataError {
     pub(super) fn unreadable(path: &Path, error: io::Error) -> DataError {
         match error.kind() {
             io::ErrorKind::NotFound => DataError::MissingFile { path: path.to_owned() },
+            _ if is_transient(&error) => DataError::Io { path: path.to_owned(), error },
             _ => DataError::Unreadable { path: path.to_owned(), kind: "file", error },
         }
     }
+
+    /// A file that could be read when the run started: only the file system can be the cause.
+    pub(super) fn unreadable_now(path: &Path, error: io::Error) -> DataError {
+        DataError::Io { path: path.to_owned(), error }
+    }
+
+    /// Whether the file system failed, rather than the data.
+    pub fn is_io(&self) -> bool {
+        matches!(self, DataError::Io { .. })
+    }
+}
+
+/// Whether an error is of a disk, a network or an exhausted limit, and not of the path.
+fn is_transient(error: &io::Error) -> bool {
+    let transient = [
+        Errno::AGAIN,
+        Errno::BUSY,
+        Errno::HOSTDOWN,
+        Errno::HOSTUNREACH,
+        Errno::IO,
+        Errno::MFILE,
+        Errno::NETDOWN,
+        Errno::NETUNREACH,
+        Errno::NFILE,
+        Errno::NOMEM,
+        Errno::REMOTEIO,
+        Errno::STALE,
+        Errno::TIMEDOUT,
+    ];
+    Errno::from_io_error(error).is_some_and(|errno| transient.contains(&errno))
 }

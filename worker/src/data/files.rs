@@ -8,7 +8,7 @@ use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 use switchyard_worker_contract::config::Files;
 use walkdir::{DirEntry, WalkDir};
 
@@ -264,6 +264,37 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
     fs::OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
+/// Pauses before a read is repeated. Network disks that fail over answer within seconds.
+const RETRY_PAUSES: [Duration; 4] =
+    [Duration::from_millis(100), Duration::from_millis(400), Duration::from_secs(1), Duration::from_secs(2)];
+
+/// Repeats a read of a file that could be read when the run started. A missing or shorter file is
+/// not read again.
+///
+/// # Errors
+/// The last error.
+pub(super) fn retry<T>(path: &Path, mut read: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    for pause in RETRY_PAUSES {
+        match read() {
+            Err(error) if !is_final(&error) => {
+                eprintln!("warning: {}: {error}; reading again in {} ms", path.display(), pause.as_millis());
+                std::thread::sleep(pause);
+            }
+            done => return done,
+        }
+    }
+    read()
+}
+
+/// Whether the file itself is the cause.
+pub(super) fn is_final(error: &io::Error) -> bool {
+    use io::ErrorKind as Kind;
+    matches!(
+        error.kind(),
+        Kind::InvalidInput | Kind::IsADirectory | Kind::NotADirectory | Kind::NotFound | Kind::UnexpectedEof
+    )
+}
+
 fn read_all(root: &Path, files: &[PathBuf], limit: u64) -> Result<Text, DataError> {
     let too_large = |got| DataError::TooLarge { path: root.to_owned(), got, limit };
     let mut expected = 0_u64;
@@ -295,4 +326,36 @@ fn read_all(root: &Path, files: &[PathBuf], limit: u64) -> Result<Text, DataErro
         return Err(DataError::AllEmpty { path: root.to_owned(), files: files.len() as u64 });
     }
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::io::Errno;
+
+    #[test]
+    fn a_read_is_repeated_unless_the_file_itself_is_the_cause() {
+        let mut errors = vec![Errno::STALE, Errno::IO];
+        let read = retry(Path::new("f"), || errors.pop().map_or(Ok(7), |errno| Err(errno.into())));
+        assert_eq!(read.ok(), Some(7));
+        let mut reads = 0;
+        let read = retry(Path::new("f"), || {
+            reads += 1;
+            Err::<(), _>(Errno::NOENT.into())
+        });
+        assert!(read.is_err_and(|error| is_final(&error)));
+        assert_eq!(reads, 1);
+    }
+
+    #[test]
+    fn an_error_of_the_disk_is_not_one_of_the_data() {
+        let path = Path::new("f");
+        for errno in [Errno::IO, Errno::STALE, Errno::MFILE] {
+            assert!(DataError::unreadable(path, errno.into()).is_io(), "{errno:?}");
+        }
+        for errno in [Errno::NOENT, Errno::ACCESS] {
+            assert!(!DataError::unreadable(path, errno.into()).is_io(), "{errno:?}");
+        }
+        assert!(DataError::unreadable_now(path, Errno::ACCESS.into()).is_io());
+    }
 }

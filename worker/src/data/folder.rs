@@ -178,16 +178,19 @@ impl Folder {
         if stamp.len > MAX_FILE {
             return Err(SampleError::Unreadable(format!("has {} bytes: expected at most {MAX_FILE}", stamp.len)));
         }
-        let file = files::open(path).map_err(|error| match error.kind() {
+        let read = files::retry(path, || {
+            let file = files::open(path)?;
+            bytes.clear();
+            (&file).take(stamp.len).read_to_end(bytes)?;
+            Ok(file)
+        });
+        let file = read.map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => {
                 SampleError::Data(DataError::Changed { path: path.to_owned(), what: "it is gone".to_owned() })
             }
-            _ => SampleError::Unreadable(format!("cannot be opened ({error})")),
+            _ if files::is_final(&error) => SampleError::Unreadable(format!("cannot be opened ({error})")),
+            _ => SampleError::Data(DataError::unreadable_now(path, error)),
         })?;
-        stamp.check(path, &file)?;
-        bytes.clear();
-        let read = (&file).take(stamp.len).read_to_end(bytes);
-        read.map_err(|error| SampleError::Unreadable(format!("cannot be read ({error})")))?;
         stamp.check(path, &file)?;
         Ok(())
     }

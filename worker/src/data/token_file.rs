@@ -6,7 +6,7 @@
 //! anyway.
 
 use super::error::DataError;
-use super::files::Stamp;
+use super::files::{self, Stamp};
 use super::split::{self, Block};
 use std::fs::File;
 use std::ops::Range;
@@ -191,11 +191,12 @@ impl TokenFile {
     /// Reads the tokens from `start` on. `bytes` is a buffer for the file's bytes.
     pub(super) fn read(&self, start: u64, to: &mut [u32], bytes: &mut Vec<u8>) -> Result<(), DataError> {
         bytes.resize(to.len() * self.width as usize, 0);
-        self.file.read_exact_at(bytes, start * self.width).map_err(|error| match error.kind() {
+        let read = files::retry(&self.path, || self.file.read_exact_at(bytes, start * self.width));
+        read.map_err(|error| match error.kind() {
             std::io::ErrorKind::UnexpectedEof => {
                 DataError::Changed { path: self.path.clone(), what: "it has become shorter".to_owned() }
             }
-            _ => DataError::unreadable(&self.path, error),
+            _ => DataError::unreadable_now(&self.path, error),
         })?;
         if self.width == 2 {
             for (token, bytes) in to.iter_mut().zip(bytes.as_chunks().0) {
