@@ -35,6 +35,10 @@ pub struct LocalPlan {
     pub memory_limit_bytes: Option<u64>,
     /// Maximum number of restarts of the whole group.
     pub max_restarts: u32,
+    /// Seconds for a save after a stop request, if the template sets
+    /// `terminationGracePeriodSeconds`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grace_seconds: Option<u32>,
 }
 
 impl LocalPlan {
@@ -131,6 +135,7 @@ pub(super) fn processes(
         gpus,
         memory_limit_bytes: job.memory_limit,
         max_restarts: job.max_restarts,
+        grace_seconds: job.pod.spec.termination_grace_period_seconds.and_then(|seconds| u32::try_from(seconds).ok()),
     }
 }
 

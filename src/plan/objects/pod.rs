@@ -308,6 +308,11 @@ impl Making<'_> {
                 paths::TERMINATION_LOG.into(),
                 "the root cause and the last figures, for the status",
             );
+            let grace = self.pod.valid.pod.spec.termination_grace_period_seconds;
+            if let Some(seconds) = grace.filter(|seconds| *seconds != GRACE_SECONDS) {
+                let reason = "terminationGracePeriodSeconds of the template: how long a save may take";
+                set(env::GRACE_SECONDS, seconds.to_string(), reason);
+            }
             if self.has_key() {
                 set(
                     env::KEY_FILE,

@@ -100,6 +100,22 @@ fn a_pod_stays_on_a_node_in_trouble_unless_its_template_says_for_how_long() {
     }
 }
 
+/// Regression test: the engine assumed 30 s, so a shorter period of the template killed the save.
+#[test]
+fn our_engine_gets_the_grace_period_of_its_template() {
+    for (seconds, expected) in [(None, None), (Some(30), None), (Some(10), Some("10")), (Some(600), Some("600"))] {
+        let template = json!({"spec": {"containers": [], "terminationGracePeriodSeconds": seconds}});
+        let job = job("grace", json!({"template": template, "engine": engine()}));
+        let pod = pod(&job.0, &job.1, &defaults(), 1, 0);
+        let given = pod.spec.unwrap().containers[0].env.clone().unwrap();
+        let value = given
+            .into_iter()
+            .find(|entry| entry.name == switchyard_worker_contract::env::GRACE_SECONDS)
+            .and_then(|entry| entry.value);
+        assert_eq!(value.as_deref(), expected);
+    }
+}
+
 fn on(node: &str) -> PlacedNode {
     PlacedNode { node_name: node.into(), ..PlacedNode::default() }
 }

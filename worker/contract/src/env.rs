@@ -60,8 +60,12 @@ pub const CONNECT_TIMEOUT_SECONDS: &str = "SWITCHYARD_CONNECT_TIMEOUT_SECONDS";
 /// `/dev/termination-log`, if it exists.
 pub const TERMINATION_LOG: &str = "SWITCHYARD_TERMINATION_LOG";
 
+/// Seconds from the pod's SIGTERM until Kubernetes kills it: the template's
+/// `terminationGracePeriodSeconds`. Default 30.
+pub const GRACE_SECONDS: &str = "SWITCHYARD_GRACE_SECONDS";
+
 /// All names above, so that a manifest can be checked for accidental overrides.
-pub const ALL: [&str; 22] = [
+pub const ALL: [&str; 23] = [
     JOB,
     ATTEMPT,
     NODE_RANK,
@@ -83,6 +87,7 @@ pub const ALL: [&str; 22] = [
     PEER_TIMEOUT_SECONDS,
     CONNECT_TIMEOUT_SECONDS,
     TERMINATION_LOG,
+    GRACE_SECONDS,
     FAULT,
 ];
 

@@ -6,6 +6,7 @@ use super::ranks::{Log, Message, Process, reap, sweep};
 use super::settings::Settings;
 use super::verdict::{RankStatus, verdict};
 use crate::comm::GroupConfig;
+use crate::process::variable;
 use rustix::process::{Signal, getpid, set_child_subreaper};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -15,15 +16,25 @@ use std::process::Stdio;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use switchyard_worker_contract::env;
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::termination::Termination;
 
-/// Grace period for the ranks after a stop request. By default, Kubernetes kills the pod after 30
-/// s.
-const GRACE_AFTER_STOP: Duration = Duration::from_secs(25);
+/// Kubernetes' default for `terminationGracePeriodSeconds`.
+const DEFAULT_GRACE_SECONDS: u64 = 30;
+
+/// Part of the pod's grace period in which the supervisor ends ranks that are still saving, and
+/// reports.
+const GRACE_TO_REPORT: Duration = Duration::from_secs(5);
 
 /// Time limit for the pipes to drain after the last rank has ended.
 const GRACE_FOR_PIPES: Duration = Duration::from_secs(1);
+
+/// Grace period for the ranks, from the pod's in seconds.
+fn grace_after_stop(pod_seconds: Option<&str>) -> Duration {
+    let seconds = pod_seconds.and_then(|text| text.parse().ok()).unwrap_or(DEFAULT_GRACE_SECONDS);
+    Duration::from_secs(seconds).saturating_sub(GRACE_TO_REPORT).max(Duration::from_secs(1))
+}
 
 /// Starts the processes, and returns when all have ended and no descendants remain.
 ///
@@ -38,7 +49,15 @@ pub(super) fn supervise(mut settings: Settings) -> io::Result<Termination> {
     let output = Output::new(io::stdout(), io::stderr(), settings.has_rank_zero().then_some(rank_count));
     let log: Log = Arc::new(Mutex::new(output));
     let grace = settings.group.peer_timeout.min(GroupConfig::PEER_TIMEOUT);
-    let mut pod = Pod { processes: Vec::new(), open: 0, first: None, stopped: None, grace, kill_at: None };
+    let mut pod = Pod {
+        processes: Vec::new(),
+        open: 0,
+        first: None,
+        stopped: None,
+        grace,
+        grace_after_stop: grace_after_stop(variable(env::GRACE_SECONDS).as_deref()),
+        kill_at: None,
+    };
     for (index, share) in
         (0u32..).zip(cores::divide(&cores::cores(), crate::cgroup::cpus().unwrap_or(0), settings.processes()))
     {
@@ -90,6 +109,8 @@ struct Pod {
     grace: Duration,
     /// When to kill the remaining processes, or give up on pipes that stay open.
     kill_at: Option<Instant>,
+    /// Grace period for the ranks after a stop request, in which they save.
+    grace_after_stop: Duration,
 }
 
 impl Pod {
@@ -146,7 +167,7 @@ impl Pod {
         // After a failure the ranks are already ending, and its cause is more useful than the stop.
         if self.first.is_none() {
             self.stopped = Some(if signal == SIGINT { Exit::Interrupted } else { Exit::Terminated });
-            self.kill_at = Some(Instant::now() + GRACE_AFTER_STOP);
+            self.kill_at = Some(Instant::now() + self.grace_after_stop);
         }
         let signal = if signal == SIGINT { Signal::INT } else { Signal::TERM };
         self.processes.iter().for_each(|process| process.signal(signal));
@@ -158,5 +179,17 @@ impl Pod {
 
     fn kill_all(&mut self) {
         self.processes.iter_mut().for_each(Process::kill);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_have_the_grace_period_of_the_pod_to_save() {
+        for (pod, ranks) in [(None, 25), (Some("30"), 25), (Some("300"), 295), (Some("2"), 1), (Some("x"), 25)] {
+            assert_eq!(grace_after_stop(pod), Duration::from_secs(ranks), "{pod:?}");
+        }
     }
 }
