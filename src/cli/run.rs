@@ -266,6 +266,12 @@ impl Observer for Show<'_> {
                 let first = if saves { ", which save a checkpoint first" } else { "" };
                 self.print(&format!("{signal}: stopping all ranks{first}; again to kill them immediately"));
             }
+            Update::Unrecorded(error) => {
+                self.print(&format!("warning: {error}; the training continues, but the run directory is incomplete"));
+                if self.output == Output::Json {
+                    json_line("RunUnrecorded", json!({"cause": error.to_string()}));
+                }
+            }
             Update::Finished { report, inspection, seconds, items_per_second, figures } => {
                 self.clear();
                 if self.output == Output::Table {

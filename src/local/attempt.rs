@@ -31,7 +31,8 @@ const GRACE_AFTER_FAILURE: Duration = Duration::from_millis(1200);
 /// Time for the ranks to finish their step after a stop request.
 const GRACE_AFTER_STOP: Duration = Duration::from_secs(4);
 
-/// Time to save a checkpoint after a stop request; the same as in a pod.
+/// Time to save a checkpoint after a stop request, unless the job's template sets another; the same
+/// as in a pod.
 const GRACE_TO_SAVE: Duration = Duration::from_secs(30);
 
 /// Time for the pipes to drain after the last process has ended.
@@ -91,7 +92,7 @@ pub(super) async fn run(
         fold: Fold::new(plan.world()),
         interval: None,
         first_failed: None,
-        log_failed: None,
+        is_unrecorded: false,
         stopped: None,
         ready_at: None,
         kill_at: None,
@@ -112,7 +113,7 @@ pub(super) async fn run(
     }
     drop(sender);
     group.watch(receiver, signals, observer).await;
-    group.ended()
+    Ok(group.ended())
 }
 
 /// The processes of an attempt and its state.
@@ -124,7 +125,8 @@ struct Group<'a> {
     interval: Option<Interval>,
     /// Index of the process that failed first.
     first_failed: Option<usize>,
-    log_failed: Option<RunDirError>,
+    /// Whether a file of the run directory could not be written.
+    is_unrecorded: bool,
     stopped: Option<Exit>,
     ready_at: Option<Instant>,
     /// When to kill the remaining processes, or to stop reading from open pipes.
@@ -156,11 +158,11 @@ impl Group<'_> {
     fn on_message(&mut self, message: Message, observer: &mut dyn Observer) {
         let (index, event) = match message {
             Message::Text(index, text) => return self.processes[index].remember(text),
-            Message::LogFailed(error) => return self.give_up_on_log(error),
+            Message::LogFailed(error) => return self.give_up_on_log(&error, observer),
             Message::Event(index, event) => (index, *event),
         };
         if let Err(error) = self.record(event.rank().unwrap_or(self.processes[index].first_rank), &event) {
-            self.give_up_on_log(error);
+            self.give_up_on_log(&error, observer);
         }
         let own = self.processes[index].rank_of(&event);
         match event {
@@ -235,28 +237,27 @@ impl Group<'_> {
         let saves = self.plan.engine.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.on_suspend);
         self.notify(observer, Update::Stopping { signal, saves });
         self.signal_all(Signal::TERM);
-        self.kill_at = Some(Instant::now() + if saves { GRACE_TO_SAVE } else { GRACE_AFTER_STOP });
+        let to_save = self.plan.grace_seconds.map_or(GRACE_TO_SAVE, |seconds| Duration::from_secs(seconds.into()));
+        self.kill_at = Some(Instant::now() + if saves { to_save } else { GRACE_AFTER_STOP });
     }
 
     fn notify(&mut self, observer: &mut dyn Observer, update: Update<'_>) {
         if let Err(error) = observer.observe(update) {
-            self.give_up_on_log(error);
+            self.give_up_on_log(&error, observer);
         }
     }
 
-    /// Stops a run that can no longer be recorded.
-    fn give_up_on_log(&mut self, error: RunDirError) {
-        if self.log_failed.is_none() {
-            self.log_failed = Some(error);
-            self.kill_all();
+    /// Reports once that the run is no longer recorded. Its ranks keep training, because their
+    /// checkpoints can be on another disk, and a full one can be freed.
+    fn give_up_on_log(&mut self, error: &RunDirError, observer: &mut dyn Observer) {
+        if !std::mem::replace(&mut self.is_unrecorded, true) {
+            // The observer fails only when it writes, which it no longer does.
+            let _ = observer.observe(Update::Unrecorded(error));
         }
     }
 
     /// Returns the outcome of the attempt, once all processes have ended.
-    fn ended(self) -> Result<AttemptResult, AttemptError> {
-        if let Some(error) = self.log_failed {
-            return Err(error.into());
-        }
+    fn ended(self) -> AttemptResult {
         let ended_well = |process: &Process| process.observed.ended.is_some_and(|status| status.success());
         let all_done = self.processes.iter().all(ended_well) && self.rank_events().all(|rank| rank.finished.is_some());
         let (end, cause) = match (all_done, self.stopped) {
@@ -273,7 +274,7 @@ impl Group<'_> {
         let first = self.processes.into_iter().next().and_then(|process| process.ranks.into_iter().next());
         let (ready, finished) = first.map_or((None, None), |rank| (rank.ready, rank.finished));
         let resumed_step = ready.and_then(|ready| ready.resumed_step).unwrap_or(0);
-        Ok(AttemptResult { end, cause, finished, interval: self.interval, seconds, resumed_step })
+        AttemptResult { end, cause, finished, interval: self.interval, seconds, resumed_step }
     }
 
     fn rank_events(&self) -> impl Iterator<Item = &RankEvents> {

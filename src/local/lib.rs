@@ -91,6 +91,9 @@ pub enum Update<'a> {
         /// Whether they save a checkpoint first.
         saves: bool,
     },
+    /// A file of the run directory cannot be written. The training continues without its record;
+    /// reported once.
+    Unrecorded(&'a RunDirError),
     /// All steps are done on every rank.
     Finished {
         /// Rank 0's report.

@@ -160,15 +160,17 @@ fn listen(
                 Ok(false) | Err(_) => return,
             }
             let text = String::from_utf8_lossy(&line).trim_end().to_string();
-            let message = match serde_json::from_str::<Event>(&text) {
-                Ok(event) if events => Message::Event(index, Box::new(event)),
-                _ => match log.borrow_mut().line(&text) {
-                    Ok(()) => Message::Text(index, text),
-                    Err(error) => Message::LogFailed(error),
-                },
+            let (message, written) = match serde_json::from_str::<Event>(&text) {
+                Ok(event) if events => (Message::Event(index, Box::new(event)), Ok(())),
+                _ => {
+                    let written = log.borrow_mut().line(&text);
+                    (Message::Text(index, text), written)
+                }
             };
-            if sender.send(message).await.is_err() {
-                return;
+            for message in written.err().map(Message::LogFailed).into_iter().chain([message]) {
+                if sender.send(message).await.is_err() {
+                    return;
+                }
             }
         }
     });

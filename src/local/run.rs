@@ -129,7 +129,8 @@ pub async fn run(
     let start = Timestamp::now();
     // Drop the status of an earlier run.
     let fresh = TrainJob { status: None, ..job.clone() };
-    let mut run = Run { job: fresh, start, run_dir, restarts: Restarts::default(), figures: None };
+    let mut run =
+        Run { job: fresh, start, run_dir, restarts: Restarts::default(), figures: None, is_unrecorded: false };
     let engine = serde_json::to_string_pretty(&first.engine).expect("invariant: an engine configuration serialises");
     run_dir.replace("engine.json", &engine)?;
     // The report reads these facts from before the start.
@@ -168,7 +169,7 @@ pub async fn run(
             Next::Restart(restarts) => {
                 run.restarts = restarts;
                 let cause = ended.cause.as_ref().map(summary).unwrap_or_default();
-                run.write(Progress::Stage(Stage::Restarting, cause), &plan)?;
+                run.record(Progress::Stage(Stage::Restarting, cause), &plan, observer)?;
                 attempt += 1;
                 observer.observe(Update::Restarting {
                     attempt,
@@ -189,9 +190,22 @@ struct Run<'a> {
     run_dir: &'a RunDir,
     restarts: Restarts,
     figures: Option<(Summary, Timestamp)>,
+    /// Whether the run directory could not be written and the observer knows it.
+    is_unrecorded: bool,
 }
 
 impl Run<'_> {
+    /// Writes the status, unless the run directory cannot be written any more: that is reported
+    /// once, and does not end the run.
+    fn record(&mut self, progress: Progress, plan: &LocalPlan, observer: &mut dyn Observer) -> Result<(), RunDirError> {
+        match self.write(progress, plan) {
+            Err(error) if !std::mem::replace(&mut self.is_unrecorded, true) => {
+                observer.observe(Update::Unrecorded(&error))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Writes the current status of `plan`'s attempt.
     fn write(&mut self, progress: Progress, plan: &LocalPlan) -> Result<(), RunDirError> {
         let observed = Observed { progress, plan, restarts: &self.restarts, start: self.start, figures: self.figures };
@@ -236,7 +250,7 @@ impl Run<'_> {
                 figures: self.figures.as_ref().map(|(figures, _)| figures),
             })?;
         }
-        self.write(progress, plan)?;
+        self.record(progress, plan, observer)?;
         Ok(Outcome { exit, job: self.job, cause: ended.cause })
     }
 }
@@ -269,8 +283,11 @@ impl Observer for Recorder<'_, '_> {
             }
             _ => None,
         };
+        if matches!(update, Update::Unrecorded(_)) {
+            self.run.is_unrecorded = true;
+        }
         if let Some(message) = message {
-            self.run.write(Progress::Stage(Stage::Running, message), self.plan)?;
+            self.run.record(Progress::Stage(Stage::Running, message), self.plan, self.observer)?;
         }
         self.observer.observe(update)
     }
