@@ -56,8 +56,8 @@ fn a_slice_that_goes_takes_only_what_it_offers_itself() {
     assert_eq!(devices.allocated("c"), Some(vec!["GPU-a".to_string()]));
 }
 
-/// Regression test: a gang was placed on a GPU whose partition was in use. The scheduler refused the
-/// GPU, and the gang was placed there again after 10 s.
+/// Regression test: a gang was placed on a GPU whose partition was in use. The scheduler refused
+/// the GPU, and the gang was placed there again after 10 s.
 #[test]
 fn a_partition_in_use_takes_its_gpu_and_nothing_else() {
     let (mut devices, mut usage) = (Devices::default(), Usage::default());

@@ -252,7 +252,7 @@ fn jobs_of_other_namespaces_are_not_named() {
             item["metadata"]["namespace"] = json!("theirs");
         }
     });
-    assert_eq!(gives_way_to(&cluster, "theirs").as_deref(), Some("ns/gang (priority 9)"), "whoever reads all objects");
+    assert_eq!(gives_way_to(&cluster, "theirs").as_deref(), Some("ns/gang (priority 9)"), "a reader of all objects");
     cluster.index.names_others = false;
     let small = JobId { namespace: "theirs".into(), uid: "small".into() };
     cluster.index.families.get_mut(&small).unwrap().gives_way_in = None;

@@ -151,7 +151,7 @@ impl Lateness {
 pub struct GivesWay {
     priority: i32,
     /// Preemptions within the last day: a job is not preempted repeatedly while others could be.
-    lately: i32,
+    recent_preemptions: i32,
     /// Work that would be repeated, in GPU-seconds, or node-seconds for a job without GPUs.
     lost: i64,
     /// Youngest first.
@@ -164,9 +164,9 @@ impl GivesWay {
         let recent =
             job.status.iter().filter_map(|status| status.restarts.as_ref()).flat_map(|restarts| &restarts.recent);
         let recent = recent.filter(|hour| now.duration_since(hour.since.0) < SignedDuration::from_hours(24));
-        let lately = recent.map(|hour| hour.preemption).sum();
+        let recent_preemptions = recent.map(|hour| hour.preemption).sum();
         let age = Reverse((turn.created, turn.name.clone()));
-        GivesWay { priority: turn.priority(), lately, lost: work_lost(job, now), age }
+        GivesWay { priority: turn.priority(), recent_preemptions, lost: work_lost(job, now), age }
     }
 }
 

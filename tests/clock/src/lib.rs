@@ -1,6 +1,8 @@
-//! A wall clock that is wrong: loaded before the C library (`LD_PRELOAD`), it shifts what a program under test reads as the time of
-//! day. The file named by `SYTEST_CLOCK_OFFSET` holds whole seconds, read again each time, so that a clock jumps when a test writes
-//! it. Clocks that measure durations are left alone, as they are by whoever sets a real clock.
+//! Shifts the wall clock of a program under test, which loads this library through `LD_PRELOAD`.
+//!
+//! The file named by `SYTEST_CLOCK_OFFSET` holds whole seconds. Every call rereads it, so the clock
+//! jumps when a test writes the file. Monotonic clocks stay correct, as when someone sets a real
+//! clock.
 
 use std::ffi::{c_int, c_long};
 use std::path::PathBuf;
@@ -34,7 +36,7 @@ fn offset() -> i64 {
     text.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
-/// In the place of the C library's function.
+/// Replaces the C library's function.
 ///
 /// # Safety
 /// `time` is as for the C library's function: null, or a place for a `timespec`.
@@ -44,7 +46,8 @@ pub unsafe extern "C" fn clock_gettime(clock: c_int, time: *mut Timespec) -> c_i
     // SAFETY: the caller gives what the system call asks for; the kernel checks the pointer.
     let answer = unsafe { syscall(SYS_CLOCK_GETTIME, clock, time) };
     if answer == 0 && WALL_CLOCKS.contains(&clock) {
-        // SAFETY: the call above wrote a `timespec` there, so the place is valid, and it is the caller's alone.
+        // SAFETY: the call above wrote a `timespec` there, so the pointer is valid. The caller owns
+        // what it points to.
         unsafe { (*time).seconds += offset() };
     }
     answer as c_int

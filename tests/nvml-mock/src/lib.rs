@@ -1,7 +1,8 @@
-//! A `libnvidia-ml.so` that plays the scene beside it: `scene.json`, and `failures.json`, which is read again as soon as it changes.
+//! A `libnvidia-ml.so` that plays the scene in its own folder: `scene.json`, and `failures.json`,
+//! which it rereads after every change.
 //!
-//! It has the functions that a node agent calls and no others; a function that is not there is what an old driver looks like.
-//! The folder is that of the file this was loaded from, so that several copies in one process play several scenes.
+//! It exports only the functions that the node agent calls. A missing function stands for an old
+//! driver. Several copies in one process play several scenes, each from its own folder.
 #![deny(unsafe_code)]
 #![deny(missing_docs)]
 

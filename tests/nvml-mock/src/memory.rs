@@ -19,7 +19,8 @@ pub(crate) const UNKNOWN: Code = 999;
 /// An answer, or the code of the error.
 pub(crate) type Answer<T> = Result<T, Code>;
 
-/// A pointer argument through which NVML returns a value. Only callers of the C interface can make one.
+/// A pointer argument through which NVML returns a value. Only callers of the C interface can
+/// make one.
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
 
@@ -36,8 +37,8 @@ impl<T: Copy> Out<T> {
             Ok(_) if self.0.is_null() => INVALID_ARGUMENT,
             Ok(values) => {
                 let values = values.as_ref();
-                // SAFETY: by the interface of NVML a pointer that is not null points to aligned room for the values, which nobody
-                // else uses during the call; `T` has no destructor that would have to run for what was there.
+                // SAFETY: by NVML's interface a non-null pointer points to aligned memory for the
+                // values, which nobody else uses during the call. `T: Copy` has no destructor.
                 unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), self.0, values.len()) };
                 SUCCESS
             }
@@ -46,7 +47,7 @@ impl<T: Copy> Out<T> {
 
     /// Changes a structure that the caller has filled in.
     pub(crate) fn update(self, change: impl FnOnce(&mut T) -> Code) -> Code {
-        // SAFETY: as above; for these calls the interface demands that the structure is initialised.
+        // SAFETY: as above. For these calls the interface requires an initialised structure.
         unsafe { self.0.as_mut() }.map_or(INVALID_ARGUMENT, change)
     }
 }

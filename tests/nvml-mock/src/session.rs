@@ -89,7 +89,7 @@ impl Session {
         if self.failures.lost.contains(&gpu.index) { Err(GPU_IS_LOST) } else { Ok(gpu) }
     }
 
-    /// The GPU, the number and the profile of an instance. `None`: the handle is none of an instance.
+    /// The GPU, number and profile of an instance. `None`: the handle is not of an instance.
     pub(crate) fn instance(&self, device: Handle) -> Option<(&Gpu, u32, &str)> {
         let number = device.0.checked_sub(FIRST_INSTANCE)? as u32;
         let (gpu, number) = (number / INSTANCES_PER_GPU, number % INSTANCES_PER_GPU);

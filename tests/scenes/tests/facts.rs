@@ -63,7 +63,7 @@ fn limits_and_device_files() {
         files.iter().filter(|file| file.state == FileState::Missing).map(|file| file.path.as_str()).collect();
     assert_eq!(missing, ["nvidia3"]);
     let none = status(&common::stage("no-gpu")).host.unwrap();
-    assert_eq!(none.device_files, [], "without the driver nobody knows which there should be");
+    assert_eq!(none.device_files, [], "without the driver the expected files are unknown");
 }
 
 #[test]

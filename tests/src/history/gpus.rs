@@ -127,7 +127,7 @@ pub fn mispredicted(history: &History, levels: &[(&str, Level)]) -> (usize, Vec<
         if !values.is_empty() && !values.contains(&told) {
             found.push(Violation::at(
                 change,
-                format!("{told:?} MB/s are told, it has one of {values:?}: {}", place.reason),
+                format!("{told:?} MB/s are reported; the GPU has one of {values:?}: {}", place.reason),
             ));
         }
     });

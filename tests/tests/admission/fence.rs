@@ -171,7 +171,7 @@ async fn an_agent_writes_about_its_own_node_only() -> Result<()> {
     let (then, more) = ask(&clients, &told, &THEN).await?;
     found.extend(more);
     println!("{} checks", anew + then);
-    assert_eq!(anew + then, told.len(), "the table tells of something that is not done");
+    assert_eq!(anew + then, told.len(), "the table lists something that no test does");
     assert!(found.is_empty(), "{}", found.join("\n"));
     for node in NODES {
         let labels = api.get(node).await?.metadata.labels;

@@ -86,7 +86,7 @@ impl GpuCluster {
             Ok(*last.borrow() == planned)
         };
         self.cluster
-            .until(&format!("the agent of {node} tells of {pod}"), is_told)
+            .until(&format!("the agent of {node} reports {pod}"), is_told)
             .with_context(|| format!("{pod}: the kubelet gave {last:?}; the status {planned:?}"))?;
         Ok(planned)
     }

@@ -185,7 +185,7 @@ impl State {
             let from = serde_json::from_str::<Value>(&ready)?["resumedStep"].as_u64();
             let from = from.filter(|from| *from > 0);
             self.resumed =
-                from.with_context(|| format!("attempt {attempt} did not go on from a checkpoint: {ready}"))?;
+                from.with_context(|| format!("attempt {attempt} did not resume from a checkpoint: {ready}"))?;
         }
         (self.attempt, self.step) = (attempt, step);
         Ok(())

@@ -321,6 +321,6 @@ async fn a_job_ends_with_its_trainers_while_sidecars_run_on() -> Result<()> {
         scene.order(&format!("{name}-1-0"), Command::ExitTrainer(code))?;
         scene.jobs.wait_stage(name, stage).await?;
     }
-    scene.jobs.wait_pods("deleted: their sidecars would run for ever", <[_]>::is_empty).await?;
+    scene.jobs.wait_pods("deleted: their sidecars would run forever", <[_]>::is_empty).await?;
     Ok(())
 }

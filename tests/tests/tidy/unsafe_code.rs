@@ -53,7 +53,7 @@ const LISTED: &[(&str, &str)] = &[
     ("worker/cuda/src/driver/module.rs", "functions of the CUDA driver"),
     ("worker/cuda/src/driver/pinned.rs", "memory of the host that the CUDA driver allocates"),
     ("worker/cuda/src/driver/stream.rs", "functions of the CUDA driver"),
-    ("worker/cuda/src/library.rs", "opening libraries of NVIDIA and looking up functions"),
+    ("worker/cuda/src/library.rs", "opening NVIDIA libraries and looking up functions"),
     ("worker/cuda/src/nccl.rs", "functions of NCCL"),
     ("worker/cuda/src/nvml.rs", "functions of NVML"),
     ("worker/cuda/src/nvrtc.rs", "functions of NVRTC"),

@@ -46,7 +46,11 @@ async fn hundreds_that_wait_cost_one_write_a_second_at_most_and_no_memory() {
     let counted = hours(count);
     let seconds = count * HOUR.as_secs();
     assert!(counted.writes as u64 <= seconds, "{} writes in {seconds} s", counted.writes);
-    assert!(counted.writes > JOBS, "what is free is told to each, also behind the head: {} writes", counted.writes);
+    assert!(
+        counted.writes > JOBS,
+        "each waiting job reports free resources, also behind the head: {} writes",
+        counted.writes
+    );
     counted.is_flat();
     let growth = |[before, after]: [f64; 2]| ((after - before) / before * 1000.0).round() / 10.0;
     let result = json!({

@@ -268,7 +268,7 @@ fn a_cordoned_node_is_left_with_a_checkpoint_or_kept_and_the_job_says_so() {
     world.run();
     cordon(&mut world);
     world.run();
-    assert_eq!(world.attempt(), 1, "it would come back to the same node for ever");
+    assert_eq!(world.attempt(), 1, "it would return to the same node forever");
 }
 
 /// Regression test: the gang held each node without the volume for 10 s, and after six nodes tried

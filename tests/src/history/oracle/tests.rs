@@ -365,7 +365,11 @@ fn words_that_a_waiting_job_is_told_late_are_known_from_other_writes() {
     };
     let queued = |words: &str| says("Queued", words);
     assert_eq!(late(&[queued("no room"), queued("no room; tenth")]), [2]);
-    assert_eq!(late(&[queued("no room"), queued("tenth"), queued("ninth")]), [2], "it is told on and on");
+    assert_eq!(
+        late(&[queued("no room"), queued("tenth"), queued("ninth")]),
+        [2],
+        "the position is reported repeatedly"
+    );
     assert!(late(&[says("Running", "2 of 2"), says("Running", "all")]).is_empty(), "it does not wait");
     assert!(late(&[queued("no room"), says("Starting", "no room")]).is_empty(), "it is placed");
     let restarted = TrainJobStatus { attempt: Some(1), ..queued("no room") };
