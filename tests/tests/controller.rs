@@ -74,7 +74,8 @@ fn candidate_with(
         environment,
         ..ControllerOptions::default()
     };
-    let controller = start_controller(plane, name, &options)?;
+    // Tests share the folder of logs, and their candidates have equal names.
+    let controller = start_controller(plane, &format!("{namespace}-{name}"), &options)?;
     let address = address_of(&controller)?;
     Ok((controller, address))
 }

@@ -119,7 +119,8 @@ fn trains_on(cluster: &Cluster, what: &str) -> Result<()> {
     let step = |job: &Value| job["status"]["trainerStatus"]["step"].as_u64().unwrap_or(0);
     let before = step(&cluster.job(TEAM, JOB)?);
     let job = cluster.wait_job(TEAM, JOB, &format!("training after {what}"), |job| {
-        job["status"]["attempt"] != 1 || step(job) > before + 20
+        // A job that was just created has no attempt yet.
+        job["status"]["attempt"].as_u64() > Some(1) || step(job) > before + 20
     })?;
     let status = &job["status"];
     ensure!(status["attempt"] == 1 && stage(&job) == "Running", "{what}: {}: {status:#}", message(&job));
