@@ -61,11 +61,15 @@ impl CheckpointError {
     pub fn is_io(&self) -> bool {
         use io::ErrorKind as Kind;
         match self {
-            CheckpointError::Io { source, .. } => !matches!(source.kind(), |Kind::InvalidData| Kind::InvalidInput
-                | Kind::IsADirectory
-                | Kind::NotADirectory
-                | Kind::NotFound
-                | Kind::UnexpectedEof),
+            CheckpointError::Io { source, .. } => !matches!(
+                source.kind(),
+                Kind::InvalidData
+                    | Kind::InvalidInput
+                    | Kind::IsADirectory
+                    | Kind::NotADirectory
+                    | Kind::NotFound
+                    | Kind::UnexpectedEof
+            ),
             _ => false,
         }
     }

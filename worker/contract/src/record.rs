@@ -41,8 +41,8 @@ pub struct StepRecord {
     pub attempt: u32,
     /// Optimizer steps done, including this one.
     pub step: u64,
-    /// End of the step in microseconds since 1970 by the clock of rank 0 (see `clockOffsetUs` of
-    /// the ready event).
+    /// End of the step by rank 0's clock, in microseconds since 1970. Ranks measure their offset
+    /// to it when they join.
     pub end_us: i64,
     /// Wall-clock time since the end of the previous step.
     pub total_ms: f32,

@@ -1,7 +1,7 @@
 //! Safetensors headers: 8 bytes with the length, then JSON padded with spaces.
 //!
 //! We do not use the `safetensors` crate, because it orders metadata randomly and its buffers for
-//! reading headers take up to fifty times their size. `tests/format.rs` reads our headers with that
+//! reading headers take up to fifty times their size. `tests/store.rs` reads our headers with that
 //! crate.
 
 use super::{CheckpointId, Fault};
