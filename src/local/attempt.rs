@@ -18,6 +18,7 @@ use std::os::fd::OwnedFd;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 use switchyard_plan::local::{AttemptEnd, LocalPlan};
+use switchyard_worker_contract::env::DEFAULT_GRACE_SECONDS;
 use switchyard_worker_contract::event::{Event, Finished, Ready};
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::fold::Fold;
@@ -33,7 +34,7 @@ const GRACE_AFTER_STOP: Duration = Duration::from_secs(4);
 
 /// Time to save a checkpoint after a stop request, unless the job's template sets another; the same
 /// as in a pod.
-const GRACE_TO_SAVE: Duration = Duration::from_secs(30);
+const GRACE_TO_SAVE: Duration = Duration::from_secs(DEFAULT_GRACE_SECONDS as u64);
 
 /// Time for the pipes to drain after the last process has ended.
 const GRACE_FOR_PIPES: Duration = Duration::from_secs(1);
@@ -92,7 +93,6 @@ pub(super) async fn run(
         fold: Fold::new(plan.world()),
         interval: None,
         first_failed: None,
-        is_unrecorded: false,
         stopped: None,
         ready_at: None,
         kill_at: None,
@@ -125,12 +125,17 @@ struct Group<'a> {
     interval: Option<Interval>,
     /// Index of the process that failed first.
     first_failed: Option<usize>,
-    /// Whether a file of the run directory could not be written.
-    is_unrecorded: bool,
     stopped: Option<Exit>,
     ready_at: Option<Instant>,
     /// When to kill the remaining processes, or to stop reading from open pipes.
     kill_at: Option<Instant>,
+}
+
+/// Reports that the run is no longer recorded. Its ranks keep training, because their checkpoints
+/// can be on another disk, and a full one can be freed.
+fn report_unrecorded(error: &RunDirError, observer: &mut dyn Observer) {
+    // The observer fails only when it writes, which it does not do for this update.
+    let _ = observer.observe(Update::Unrecorded(error));
 }
 
 impl Group<'_> {
@@ -158,11 +163,11 @@ impl Group<'_> {
     fn on_message(&mut self, message: Message, observer: &mut dyn Observer) {
         let (index, event) = match message {
             Message::Text(index, text) => return self.processes[index].remember(text),
-            Message::LogFailed(error) => return self.give_up_on_log(&error, observer),
+            Message::LogFailed(error) => return report_unrecorded(&error, observer),
             Message::Event(index, event) => (index, *event),
         };
         if let Err(error) = self.record(event.rank().unwrap_or(self.processes[index].first_rank), &event) {
-            self.give_up_on_log(&error, observer);
+            report_unrecorded(&error, observer);
         }
         let own = self.processes[index].rank_of(&event);
         match event {
@@ -243,16 +248,7 @@ impl Group<'_> {
 
     fn notify(&mut self, observer: &mut dyn Observer, update: Update<'_>) {
         if let Err(error) = observer.observe(update) {
-            self.give_up_on_log(&error, observer);
-        }
-    }
-
-    /// Reports once that the run is no longer recorded. Its ranks keep training, because their
-    /// checkpoints can be on another disk, and a full one can be freed.
-    fn give_up_on_log(&mut self, error: &RunDirError, observer: &mut dyn Observer) {
-        if !std::mem::replace(&mut self.is_unrecorded, true) {
-            // The observer fails only when it writes, which it no longer does.
-            let _ = observer.observe(Update::Unrecorded(error));
+            report_unrecorded(&error, observer);
         }
     }
 

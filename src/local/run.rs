@@ -283,8 +283,8 @@ impl Observer for Recorder<'_, '_> {
             }
             _ => None,
         };
-        if matches!(update, Update::Unrecorded(_)) {
-            self.run.is_unrecorded = true;
+        if matches!(update, Update::Unrecorded(_)) && std::mem::replace(&mut self.run.is_unrecorded, true) {
+            return Ok(());
         }
         if let Some(message) = message {
             self.run.record(Progress::Stage(Stage::Running, message), self.plan, self.observer)?;

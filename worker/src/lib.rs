@@ -24,4 +24,5 @@ pub mod process;
 pub mod profile;
 pub mod program;
 mod recorder;
+mod retry;
 pub mod train;

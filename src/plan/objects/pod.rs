@@ -31,7 +31,7 @@ const KEY_MODE: i32 = 0o440;
 /// Annotation with a pod's secondary networks, read by Multus.
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 /// Default time between SIGTERM and SIGKILL.
-const GRACE_SECONDS: i64 = 30;
+const GRACE_SECONDS: i64 = env::DEFAULT_GRACE_SECONDS as i64;
 /// Taints of a node whose kubelet reports NotReady, or has stopped reporting.
 const TROUBLE: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
 const NO_EXECUTE: &str = "NoExecute";

@@ -61,8 +61,10 @@ pub const CONNECT_TIMEOUT_SECONDS: &str = "SWITCHYARD_CONNECT_TIMEOUT_SECONDS";
 pub const TERMINATION_LOG: &str = "SWITCHYARD_TERMINATION_LOG";
 
 /// Seconds from the pod's SIGTERM until Kubernetes kills it: the template's
-/// `terminationGracePeriodSeconds`. Default 30.
+/// `terminationGracePeriodSeconds`. Default [`DEFAULT_GRACE_SECONDS`].
 pub const GRACE_SECONDS: &str = "SWITCHYARD_GRACE_SECONDS";
+/// Kubernetes' default for `terminationGracePeriodSeconds`; `switchyard run` uses the same.
+pub const DEFAULT_GRACE_SECONDS: u32 = 30;
 
 /// All names above, so that a manifest can be checked for accidental overrides.
 pub const ALL: [&str; 23] = [

@@ -8,7 +8,7 @@ use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 use switchyard_worker_contract::config::Files;
 use walkdir::{DirEntry, WalkDir};
 
@@ -264,26 +264,13 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
     fs::OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
-/// Pauses before a read is repeated. Network disks that fail over answer within seconds.
-const RETRY_PAUSES: [Duration; 4] =
-    [Duration::from_millis(100), Duration::from_millis(400), Duration::from_secs(1), Duration::from_secs(2)];
-
 /// Repeats a read of a file that could be read when the run started. A missing or shorter file is
 /// not read again.
 ///
 /// # Errors
 /// The last error.
-pub(super) fn retry<T>(path: &Path, mut read: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    for pause in RETRY_PAUSES {
-        match read() {
-            Err(error) if !is_final(&error) => {
-                eprintln!("warning: {}: {error}; reading again in {} ms", path.display(), pause.as_millis());
-                std::thread::sleep(pause);
-            }
-            done => return done,
-        }
-    }
-    read()
+pub(super) fn retry<T>(path: &Path, read: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    crate::retry::retry(|error| (!is_final(error)).then(|| format!("{}: {error}", path.display())), read)
 }
 
 /// Whether the file itself is the cause.

@@ -20,9 +20,6 @@ use switchyard_worker_contract::env;
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::termination::Termination;
 
-/// Kubernetes' default for `terminationGracePeriodSeconds`.
-const DEFAULT_GRACE_SECONDS: u64 = 30;
-
 /// Part of the pod's grace period in which the supervisor ends ranks that are still saving, and
 /// reports.
 const GRACE_TO_REPORT: Duration = Duration::from_secs(5);
@@ -32,7 +29,7 @@ const GRACE_FOR_PIPES: Duration = Duration::from_secs(1);
 
 /// Grace period for the ranks, from the pod's in seconds.
 fn grace_after_stop(pod_seconds: Option<&str>) -> Duration {
-    let seconds = pod_seconds.and_then(|text| text.parse().ok()).unwrap_or(DEFAULT_GRACE_SECONDS);
+    let seconds = pod_seconds.and_then(|text| text.parse().ok()).unwrap_or(env::DEFAULT_GRACE_SECONDS.into());
     Duration::from_secs(seconds).saturating_sub(GRACE_TO_REPORT).max(Duration::from_secs(1))
 }
 

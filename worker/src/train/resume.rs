@@ -7,19 +7,15 @@ use super::progress::{Difference, Fingerprint, Progress};
 use super::tensors::{EngineSink, tensors};
 use super::training::Training;
 use crate::comm::Group;
+use crate::retry::retry;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
-use std::time::Duration;
 use switchyard_checkpoint::store::{Latest, State as Stored, StoreEntry};
 use switchyard_checkpoint::{Checkpoint, CheckpointError, CheckpointId, Store};
 use switchyard_worker_contract::config::Rule;
 
 /// Maximum bytes of rank 0's error text.
 const MAX_ERROR_BYTES: usize = 512;
-/// Pauses before a read is repeated after an I/O error. A restart is the moment at which storage is
-/// most often unavailable: a node was lost, or an NFS server fails over.
-const RETRY_PAUSES: [Duration; 4] =
-    [Duration::from_millis(200), Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(2)];
 
 /// Rank 0's answer, sent to all ranks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -92,17 +88,8 @@ fn find_latest(store: &Store<'_>, job: &str, launched: u32) -> ResumePoint {
 }
 
 /// Repeats a read that fails with an I/O error.
-fn with_retries<T>(mut read: impl FnMut() -> Result<T, CheckpointError>) -> Result<T, CheckpointError> {
-    for pause in RETRY_PAUSES {
-        match read() {
-            Err(error) if error.is_io() => {
-                eprintln!("warning: {error}; reading again in {} ms", pause.as_millis());
-                std::thread::sleep(pause);
-            }
-            done => return done,
-        }
-    }
-    read()
+fn with_retries<T>(read: impl FnMut() -> Result<T, CheckpointError>) -> Result<T, CheckpointError> {
+    retry(|error: &CheckpointError| error.is_io().then(|| error.to_string()), read)
 }
 
 fn failed(error: CheckpointError) -> TrainError {

@@ -162,12 +162,13 @@ pub fn subsets(mask: u32, gpus: u8) -> impl Iterator<Item = u32> {
 fn distances(devices: &Devices) -> Vec<u32> {
     /// More than the sum over the pairs and NICs of [`MAX_GPUS`] GPUs.
     const FARTHEST: u32 = 10_000;
+    let nearest_nic = |gpu| (0..devices.nics.len()).map(|nic| devices.nic_path(gpu, nic) as u32).min().unwrap_or(0);
+    let nearest_nics: Vec<u32> = (0..devices.gpus.len()).map(nearest_nic).collect();
     let mut sums = vec![(0_u32, 0_u32); 1 << devices.gpus.len()];
     for mask in 1..sums.len() {
         let (gpu, rest) = (mask.trailing_zeros() as usize, mask & (mask - 1));
-        let nics = (0..devices.nics.len()).map(|nic| devices.nic_path(gpu, nic) as u32);
         let (mut worst, mut sum) = sums[rest];
-        sum += nics.min().unwrap_or(0);
+        sum += nearest_nics[gpu];
         for other in ring::bits(rest as u32) {
             let class = devices.gpu_path(gpu, other) as u32;
             (worst, sum) = (worst.max(class), sum + class);
