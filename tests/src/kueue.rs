@@ -11,7 +11,7 @@ use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Startup timeout.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -58,12 +58,8 @@ pub async fn start(plane: &ControlPlane, folder: &Path, settings: Value) -> Resu
     let environment = [("KUBECONFIG", plane.kubeconfig("admin").display().to_string())];
     let mut kueue = Daemon::start(Path::new("unshare"), &arguments, &environment, &plane.folder().join("kueue.log"))?;
     let address = ([127, 0, 0, 1], health).into();
-    let give_up = Instant::now() + PATIENCE;
-    while !crate::page(address, "/readyz").is_some_and(|page| page.starts_with("HTTP/1.1 200")) {
-        kueue.must_run()?;
-        ensure!(Instant::now() < give_up, "Kueue is not ready\n{}", kueue.tail());
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    let is_ready = || Ok(crate::page(address, "/readyz").is_some_and(|page| page.starts_with("HTTP/1.1 200")));
+    kueue.until("ready", PATIENCE, is_ready)?;
     let manifests = folder.join("data/webhook/manifests.yaml");
     let text = fs::read_to_string(&manifests).with_context(|| manifests.display().to_string())?;
     let configurations: Vec<Value> = serde_saphyr::from_multiple(&text)?;

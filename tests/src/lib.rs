@@ -35,6 +35,7 @@ mod records;
 mod scene;
 mod seen;
 pub mod size;
+mod wait;
 
 pub use accounts::{SYSTEM, account, chart_rules, chart_rules_with, role};
 pub use agent::{Agent, AgentOptions, Cable, Host, agent_plane, agent_program, agent_token, pod_token};
@@ -51,6 +52,7 @@ pub use random::Random;
 pub use records::{MadeUpRun, Trouble};
 pub use scene::Scene;
 pub use seen::{PodSeen, PodsSeen};
+pub use wait::{until, until_async};
 
 use std::path::Path;
 

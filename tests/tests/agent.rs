@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_tests::{Agent, AgentOptions, ControlPlane, Host, Program, agent_plane, agent_program};
+use switchyard_tests::{Agent, AgentOptions, ControlPlane, Host, Program, agent_plane, agent_program, until_async};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Several scans of an agent that scans every second.
@@ -104,14 +104,8 @@ impl Scene {
     }
 }
 
-/// Waits until `is` holds.
 async fn until(what: &str, is: impl Fn() -> bool) -> Result<()> {
-    let give_up = Instant::now() + PATIENCE;
-    while !is() {
-        ensure!(Instant::now() < give_up, "not {what} after {} s", PATIENCE.as_secs());
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    Ok(())
+    until_async(what, PATIENCE, async || Ok(is())).await.map(drop)
 }
 
 fn kernel(report: &GPUTopology) -> Option<&str> {

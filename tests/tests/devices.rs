@@ -160,12 +160,6 @@ fn h200() -> Machine {
     Machine::of("f04-h200")
 }
 
-/// Polls until `is` holds.
 async fn until(what: &str, is: impl AsyncFn() -> Result<bool>) -> Result<()> {
-    let give_up = std::time::Instant::now() + switchyard_tests::PATIENCE;
-    while !is().await? {
-        ensure!(std::time::Instant::now() < give_up, "not {what} in time");
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
-    Ok(())
+    switchyard_tests::until_async(what, switchyard_tests::PATIENCE, is).await.map(drop)
 }

@@ -161,13 +161,9 @@ impl Cluster {
 
     /// Waits until `is` holds; returns the elapsed time.
     pub fn until(&self, what: &str, is: impl Fn() -> Result<bool>) -> Result<Duration> {
-        let begin = Instant::now();
-        while !is()? {
-            ensure!(begin.elapsed() < PATIENCE, "not {what} after {} s", PATIENCE.as_secs());
-            std::thread::sleep(Duration::from_millis(200));
-        }
-        println!("{:5.1} s  until {what}", begin.elapsed().as_secs_f64());
-        Ok(begin.elapsed())
+        let elapsed = switchyard_tests::until(what, PATIENCE, is)?;
+        println!("{:5.1} s  until {what}", elapsed.as_secs_f64());
+        Ok(elapsed)
     }
 }
 

@@ -11,7 +11,7 @@ mod pods;
 
 use anyhow::{Result, bail, ensure};
 use serde_json::{Value, json};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use switchyard_tests::nodes::{Nodes, NodesOptions, TOOLS, missing};
 
 /// Timeout for a cluster operation on a loaded machine.
@@ -58,14 +58,8 @@ fn wait_phase(nodes: &Nodes, pod: &str, phase: &str) -> Result<()> {
     .or_else(|error| bail!("{error:#}\n{}", nodes.plane.kubectl(&["describe", "pod", pod]).stdout))
 }
 
-/// Waits until `is` holds.
 fn until(what: &str, is: impl Fn() -> Result<bool>) -> Result<()> {
-    let give_up = Instant::now() + PATIENCE;
-    while !is()? {
-        ensure!(Instant::now() < give_up, "not {what} after {} s", PATIENCE.as_secs());
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    Ok(())
+    switchyard_tests::until(what, PATIENCE, is).map(drop)
 }
 
 fn inside(nodes: &Nodes, pod: &str, script: &str) -> Result<String> {

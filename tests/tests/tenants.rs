@@ -12,12 +12,11 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::{Api, ResourceExt};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::time::{Duration, Instant};
 use switchyard_crds::{TrainJobStatus, labels};
 use switchyard_tests::chart::render;
 use switchyard_tests::{
     ControlPlane, ControllerOptions, Daemon, Ended, Jobs, Kubelet, KubeletOptions, Options, PATIENCE, plain_job, root,
-    start_controller, template_on,
+    start_controller, template_on, until,
 };
 
 /// The layer that refuses the forgery; `Nobody` if it is accepted but has no effect.
@@ -178,12 +177,10 @@ impl Scene {
         ensure!(ended.code == Some(0), "{}", ended.stderr);
         let probe = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "probe", "namespace": "default",
             "labels": {labels::JOB_UID: "1"}}});
-        let give_up = Instant::now() + PATIENCE;
-        while self.plane.kubectl_with(&["create", "--dry-run=server", "-f", "-"], &probe.to_string()).code == Some(0) {
-            ensure!(Instant::now() < give_up, "the policies are not in force");
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        Ok(())
+        let refused = || {
+            Ok(self.plane.kubectl_with(&["create", "--dry-run=server", "-f", "-"], &probe.to_string()).code != Some(0))
+        };
+        until("refused by the policies", PATIENCE, refused).map(drop)
     }
 }
 

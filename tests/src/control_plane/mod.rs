@@ -22,11 +22,11 @@ use kube::api::{Patch, PatchParams};
 use kube::runtime::{conditions, wait::await_condition};
 use kube::{Api, ResourceExt};
 use std::fs;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use temporary::Temporary;
 
 /// Startup timeout of one component, on a loaded machine.
@@ -254,8 +254,8 @@ impl ControlPlane {
             arguments.push("--unsafe-no-fsync".into());
         }
         let program = self.programs.etcd.join("etcd");
-        self.etcd = Some(Daemon::start(&program, &arguments, &[], &self.folder.join("etcd.log"))?);
-        wait(&mut self.etcd, "etcd", || std::net::TcpStream::connect(("127.0.0.1", etcd)).is_ok())
+        let daemon = Daemon::start(&program, &arguments, &[], &self.folder.join("etcd.log"))?;
+        self.etcd.insert(daemon).until("ready", PATIENCE, || Ok(TcpStream::connect(("127.0.0.1", etcd)).is_ok()))
     }
 
     /// Starts or restarts the API server with the same data and port.
@@ -306,14 +306,19 @@ impl ControlPlane {
             arguments.push(format!("--audit-log-path={}", file("audit.log")));
         }
         let program = self.programs.kubernetes.join("kube-apiserver");
-        self.api_server = Some(Daemon::start(&program, &arguments, &[], &self.folder.join("kube-apiserver.log"))?);
         let (kubectl, folder, config) =
             (self.programs.kubernetes.join("kubectl"), self.folder.clone(), file("admin.kubeconfig"));
-        wait(&mut self.api_server, "kube-apiserver", || {
+        let address = format!("{}:{}", self.address(), self.ports.api_server);
+        let daemon = Daemon::start(&program, &arguments, &[], &self.folder.join("kube-apiserver.log"))?;
+        self.api_server.insert(daemon).until("ready", PATIENCE, || {
+            // A kubectl costs 0.1 CPU seconds, and the server needs seconds to listen.
+            if TcpStream::connect(&address).is_err() {
+                return Ok(false);
+            }
             let ready = Program::new(&kubectl, &folder, ["get", "--raw", "/readyz", "--request-timeout=2s"])
                 .env("KUBECONFIG", &config)
                 .run(Duration::from_secs(20));
-            ready.code == Some(0)
+            Ok(ready.code == Some(0))
         })
     }
 
@@ -426,20 +431,6 @@ impl Drop for ControlPlane {
             eprintln!("logs of the control plane: {}", temporary.keep().display());
         }
     }
-}
-
-/// Waits until a component is ready. Fails at once if it has ended.
-fn wait(daemon: &mut Option<Daemon>, name: &str, is_ready: impl Fn() -> bool) -> Result<()> {
-    let daemon = daemon.as_mut().context("invariant: it was started")?;
-    let give_up = Instant::now() + PATIENCE;
-    while Instant::now() < give_up {
-        daemon.must_run()?;
-        if is_ready() {
-            return Ok(());
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    bail!("{name} is not ready after {} s\n{}", PATIENCE.as_secs(), daemon.tail())
 }
 
 /// Returns a port with no listener. Ports are below the ephemeral range (32768 and above, `ip(7)`),

@@ -1,6 +1,7 @@
 //! Long-running third-party processes. A thread that lives as long as this process starts them, and
 //! they end with it.
 
+use crate::until;
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
@@ -67,6 +68,19 @@ impl Daemon {
     pub fn must_run(&mut self) -> Result<()> {
         let Some(status) = self.child.try_wait()? else { return Ok(()) };
         bail!("{} ended: {status}\n{}", self.name, self.tail());
+    }
+
+    /// Waits until `is` holds while the process runs.
+    ///
+    /// # Errors
+    /// The process has ended, or `is` failed or did not hold in time. The error contains the end
+    /// of the log.
+    pub fn until(&mut self, what: &str, deadline: Duration, is: impl Fn() -> Result<bool>) -> Result<()> {
+        let seen = until(what, deadline, || {
+            self.must_run()?;
+            is()
+        });
+        seen.with_context(|| self.tail()).map(drop)
     }
 
     /// Returns the end of the log.

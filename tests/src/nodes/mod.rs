@@ -152,7 +152,7 @@ impl Nodes {
         let arguments = ["-conf".to_string(), file.display().to_string()];
         let log = self.instance.folder().join("coredns.log");
         let daemon = Daemon::start(&self.programs.coredns.join("coredns"), &arguments, &[], &log)?;
-        node::wait(self.dns.insert(daemon), "CoreDNS", || TcpStream::connect((plan.host(), port)).is_ok())?;
+        self.dns.insert(daemon).until("ready", PATIENCE, || Ok(TcpStream::connect((plan.host(), port)).is_ok()))?;
         let ports = |target: u16| {
             ["UDP", "TCP"]
                 .map(|protocol| json!({"name": protocol.to_lowercase(), "protocol": protocol, "port": target}))

@@ -2,10 +2,10 @@
 //! and removes their mounts and network links.
 
 use crate::{Daemon, Ended, Program};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Timeout for the init process to set up its namespaces, on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -55,12 +55,8 @@ impl Namespace {
         arguments.extend(["sh".into(), "-c".into(), script, folder.join(name).display().to_string()]);
         let log = folder.join(format!("{name}.log"));
         let mut init = Daemon::start(Path::new("unshare"), &arguments, &[], &log)?;
-        let give_up = Instant::now() + PATIENCE;
-        while !fs::read_to_string(&log)?.lines().any(|line| line == READY) {
-            init.must_run()?;
-            ensure!(Instant::now() < give_up, "no namespaces after {} s: {}", PATIENCE.as_secs(), init.tail());
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let is_ready = || Ok(fs::read_to_string(&log)?.lines().any(|line| line == READY));
+        init.until("in its namespaces", PATIENCE, is_ready)?;
         let children = format!("/proc/{0}/task/{0}/children", init.pid());
         let pid = fs::read_to_string(&children)?.trim().parse().with_context(|| children)?;
         Ok(Namespace { init, pid, kinds, groups, folder: folder.to_path_buf() })

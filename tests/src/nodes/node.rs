@@ -13,7 +13,7 @@ use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Startup timeout of a program, on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -121,7 +121,7 @@ impl Node {
         let program = programs.containerd.join("containerd");
         let daemon = self.namespace.daemon(&program, &arguments, &[("PATH", search)])?;
         let socket = self.path("/run/containerd/containerd.sock");
-        wait(self.containerd.insert(daemon), "containerd", || UnixStream::connect(&socket).is_ok())
+        self.containerd.insert(daemon).until("ready", PATIENCE, || Ok(UnixStream::connect(&socket).is_ok()))
     }
 
     /// Starts the kubelet and kube-proxy.
@@ -223,15 +223,4 @@ pub(super) fn name(index: u8) -> String {
 /// Returns the name of a node's cgroups.
 pub(super) fn group(instance: &Instance, name: &str) -> String {
     format!("{}/{name}", instance.group())
-}
-
-/// Waits until a program responds; fails at once if it has exited.
-pub(super) fn wait(daemon: &mut Daemon, name: &str, answers: impl Fn() -> bool) -> Result<()> {
-    let give_up = Instant::now() + PATIENCE;
-    while !answers() {
-        daemon.must_run()?;
-        ensure!(Instant::now() < give_up, "{name} does not answer after {} s\n{}", PATIENCE.as_secs(), daemon.tail());
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
 }

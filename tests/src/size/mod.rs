@@ -168,14 +168,9 @@ fn candidate(plane: &ControlPlane, name: &str, scale: &Scale) -> Result<Daemon> 
 }
 
 /// Waits until a controller has listed all kinds.
-async fn synced(controller: &mut Daemon) -> Result<()> {
-    let give_up = Instant::now() + LIMIT;
-    while !std::fs::read_to_string(&controller.log)?.contains("all kinds are listed") {
-        controller.must_run()?;
-        ensure!(Instant::now() < give_up, "not listed in time: {}", controller.tail());
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    Ok(())
+fn synced(controller: &mut Daemon) -> Result<()> {
+    let log = controller.log.clone();
+    controller.until("listed", LIMIT, || Ok(std::fs::read_to_string(&log)?.contains("all kinds are listed")))
 }
 
 impl Bench {
@@ -199,7 +194,7 @@ impl Bench {
         let mut controller = candidate(&plane, "first", scale)?;
         tokio::time::sleep(Duration::from_millis(100)).await;
         let start = mib(&controller);
-        synced(&mut controller).await?;
+        synced(&mut controller)?;
         let listed = begin.elapsed();
         let sync = json!({"storedObjects": stored, "listedSeconds": seconds(listed), "rssMiBAtStart": start, "rssMiBAfterSync": mib(&controller)});
         let options = KubeletOptions { only: Some(labels::JOB_UID.into()), ..KubeletOptions::new(PREFIX, scale.nodes) };

@@ -221,7 +221,7 @@ impl Bench {
     /// Kills the leader while another controller is on standby, and applies a job at that moment.
     pub(super) async fn failover(&mut self) -> Result<Value> {
         let mut second = candidate(&self.plane, "second", &self.scale)?;
-        synced(&mut second).await?;
+        synced(&mut second)?;
         let rss = mib(&second);
         self.controller.kill();
         let begin = Instant::now();

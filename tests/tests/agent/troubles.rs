@@ -2,7 +2,7 @@
 //! the node is deleted.
 
 use super::*;
-use switchyard_tests::Cable;
+use switchyard_tests::{Cable, until_async};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn after_an_outage_the_newest_facts_are_written_once() -> Result<()> {
@@ -120,11 +120,8 @@ async fn a_report_goes_with_its_node_and_comes_with_the_next() -> Result<()> {
     let agent = scene.agent(&["--renew-seconds", "2"])?;
     let first = scene.kernel("1.0.0").await?;
     Api::<Node>::all(scene.client.clone()).delete(scene.node, &Default::default()).await?;
-    let give_up = Instant::now() + PATIENCE;
-    while scene.api().get_opt(scene.node).await?.is_some() {
-        ensure!(Instant::now() < give_up, "the garbage collector leaves the report of a node that is gone");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    // By the garbage collector.
+    until_async("deleted", PATIENCE, async || Ok(scene.api().get_opt(scene.node).await?.is_none())).await?;
     let failures = || agent.metric("switchyard_agent_write_failures_total{reason=\"no_node\"}");
     until("noticed by the agent", || failures() > 0.0).await?;
     assert!(scene.api().get_opt(scene.node).await?.is_none(), "a report of no node was made");

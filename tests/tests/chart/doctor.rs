@@ -1,14 +1,14 @@
 //! `switchyard doctor cluster` on a real API server: faults that an administrator could cause. Each
 //! is reported with a fix, and applying the fix clears it.
 
-use crate::chart::policies::findings;
+use crate::chart::policies::{PATIENCE, findings};
 use crate::chart::server::must;
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use switchyard_tests::chart::{objects, render};
-use switchyard_tests::{ControlPlane, Options, SYSTEM, chart_rules};
+use switchyard_tests::{ControlPlane, Options, SYSTEM, chart_rules, until};
 
 /// An installation whose controllers and agents do not run, because there are no nodes.
 fn plane() -> Result<ControlPlane> {
@@ -42,10 +42,23 @@ fn found(plane: &ControlPlane, says: &str) -> Result<Option<(String, String)>> {
     Ok(found.map(|found| (text(found, "what"), text(found, "fix"))))
 }
 
+/// Waits for a finding: the API server applies changed roles and labels with a delay.
 fn must_find(plane: &ControlPlane, says: &str, fix: &str) -> Result<String> {
-    let (what, found) = found(plane, says)?.with_context(|| format!("nothing says: {says}: {:#?}", findings(plane)))?;
+    let mut finding = None;
+    until(says, PATIENCE, || {
+        finding = found(plane, says)?;
+        Ok(finding.is_some())
+    })
+    .with_context(|| format!("{:#?}", findings(plane)))?;
+    let (what, found) = finding.context("invariant: it was found")?;
     ensure!(found.contains(fix), "{what}: {found}");
     Ok(what)
+}
+
+fn must_not_find(plane: &ControlPlane, says: &str) -> Result<()> {
+    until(&format!("without `{says}`"), PATIENCE, || Ok(found(plane, says)?.is_none()))
+        .with_context(|| format!("{:#?}", findings(plane)))?;
+    Ok(())
 }
 
 /// Formats rules as `verb resource`, like the finding.
@@ -66,18 +79,26 @@ fn named(rules: &[PolicyRule]) -> BTreeSet<String> {
 #[test]
 fn rights_that_an_account_lost_are_named() -> Result<()> {
     let plane = plane()?;
-    ensure!(found(&plane, " may not ")?.is_none(), "{:#?}", findings(&plane)?);
+    must_not_find(&plane, "system:serviceaccount:")?;
     let nothing = r#"{"rules": []}"#;
     for name in ["clusterrole/switchyard-controller", "clusterrole/switchyard-node-agent"] {
         must(&plane, &["patch", name, "--type=merge", "-p", nothing], "")?;
     }
     must(&plane, &["patch", "role/switchyard-controller-election", "-n", SYSTEM, "--type=merge", "-p", nothing], "")?;
-    let lacks = |account: &str| -> Result<BTreeSet<String>> {
-        let what = must_find(&plane, &format!("system:serviceaccount:{SYSTEM}:{account} may not "), "helm upgrade")?;
-        let (_, rights) = what.split_once(" may not ").context("rights")?;
-        Ok(rights.split(", ").map(str::to_string).collect())
+    // The three changes do not take effect at the same time.
+    let lacks = |account: &str, expected: &BTreeSet<String>| -> Result<()> {
+        let says = format!("system:serviceaccount:{SYSTEM}:{account} cannot ");
+        let mut rights = BTreeSet::new();
+        until("all rights", PATIENCE, || {
+            let what = must_find(&plane, &says, "helm upgrade")?;
+            let (_, list) = what.split_once(" cannot ").context("rights")?;
+            rights = list.split(", ").map(str::to_string).collect();
+            Ok(rights == *expected)
+        })
+        .with_context(|| format!("{account} lacks {rights:?}, expected {expected:?}"))?;
+        Ok(())
     };
-    assert_eq!(lacks("switchyard-controller")?, named(&chart_rules()?));
+    lacks("switchyard-controller", &named(&chart_rules()?))?;
     let agents = objects(&render(&["--show-only", "templates/node-agent/rbac.yaml"])?)?;
     let rules = agents.iter().filter_map(|object| object["rules"].as_array()).flatten();
     let expected: BTreeSet<String> = rules
@@ -87,10 +108,9 @@ fn rights_that_an_account_lost_are_named() -> Result<()> {
             words("verbs").flat_map(move |verb| resources.clone().into_iter().map(move |it| format!("{verb} {it}")))
         })
         .collect();
-    assert_eq!(lacks("switchyard-node-agent")?, expected);
+    lacks("switchyard-node-agent", &expected)?;
     install(&plane)?;
-    ensure!(found(&plane, " may not ")?.is_none(), "{:#?}", findings(&plane)?);
-    Ok(())
+    must_not_find(&plane, "system:serviceaccount:")
 }
 
 #[test]

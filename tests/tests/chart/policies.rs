@@ -5,21 +5,17 @@ use crate::chart::server::get;
 use crate::chart::{MONITORING, files};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use switchyard_crds::labels;
 use switchyard_tests::chart::{objects, policy_arguments, render};
 use switchyard_tests::{
     ControlPlane, ControllerOptions, Daemon, Program, SYSTEM, agent_plane, page, pages_of, programs, start_controller,
 };
 
-const PATIENCE: Duration = Duration::from_secs(90);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 fn until(what: &str, controller: &Daemon, is: impl Fn() -> Result<bool>) -> Result<()> {
-    let give_up = Instant::now() + PATIENCE;
-    while !is()? {
-        ensure!(Instant::now() < give_up, "not {what} after {} s: {}", PATIENCE.as_secs(), controller.tail());
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    switchyard_tests::until(what, PATIENCE, is).with_context(|| controller.tail())?;
     Ok(())
 }
 

@@ -4,9 +4,9 @@
 use crate::chart::{MONITORING, files};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use switchyard_tests::chart::{RELEASE, objects, render};
-use switchyard_tests::{ControlPlane, Options, SYSTEM, programs_of};
+use switchyard_tests::{ControlPlane, Options, SYSTEM, programs_of, until};
 
 /// Timeout for an API server to apply a FlowSchema.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -116,11 +116,8 @@ fn the_controllers_requests_have_a_flow_of_their_own() -> Result<()> {
     // Each response names its flow in a header. A new FlowSchema takes effect with a delay.
     let flow = |user: &str| plane.kubectl(&["--as", user, "get", "pods", "--all-namespaces", "-v=8"]).stderr;
     let controller = format!("system:serviceaccount:{SYSTEM}:switchyard-controller");
-    let give_up = Instant::now() + PATIENCE;
-    while !flow(&controller).contains(&uid) {
-        ensure!(Instant::now() < give_up, "{}", flow(&controller));
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    until("in the controller's flow", PATIENCE, || Ok(flow(&controller).contains(&uid)))
+        .with_context(|| flow(&controller))?;
     ensure!(!flow(&format!("system:serviceaccount:{SYSTEM}:another")).contains(&uid), "another account's, too");
     Ok(())
 }

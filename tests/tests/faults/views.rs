@@ -5,9 +5,9 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Binding;
 use kube::api::PostParams;
 use serde_json::{Value, json};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use switchyard_tests::faults::{Plan, Scenario};
-use switchyard_tests::{PATIENCE, chaos, condition_of, plain_job, template_on};
+use switchyard_tests::{PATIENCE, chaos, condition_of, plain_job, template_on, until_async};
 
 /// Event delay in milliseconds, and loss rate: one event in this many is lost together with its
 /// watch (0: none).
@@ -78,11 +78,9 @@ async fn a_gang_that_is_bound_and_not_seen_so_is_not_taken_back() -> Result<()> 
             lane.jobs.pods_api().create_subresource("binding", &pod, &PostParams::default(), &binding).await?;
     }
     let asked = format!("GET /api/v1/namespaces/{}/pods/a-1-0", lane.jobs.namespace);
-    let give_up = Instant::now() + PATIENCE;
-    while !lane.proxy.log().contains(&asked) {
-        ensure!(Instant::now() < give_up, "it did not ask: {:#?}", lane.proxy.log());
-        tokio::time::sleep(Duration::from_millis(25)).await;
-    }
+    until_async("requested", PATIENCE, async || Ok(lane.proxy.log().contains(&asked)))
+        .await
+        .with_context(|| format!("{:#?}", lane.proxy.log()))?;
     lane.proxy.hold_pods(false);
     let runs = lane.jobs.wait_stage("a", "Running").await?;
     ensure!(runs.status.and_then(|status| status.attempt) == Some(1), "it was taken back");

@@ -11,7 +11,9 @@ use serde_json::{Value, json};
 use std::fmt::Debug;
 use std::time::Instant;
 use switchyard_crds::{ProvisioningRequest, TrainJob};
-use switchyard_tests::{ControlPlane, ControllerOptions, PATIENCE, account, chart_rules_with, condition_of, stage_of};
+use switchyard_tests::{
+    ControlPlane, ControllerOptions, PATIENCE, account, chart_rules_with, condition_of, stage_of, until_async,
+};
 
 const CLASS: &str = "best-effort-atomic-scale-up.autoscaling.x-k8s.io";
 
@@ -41,12 +43,8 @@ async fn until<K>(api: &Api<K>, name: &str, exists: bool) -> Result<()>
 where
     K: kube::Resource<DynamicType = ()> + Clone + Debug + serde::de::DeserializeOwned,
 {
-    let give_up = Instant::now() + PATIENCE;
-    while api.get_opt(name).await?.is_some() != exists {
-        ensure!(Instant::now() < give_up, "{} {name}: expected {exists}", K::kind(&()));
-        tokio::time::sleep(std::time::Duration::from_millis(25)).await;
-    }
-    Ok(())
+    let what = format!("{} {name}: {}", K::kind(&()), if exists { "created" } else { "deleted" });
+    until_async(&what, PATIENCE, async || Ok(api.get_opt(name).await?.is_some() == exists)).await.map(drop)
 }
 
 /// Status and reason of the `NodesRequested` condition.
