@@ -1,14 +1,9 @@
 //! Reads how the ranks of a node reach others from the head of its log: the first lines of NCCL, or
 //! the events of our own engine.
-//!
-//! NCCL prints them only with `NCCL_DEBUG=INFO`. Their forms, by release: the network as `Using
-//! network IB` (2.6 and newer; since 2.25 also `Assigned NET plugin IB to comm`), links as `Channel
-//! 00/0 : 3[3] -> 8[0] [send] via NET/IB/0/GDRDMA`, `… via P2P/IPC`, `… via SHM/…` (before 2.11
-//! `via direct shared memory`), between nodes of one NVLink domain `via P2P/MNNVL` (since 2.21). A
-//! libfabric network plugin adds its provider: `NET/OFI Selected Provider is efa`.
 
 use std::collections::BTreeMap;
 use switchyard_worker_contract::event::{Event, Link, Measured};
+use switchyard_worker_contract::nccl::Line;
 
 /// Maximum length of a quoted line, in characters.
 const QUOTED: usize = 120;
@@ -61,9 +56,9 @@ impl LogObservation {
                     Ok(Event::Measured(measured)) => seen.measured = Some(measured),
                     _ => {}
                 }
-            } else if let Some((_, line)) = line.split_once("NCCL INFO ") {
-                seen.nccl(line.trim_end());
-                finished |= line.contains("Init COMPLETE") || line.contains("Connected all ");
+            } else if let Some(parsed) = Line::parse(line) {
+                seen.nccl(line, parsed);
+                finished |= parsed == Line::Connected;
             }
         }
         seen.is_complete = ready >= processes.max(1) || (finished && !seen.networks.is_empty());
@@ -77,6 +72,11 @@ impl LogObservation {
 
     fn link(&mut self, rank: u32, link: &Link) {
         let (channel, words) = match link {
+            Link::Nccl { rank: to, path, channels, adapter } => {
+                let Some(channel) = Channel::of_path(path) else { return };
+                let by = adapter.as_ref().map_or(String::new(), |name| format!(" by {name}"));
+                (channel, format!("rank {rank} to rank {to}: {channels} channels via {path}{by}"))
+            }
             Link::SharedMemory { ranks } => {
                 (Channel::HostMemory, format!("rank {rank} shares memory with rank {ranks}"))
             }
@@ -89,16 +89,34 @@ impl LogObservation {
         self.channels.entry(channel).or_insert(words);
     }
 
-    fn nccl(&mut self, line: &str) {
-        let network = line.strip_prefix("Using network ");
-        let assigned = || line.strip_prefix("Assigned NET plugin ")?.strip_suffix(" to comm");
-        if let Some(name) = network.or_else(assigned) {
-            note(&mut self.networks, name);
-        } else if let Some(channel) = channel(line) {
-            self.channels.entry(channel).or_insert_with(|| line.chars().take(QUOTED).collect());
-        } else if let Some(provider) = provider(line) {
-            note(&mut self.providers, provider);
+    fn nccl(&mut self, text: &str, line: Line<'_>) {
+        match line {
+            Line::Network(name) => note(&mut self.networks, name),
+            Line::Provider(name) => note(&mut self.providers, name),
+            Line::Channel { path, .. } => {
+                if let Some(channel) = Channel::of_path(path) {
+                    let quote = text.split_once("NCCL INFO ").map_or(text, |(_, line)| line);
+                    self.channels.entry(channel).or_insert_with(|| quote.trim_end().chars().take(QUOTED).collect());
+                }
+            }
+            Line::Adapters { .. } | Line::Connected => {}
         }
+    }
+}
+
+impl Channel {
+    /// Classifies NCCL's path, such as `NET/IB/0/GDRDMA`.
+    fn of_path(path: &str) -> Option<Channel> {
+        let mut parts = path.split('/');
+        Some(match (parts.next()?.trim(), parts.next()) {
+            ("P2P", Some("MNNVL")) => Channel::Domain,
+            ("P2P", _) => Channel::Peer,
+            ("SHM", _) | ("direct shared memory", _) => Channel::HostMemory,
+            ("NET", Some(name)) => {
+                Channel::Network { name: name.to_string(), direct: parts.any(|part| part == "GDRDMA") }
+            }
+            _ => return None,
+        })
     }
 }
 
@@ -106,34 +124,7 @@ impl LogObservation {
 pub(super) const SOCKET: &str = "Socket";
 
 fn note(list: &mut Vec<String>, name: &str) {
-    let name = name.trim();
-    if !name.is_empty() && !list.iter().any(|known| known == name) {
+    if !list.iter().any(|known| known == name) {
         list.push(name.to_string());
     }
-}
-
-/// Parses the path in a line about a channel: `Channel 00/0 : 3[3] -> 8[0] [send] via
-/// NET/IB/0/GDRDMA`; before 2.5 `Ring 00 : 3 -> 8 [send] via …`.
-fn channel(line: &str) -> Option<Channel> {
-    if !line.starts_with("Channel ") && !line.starts_with("Ring ") {
-        return None;
-    }
-    let (ends, via) = line.split_once(" via ")?;
-    ends.contains(" -> ").then_some(())?;
-    let mut parts = via.split('/');
-    Some(match (parts.next()?.trim(), parts.next()) {
-        ("P2P", Some("MNNVL")) => Channel::Domain,
-        ("P2P", _) => Channel::Peer,
-        ("SHM", _) | ("direct shared memory", _) => Channel::HostMemory,
-        ("NET", Some(name)) => Channel::Network { name: name.to_string(), direct: parts.any(|part| part == "GDRDMA") },
-        _ => return None,
-    })
-}
-
-/// Parses `NET/OFI Selected Provider is efa (found 4 nics)`; newer releases write `provider` and
-/// append `, fabric is …`.
-fn provider(line: &str) -> Option<&str> {
-    let rest = line.strip_prefix("NET/OFI Selected ")?;
-    let rest = rest.strip_prefix("Provider is ").or_else(|| rest.strip_prefix("provider is "))?;
-    rest.split([' ', ',']).next()
 }

@@ -161,11 +161,14 @@ impl Group<'_> {
     }
 
     fn on_message(&mut self, message: Message, observer: &mut dyn Observer) {
-        let (index, event) = match message {
+        let (index, mut event) = match message {
             Message::Text(index, text) => return self.processes[index].remember(text),
             Message::LogFailed(error) => return report_unrecorded(&error, observer),
             Message::Event(index, event) => (index, *event),
         };
+        if let Event::Ready(ready) = &mut event {
+            self.processes[index].channels.complete(ready);
+        }
         if let Err(error) = self.record(event.rank().unwrap_or(self.processes[index].first_rank), &event) {
             report_unrecorded(&error, observer);
         }

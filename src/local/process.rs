@@ -14,6 +14,7 @@ use std::rc::Rc;
 use switchyard_plan::local::ProcessSpec;
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::{Event, Failure, Finished, Ready};
+use switchyard_worker_contract::nccl::{self, Channels};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc::Sender;
@@ -50,6 +51,8 @@ pub(super) struct Process {
     pub first_rank: u32,
     /// Events by rank, in rank order.
     pub ranks: Vec<RankEvents>,
+    /// What NCCL logged about its channels.
+    pub channels: Channels,
 }
 
 impl Process {
@@ -88,8 +91,9 @@ impl Process {
         self.observed.ended = self.child.wait().await.ok();
     }
 
-    /// Appends a line to the tail of the log.
+    /// Handles a line of the log, and keeps it if it is one of the last.
     pub fn remember(&mut self, text: String) {
+        self.channels.line(&text);
         let tail = &mut self.observed.log.tail;
         tail.push(text);
         if tail.len() > TAIL_LINES {
@@ -120,6 +124,8 @@ pub(super) fn start(
     }
     command.envs(process.env.iter().map(|entry| (&entry.name, &entry.value)));
     command.env(env::PARENT_PID, std::process::id().to_string());
+    let is_set = |name: &str| std::env::var_os(name).is_some() || process.env.iter().any(|entry| entry.name == name);
+    command.envs(nccl::log_variables(is_set));
     // Use a separate process group, so that Ctrl-C in a terminal reaches only the launcher, which
     // then stops all ranks in order.
     command.process_group(0).kill_on_drop(true);
@@ -138,7 +144,7 @@ pub(super) fn start(
     let log = RankLog { path: format!("{}/{name}", run_dir.short()), tail: Vec::new() };
     let observed = Observations { pid: child.id().unwrap_or_default(), log, ..Observations::default() };
     let ranks = (0..process.ranks).map(|_| RankEvents::default()).collect();
-    Ok(Process { child, observed, first_rank: process.rank, ranks })
+    Ok(Process { child, observed, first_rank: process.rank, ranks, channels: Channels::default() })
 }
 
 /// Reads one output stream of a process to its end: events become messages, all other lines go to

@@ -16,6 +16,7 @@ use switchyard_plan::local::LocalPlan;
 use switchyard_worker_contract::config::Device;
 use switchyard_worker_contract::event::{Inspection, Ready};
 use switchyard_worker_contract::exit::Exit;
+use switchyard_worker_contract::nccl;
 
 /// The distributed environment: rank, process, cores, devices, address, transport.
 pub(super) fn rank_table(plan: &LocalPlan, ranks: &[Ready]) -> String {
@@ -65,9 +66,15 @@ pub(super) fn fusion(plan: &LocalPlan, inspection: &Inspection, ranks: &[Ready])
     };
     format!(
         "  fusion   {tensors} -> {all} {sizes}{limit}\n           over {}, ~{:.2} ms/step, started {when}{left}",
-        first.transport.word(),
+        path(first),
         first.all_reduce_ms
     )
+}
+
+/// How a rank's gradients travel: `nccl (8 x P2P/CUMEM/read)`.
+fn path(ready: &Ready) -> String {
+    let channels = nccl::summary(&ready.links).map_or_else(String::new, |channels| format!(" ({channels})"));
+    format!("{}{channels}", ready.transport.word())
 }
 
 /// The step from which training resumes, if it does.

@@ -177,6 +177,7 @@ pub(super) fn all_reduce(facts: &Facts) -> Option<AllReduce> {
     let alone = facts.reduce_alone_ms.zip(bytes).map(|(ms, bytes)| bytes * 2.0 * (ranks - 1.0) / ranks / (ms * 1e6));
     Some(AllReduce {
         transport: facts.transport.map(|transport| transport.word().into()),
+        channels: facts.channels.clone(),
         bucket_bytes: buckets.iter().copied().take(1024).collect(),
         bytes: bytes.map(round4),
         left_bytes: reduce.and_then(|reduce| reduce.left_bytes).map(round4),

@@ -10,6 +10,7 @@ use switchyard_core::quantity::parse_quantity;
 use switchyard_worker_contract::CpuList;
 use switchyard_worker_contract::config::{Device, EngineConfig, Transport};
 use switchyard_worker_contract::event::{GpuReport, Inspection, MemoryUse};
+use switchyard_worker_contract::nccl;
 
 /// Figures of a run; unknown figures are absent. Times are means per optimizer step after the
 /// warm-up, ms.
@@ -45,6 +46,8 @@ pub struct Facts {
     pub reduce_alone_ms: Option<f64>,
     /// The transport of gradients.
     pub transport: Option<Transport>,
+    /// NCCL channels of the ranks, by path.
+    pub channels: Option<String>,
     /// The reader's work for one step, summed over its threads.
     pub read_ms: Option<f64>,
     /// Step time of the same job with synthetic data.
@@ -168,6 +171,7 @@ impl Facts {
                 .unwrap_or_default(),
             reduce_alone_ms: ready().map(|ready| ready.all_reduce_ms).filter(|ms| *ms > 0.0).reduce(f64::max),
             transport: ready().map(|ready| ready.transport).next(),
+            channels: nccl::summary(&ready().flat_map(|ready| ready.links.clone()).collect::<Vec<_>>()),
             read_ms: per(sums.read_ms, sums.read_steps),
             synthetic_step_ms: record.synthetic_step_ms,
             memory: memory(record),

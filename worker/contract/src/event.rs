@@ -150,6 +150,18 @@ pub enum Link {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         interface: Option<String>,
     },
+    /// NCCL channels to another rank over one path.
+    Nccl {
+        /// The receiving rank.
+        rank: u32,
+        /// NCCL's path, such as `P2P/CUMEM/read`, `SHM/direct/direct` or `NET/IB/0/GDRDMA`.
+        path: String,
+        /// Number of channels, over all communicators.
+        channels: u32,
+        /// The NIC of a network path; absent if unknown.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        adapter: Option<String>,
+    },
 }
 
 /// Results of an all-reduce over all ranks, and of each TCP connection of its ring alone.

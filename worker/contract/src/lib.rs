@@ -4,8 +4,8 @@
 //! environment variable names ([`mod@env`]), the resolved engine configuration ([`config`]), the
 //! events that a rank prints ([`event`]) and how those of several ranks are combined ([`fold`]),
 //! GPU health ([`gpu`]), what ranks record for reports ([`record`]) and in case they hang or die
-//! ([`recorder`]), lower bounds for GPU step times ([`prediction`]), the GPU software of a machine
-//! ([`software`]), a pod's termination message ([`termination`]), exit codes ([`exit`]) and CPU
+//! ([`recorder`]), NCCL's log ([`nccl`]), lower bounds for GPU step times ([`prediction`]), the GPU software of a
+//! machine ([`software`]), a pod's termination message ([`termination`]), exit codes ([`exit`]) and CPU
 //! lists ([`cpu_list`]). Nothing here performs I/O or reads a clock, which keeps Kubernetes out of
 //! the worker's dependency tree and the engine out of the launcher's.
 #![forbid(unsafe_code)]
@@ -19,6 +19,7 @@ pub mod exit;
 pub mod fold;
 pub mod gpu;
 pub mod kernels;
+pub mod nccl;
 pub mod prediction;
 pub mod record;
 pub mod recorder;

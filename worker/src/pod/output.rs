@@ -9,6 +9,7 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 use switchyard_worker_contract::event::{Event, Failure, Finished, Progress, Summary};
 use switchyard_worker_contract::fold::Fold;
+use switchyard_worker_contract::nccl::Channels;
 
 /// Interval between summaries or progress reports.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -25,6 +26,8 @@ pub(super) struct Output<O, E> {
     printed: Option<(Instant, Event)>,
     /// Lines printed since then.
     lines: usize,
+    /// What NCCL logged about its channels.
+    channels: Channels,
 }
 
 /// The state that a pod repeats in its log.
@@ -55,17 +58,25 @@ impl<O: Write, E: Write> Output<O, E> {
     pub fn new(out: O, err: E, ranks_of_leader: Option<u32>) -> Self {
         let job = |ranks| JobJournal { fold: Fold::new(ranks), summary: None, finished: None };
         let journal = ranks_of_leader.map_or(Journal::Rank(None), |ranks| Journal::Job(Box::new(job(ranks))));
-        Output { out, err, journal, printed: None, lines: 0 }
+        Output { out, err, journal, printed: None, lines: 0, channels: Channels::default() }
     }
 
     /// Handles a line from the standard output of a process whose first rank is `rank`. Returns the
     /// failure that it reports, if any. An event may belong to another rank of the process.
     pub fn stdout(&mut self, rank: u32, line: &str, now: Instant) -> Option<Failure> {
-        let Ok(event) = serde_json::from_str::<Event>(line) else {
+        let Ok(mut event) = serde_json::from_str::<Event>(line) else {
+            self.channels.line(line);
             self.print(&format!("[rank {rank}] {line}"), now);
             return None;
         };
-        if event.rank().unwrap_or(rank) == 0 || matches!(event, Event::Ready(_) | Event::Gpu(_) | Event::Failed(_)) {
+        if let Event::Ready(ready) = &mut event
+            && self.channels.complete(ready)
+        {
+            let line = serde_json::to_string(&event).expect("invariant: an event is plain data");
+            self.print(&line, now);
+        } else if event.rank().unwrap_or(rank) == 0
+            || matches!(event, Event::Ready(_) | Event::Gpu(_) | Event::Failed(_))
+        {
             self.print(line, now);
         }
         match (event, &mut self.journal) {
@@ -199,6 +210,24 @@ mod tests {
         );
         assert!(!text.contains(&progress(1, 1)), "{text}");
         assert_eq!(output.err, b"[rank 1] a warning\n");
+    }
+
+    #[test]
+    fn ready_events_have_the_channels_of_nccl() {
+        let now = Instant::now();
+        let mut output = Output::new(Vec::new(), Vec::new(), Some(2));
+        output.stdout(0, "n:7:19 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", now);
+        let ready = |transport: &str| {
+            json!({"event": "ready", "rank": 0, "pid": 1, "host": "n", "cpus": "0", "threads": 1, "kernel": "avx2",
+                "address": "n:1", "transport": transport, "allReduceMs": 1.0})
+            .to_string()
+        };
+        output.stdout(0, &ready("shm"), now);
+        assert!(!text(&output).contains("P2P"), "{}", text(&output));
+        output.stdout(0, &ready("nccl"), now);
+        let line = text(&output).lines().last().unwrap_or_default().to_owned();
+        let Ok(Event::Ready(ready)) = serde_json::from_str(&line) else { panic!("{line}") };
+        assert_eq!(switchyard_worker_contract::nccl::summary(&ready.links).as_deref(), Some("1 x P2P/CUMEM"));
     }
 
     #[test]

@@ -11,15 +11,11 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::Failure;
+use switchyard_worker_contract::{env, nccl};
 
 /// Longest line read from a rank; the rest of a longer one is dropped.
 const LONGEST_LINE: u64 = 64 * 1024;
-
-/// Makes NCCL log which links it chose, which the controller compares with its forecast. A user's
-/// `NCCL_DEBUG` wins.
-const NCCL_LOG: [(&str, &str); 2] = [("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "INIT,NET,P2P,SHM")];
 
 /// Time limit for the remaining processes to disappear at the end.
 const SWEEP_TIMEOUT: Duration = Duration::from_secs(2);
@@ -60,9 +56,8 @@ impl Process {
         command.env(env::LOCAL_RANK, local_rank.to_string());
         command.env(env::CPU_THREADS, share.threads.to_string());
         command.env(env::PARENT_PID, std::process::id().to_string());
-        if std::env::var_os(NCCL_LOG[0].0).is_none() {
-            command.envs(NCCL_LOG);
-        }
+        // The controller compares the channels with its forecast.
+        command.envs(nccl::log_variables(|name| std::env::var_os(name).is_some()));
         match &share.cpus {
             Some(cpus) => command.env(env::CPUS, cpus.to_string()),
             None => command.env_remove(env::CPUS),

@@ -8,6 +8,7 @@ use std::ffi::OsString;
 use switchyard_cuda_libraries::environment;
 use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::env;
+use switchyard_worker_contract::event::Link;
 
 const STEPS: u64 = 8;
 const FAULT: &str = "SWITCHYARD_REFERENCE_FAULT";
@@ -38,6 +39,9 @@ fn compare(name: &str, (nodes, ranks): (u32, u32), seed: &str, most: f64, change
     let summed = on_gpus((nodes, ranks), &[(SEED, seed)], &change);
     assert!(summed.log.contains("note: gradients are summed by NCCL 2.28.9"), "{name}: {}", summed.log);
     assert_eq!(summed.transport, Some(Transport::Nccl), "{name}: {}", summed.log);
+    let path = if ranks > 1 { "P2P/IPC" } else { "NET/Socket/0" };
+    let is_expected = |link: &Link| matches!(link, Link::Nccl { rank: 1, path: found, .. } if found == path);
+    assert!(summed.links.len() == 1 && is_expected(&summed.links[0]), "{name}: {:?}", summed.links);
     let staged = on_gpus((nodes, ranks), &[(SEED, seed), TOO_OLD], &change);
     assert!(staged.transport.is_some_and(|transport| transport != Transport::Nccl), "{name}: {}", staged.log);
     assert_eq!(summed.difference(&staged, most), None, "{name} and through host memory");

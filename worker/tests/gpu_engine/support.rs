@@ -4,7 +4,7 @@ use crate::pods::{Job, events};
 use std::ffi::OsString;
 use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::env;
-use switchyard_worker_contract::event::{Event, GpuCalls, Progress};
+use switchyard_worker_contract::event::{Event, GpuCalls, Link, Progress};
 
 /// Turns a job into one of another model.
 pub type Change = fn(&mut EngineConfig);
@@ -69,6 +69,8 @@ pub struct RunOutput {
     pub calls: Option<GpuCalls>,
     /// Transport of gradients.
     pub transport: Option<Transport>,
+    /// Links of rank 0.
+    pub links: Vec<Link>,
     /// Log of rank 0.
     pub log: String,
 }
@@ -125,6 +127,7 @@ pub fn run(job: &Job, libraries: &[(&'static str, OsString)], extra: &[(&str, &s
         kernel: None,
         calls: None,
         transport: None,
+        links: Vec::new(),
         log: job.read("err-0") + &job.read("termination-0"),
     };
     for event in all {
@@ -133,6 +136,7 @@ pub fn run(job: &Job, libraries: &[(&'static str, OsString)], extra: &[(&str, &s
             Event::Ready(ready) if ready.rank == 0 => {
                 output.kernel = Some(ready.kernel);
                 output.transport = Some(ready.transport);
+                output.links = ready.links;
             }
             Event::Finished(finished) if finished.rank == 0 => {
                 output.validation = finished.validation_loss;

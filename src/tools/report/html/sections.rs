@@ -218,6 +218,7 @@ pub(super) fn all_reduce(report: &Report) -> Page {
         known.iter().map(|(name, ms, _)| vec![(*name).into(), format!("{} ms", three_digits(*ms))]).collect();
     let mut row = |name: &str, value: Option<String>| rows.extend(value.map(|value| vec![name.into(), value]));
     row("over", reduce.transport.clone());
+    row("NCCL channels", reduce.channels.clone());
     row("gradients of a step", reduce.bytes.map(|bytes| binary(bytes as u64)));
     row("still to reduce when backward ends", reduce.left_bytes.map(|bytes| binary(bytes as u64)));
     let rate = |rate: Option<f64>| rate.map(|rate| format!("{} GB/s", three_digits(rate)));

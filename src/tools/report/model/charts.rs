@@ -107,6 +107,9 @@ data! {
         /// The transport of gradients.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub transport: Option<String>,
+        /// Its NCCL channels over all ranks, by path.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub channels: Option<String>,
         /// Bytes per all-reduce, in the order in which backward starts them.
         pub bucket_bytes: Vec<u64>,
         /// Bytes reduced per step.

@@ -1,5 +1,6 @@
 //! One rank of a communicator.
 
+use super::log;
 use super::socket::{Call, Hello, Kind, connect, receive, send};
 use super::{IN_PROGRESS, INVALID_USAGE, REMOTE_ERROR, SUCCESS, SYSTEM_ERROR, Status};
 use crate::fault::Faults;
@@ -46,10 +47,9 @@ pub(crate) fn await_change() {
     drop(CHANGE.1.wait_timeout(guard, Duration::from_millis(10)));
 }
 
-/// Equal for ranks that NCCL considers to be on one host and that use the same GPU.
-fn device_key(ordinal: usize) -> u64 {
+fn key(of: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (std::env::var_os("NCCL_HOSTID"), ordinal).hash(&mut hasher);
+    of.hash(&mut hasher);
     hasher.finish()
 }
 
@@ -69,7 +69,10 @@ impl Communicator {
         let state = Mutex::default();
         let new = Arc::new(Communicator { rank, device, is_blocking, faults, seed, state });
         if faults.nccl_absent != Some(u64::from(rank)) {
-            let hello = Hello { rank: rank.into(), world: world.into(), device: device_key(ordinal) };
+            // Ranks with the same ID are on one host for NCCL.
+            let host = std::env::var_os("NCCL_HOSTID");
+            let device = key((&host, ordinal));
+            let hello = Hello { rank: rank.into(), world: world.into(), device, host: key(host) };
             let own = Arc::clone(&new);
             std::thread::spawn(move || own.follow(&name, hello));
         }
@@ -105,7 +108,10 @@ impl Communicator {
             let Ok((kind, body)) = receive(&stream) else { return self.fail(REMOTE_ERROR, "the root is gone") };
             let text = || String::from_utf8_lossy(&body);
             match kind {
-                Kind::Ready => self.change(|state| state.is_ready = true),
+                Kind::Ready => {
+                    log::channels(self.device, hello, body.first() == Some(&1));
+                    self.change(|state| state.is_ready = true);
+                }
                 Kind::Sum => self.change(|state| state.sums.push_back(body)),
                 Kind::Lost => return self.fail(REMOTE_ERROR, &format!("rank {} is gone", text())),
                 Kind::Done => return self.change(|state| state.is_done = true),

@@ -11,6 +11,7 @@
 //! is an asynchronous error on the others, whose work then waits until the communicator is aborted.
 
 mod communicator;
+mod log;
 mod root;
 mod socket;
 

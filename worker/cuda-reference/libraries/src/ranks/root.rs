@@ -46,18 +46,21 @@ pub(crate) fn open() -> io::Result<Vec<u8>> {
 type Message = (usize, Option<(Kind, Vec<u8>)>);
 
 fn serve(listener: &UnixListener) {
-    let Ok(ranks) = accept_ranks(listener) else { return };
+    let Ok((hosts, ranks)) = accept_ranks(listener) else { return };
     let (sender, messages) = channel();
     for (rank, stream) in ranks.iter().enumerate() {
         let (stream, sender) = (Arc::clone(stream), sender.clone());
         std::thread::spawn(move || listen_to(&stream, rank, &sender));
     }
-    broadcast(&ranks, Kind::Ready, b"");
+    for (rank, stream) in ranks.iter().enumerate() {
+        let next_is_local = hosts[rank] == hosts[(rank + 1) % hosts.len()];
+        drop(send(stream, Kind::Ready, &[&[u8::from(next_is_local)]]));
+    }
     reduce_until_done(&ranks, &messages);
 }
 
-/// Accepts all ranks; returns their connections in rank order.
-fn accept_ranks(listener: &UnixListener) -> io::Result<Vec<Arc<UnixStream>>> {
+/// Accepts all ranks; returns their hosts and connections in rank order.
+fn accept_ranks(listener: &UnixListener) -> io::Result<(Vec<u64>, Vec<Arc<UnixStream>>)> {
     let mut here: Vec<(Hello, Arc<UnixStream>)> = Vec::new();
     while here.len() < here.first().map_or(1, |(hello, _)| hello.world as usize) {
         let (stream, _) = listener.accept()?;
@@ -72,13 +75,13 @@ fn accept_ranks(listener: &UnixListener) -> io::Result<Vec<Arc<UnixStream>>> {
         }
     }
     here.sort_by_key(|(hello, _)| hello.rank);
-    Ok(here.into_iter().map(|(_, stream)| stream).collect())
+    Ok(here.into_iter().map(|(hello, stream)| (hello.host, stream)).unzip())
 }
 
 /// A contradiction between the newest rank and the others.
 fn refusal(here: &[(Hello, Arc<UnixStream>)]) -> Option<String> {
     let ((newest, _), others) = here.split_last()?;
-    let Hello { rank, world, device } = newest;
+    let Hello { rank, world, device, .. } = newest;
     let found = others.iter().map(|(other, _)| other).find_map(|other| match other {
         other if other.world != *world => {
             Some(format!("rank {} counts {} ranks, rank {rank} {world}", other.rank, other.world))

@@ -13,7 +13,7 @@ pub(crate) enum Kind {
     Call,
     /// To the root: this rank makes no more calls.
     Bye,
-    /// All ranks have joined.
+    /// All ranks have joined. One byte: whether the next rank is on the same host.
     Ready,
     /// The sum.
     Sum,
@@ -37,6 +37,8 @@ pub(crate) struct Hello {
     pub(crate) world: u64,
     /// Equal for two ranks on one GPU.
     pub(crate) device: u64,
+    /// Equal for two ranks on one host.
+    pub(crate) host: u64,
 }
 
 /// A collective call of a rank.
@@ -55,12 +57,12 @@ pub(crate) struct Call {
 
 impl Hello {
     pub(crate) fn encode(self) -> Vec<u8> {
-        words(&[self.rank, self.world, self.device])
+        words(&[self.rank, self.world, self.device, self.host])
     }
 
     pub(crate) fn decode(body: &[u8]) -> Option<Hello> {
-        let [rank, world, device] = numbers(body)?;
-        Some(Hello { rank, world, device })
+        let [rank, world, device, host] = numbers(body)?;
+        Some(Hello { rank, world, device, host })
     }
 }
 
