@@ -4,7 +4,7 @@ use crate::{manifest, yaml};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use switchyard_crds::gpu_topology::{Cpus, GPUTopology, GPUTopologySpec, GPUTopologyStatus, NumaNode};
-use switchyard_plan::local::{LocalSnapshot, plan};
+use switchyard_plan::local::{Devices, LocalSnapshot, plan};
 
 /// A machine with four cores.
 pub(super) fn machine() -> GPUTopology {
@@ -38,7 +38,7 @@ fn every_example_has_its_plan() {
             attempt: 1,
             rendezvous: "ADDRESS:PORT",
             run_dir: "RUN_DIR",
-            devices: None,
+            devices: Devices::default(),
         };
         let plan = plan(&snapshot).unwrap_or_else(|refusal| panic!("{}: {refusal}", path.display()));
         let processes: Vec<_> = plan

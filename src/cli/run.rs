@@ -32,7 +32,7 @@ pub(super) fn run(cli: &Cli, args: &RunArgs) -> Result<Exit, Failure> {
     // ends.
     let tasks = tokio::task::LocalSet::new();
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok().filter(|visible| !visible.is_empty());
-    let devices = (!args.devices.is_empty()).then_some(Devices { indexes: &args.devices, visible: visible.as_deref() });
+    let devices = Devices { indexes: &args.devices, visible: visible.as_deref() };
     let ended = tasks.block_on(&runtime, local::run(job, devices, &topology, &run_dir, &worker, &mut show));
     show.clear();
     let advice = report::after_run(&run_dir).unwrap_or_else(|failure| {
@@ -72,7 +72,7 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
         attempt: 1,
         rendezvous: "ADDRESS:PORT",
         run_dir: "RUN_DIR",
-        devices: None,
+        devices: Devices::default(),
     };
     let plan = make_plan(&snapshot).map_err(local::RunError::from)?;
     emit(cli.output, "Plan", &plan, || yaml(&plan));

@@ -107,7 +107,7 @@ impl RunError {
 /// The job cannot start, or its processes cannot be supervised; in that case none is left running.
 pub async fn run(
     job: TrainJob,
-    devices: Option<Devices<'_>>,
+    devices: Devices<'_>,
     machine: &GPUTopology,
     run_dir: &RunDir,
     worker: &Worker,

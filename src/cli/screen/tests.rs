@@ -5,7 +5,7 @@ use crate::examples::machine;
 use jiff::Timestamp;
 use serde_json::json;
 use switchyard_local::{Interval, RankLog};
-use switchyard_plan::local::{LocalPlan, LocalSnapshot, plan};
+use switchyard_plan::local::{Devices, LocalPlan, LocalSnapshot, plan};
 use switchyard_worker_contract::config::{Device, EngineConfig, Transport};
 use switchyard_worker_contract::event::{Finished, GpuCalls, Item, MemoryUse, Slowest, Summary};
 use switchyard_worker_contract::fold::Breakdown;
@@ -112,7 +112,7 @@ fn planned() -> LocalPlan {
         attempt: 1,
         rendezvous: "127.0.0.1:1",
         run_dir: "runs/x",
-        devices: None,
+        devices: Devices::default(),
     })
     .unwrap()
 }

@@ -4,7 +4,7 @@ use super::*;
 use std::os::unix::fs::PermissionsExt;
 use switchyard_crds::TrainJob;
 use switchyard_crds::gpu_topology::{Cpus, GPUTopology, GPUTopologySpec, GPUTopologyStatus, NumaNode};
-use switchyard_plan::local::{self, LocalPlan, LocalSnapshot};
+use switchyard_plan::local::{self, Devices, LocalPlan, LocalSnapshot};
 use switchyard_worker_contract::config::Transport;
 use switchyard_worker_contract::event::{Failure, Item, Progress};
 
@@ -30,7 +30,7 @@ fn planned() -> LocalPlan {
         attempt: 1,
         rendezvous: "127.0.0.1:1",
         run_dir: "runs/x",
-        devices: None,
+        devices: Devices::default(),
     })
     .unwrap()
 }

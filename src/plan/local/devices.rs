@@ -1,20 +1,24 @@
-//! GPUs chosen on the command line for the ranks of a run.
+//! The GPU of each rank: chosen on the command line, otherwise the set with the fastest ring, as in a
+//! cluster.
 
+use crate::cluster::machine::Shapes;
 use crate::job::{Invalid, ValidJob};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fmt;
 use switchyard_core::units::binary;
-use switchyard_crds::gpu_topology::{Gpu, MigMode};
+use switchyard_core::rates::gigabytes;
+use switchyard_crds::gpu_topology::{GPUTopology, Gpu, MigMode};
 use switchyard_worker_contract::config::{self, EngineConfig};
 
 /// Variable that restricts the GPUs visible to a process. The driver reads it.
 pub const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 const FLAG: &str = "--devices";
 
-/// GPU indices, one per rank, in rank order.
-#[derive(Debug, Clone, Copy)]
+/// The GPUs that a run may use.
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Devices<'a> {
+    /// GPU indices, one per rank, in rank order. Empty for the best set.
     pub indexes: &'a [u32],
     /// Value of `CUDA_VISIBLE_DEVICES` in the environment of the command.
     pub visible: Option<&'a str>,
@@ -52,8 +56,70 @@ fn invalid(got: impl Into<String>, expected: impl Into<String>) -> Invalid {
     Invalid { field: FLAG.to_owned(), got: got.into(), expected: expected.into() }
 }
 
+/// The GPUs of a run and the reason for them.
+#[derive(Debug, Default)]
+pub(super) struct Chosen {
+    /// The GPU of each rank. Empty if each process uses the GPU with its local index.
+    pub gpus: Vec<PlannedGpu>,
+    pub reason: String,
+}
+
 /// Chooses the GPU of each rank.
 pub(super) fn choose(
+    devices: Devices<'_>,
+    nodes: &[GPUTopology],
+    (job, engine): (&ValidJob, &EngineConfig),
+) -> Result<Chosen, Invalid> {
+    if devices.indexes.is_empty() {
+        return best(devices.visible, nodes, (job, engine));
+    }
+    let gpus = nodes.iter().filter_map(|node| node.status.as_ref()).flat_map(|status| status.gpus.clone());
+    let gpus = listed(devices, &gpus.collect::<Vec<_>>(), (job, engine))?;
+    Ok(Chosen { gpus, reason: FLAG.to_owned() })
+}
+
+/// The set with the fastest ring among the whole, healthy and visible GPUs, in the local rank order
+/// of a cluster. Leaves the choice to the driver on CPUs, on several nodes, if the report lists no
+/// whole GPU, and if the user's `CUDA_VISIBLE_DEVICES` means something else: one GPU for all ranks,
+/// or a MIG instance.
+fn best(
+    visible: Option<&str>,
+    nodes: &[GPUTopology],
+    (job, engine): (&ValidJob, &EngineConfig),
+) -> Result<Chosen, Invalid> {
+    let chooses_itself = job.env.iter().any(|(name, _)| name == VISIBLE);
+    let ([node], false, config::Device::Cuda) = (nodes, chooses_itself, engine.device) else {
+        return Ok(Chosen::default());
+    };
+    let Some(status) = node.status.as_ref().filter(|status| !status.gpus.is_empty()) else {
+        return Ok(Chosen::default());
+    };
+    let field = |field: &str, got: String, expected: String| Invalid { field: field.to_owned(), got, expected };
+    let machine = Shapes::default()
+        .machine(node)
+        .map_err(|fault| field("report of this machine", fault, "a readable report".to_owned()))?;
+    let seen = status.gpus.iter().enumerate().filter(|(_, gpu)| visible.is_none_or(|list| shows(list, &[gpu])));
+    let usable = machine.usable & seen.fold(0, |mask, (position, _)| mask | 1 << position);
+    let ranks = job.request.processes_per_node * job.request.nodes;
+    let set = u8::try_from(ranks).ok().and_then(|ranks| machine.shape.best_set(usable, ranks, None));
+    let Some(set) = set.filter(|_| ranks > 0) else {
+        if usable == 0 || visible.is_some() {
+            return Ok(Chosen::default());
+        }
+        let expected = format!("at most {}, the whole and healthy GPUs of this machine", usable.count_ones());
+        return Err(field("spec.trainer.numProcPerNode", ranks.to_string(), expected));
+    };
+    let chosen = machine.shape.by_rail(set).into_iter().map(|gpu| &status.gpus[usize::from(gpu)]);
+    let gpus: Vec<PlannedGpu> = (0..).zip(chosen).map(|(rank, gpu)| planned(rank, gpu)).collect();
+    let out_of = format!("{ranks} of {} usable GPUs", usable.count_ones());
+    let reason = match ranks {
+        1 => out_of,
+        _ => format!("{out_of}: ring of {} GB/s", gigabytes(machine.shape.ring[set as usize])),
+    };
+    Ok(Chosen { gpus, reason })
+}
+
+fn listed(
     devices: Devices<'_>,
     gpus: &[Gpu],
     (job, engine): (&ValidJob, &EngineConfig),
@@ -130,6 +196,7 @@ fn planned(rank: u32, gpu: &Gpu) -> PlannedGpu {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use switchyard_crds::gpu_topology::{GPUTopologySpec, GPUTopologyStatus, Link, LinkKind, LinkVia};
     use crate::job::tests::job;
     use crate::validate;
     use serde_json::json;
@@ -153,7 +220,7 @@ mod tests {
         let job = job("two", json!({"trainer": {"numProcPerNode": 2, "env": env}, "engine": {"device": "Cuda"}}));
         let valid = validate(&job).unwrap();
         let engine = valid.engine.as_ref().unwrap();
-        choose(Devices { indexes, visible }, &gpus, (&valid, engine)).map_err(|fault| fault.to_string())
+        listed(Devices { indexes, visible }, &gpus, (&valid, engine)).map_err(|fault| fault.to_string())
     }
 
     #[test]
@@ -186,5 +253,62 @@ mod tests {
         let env = json!([{"name": VISIBLE, "value": "5"}]);
         let words = "--devices: got 0,1; expected no other choice: spec.trainer.env sets CUDA_VISIBLE_DEVICES=5";
         assert_eq!(chosen(&[0, 1], None, env), Err(words.to_owned()));
+    }
+
+    /// Four GPUs; NVLink joins 0 with 3 and 1 with 2.
+    fn pairs(change: impl FnOnce(&mut GPUTopologyStatus)) -> GPUTopology {
+        let link = |a: u32, b: u32| Link {
+            a: gpu(a).uuid,
+            b: gpu(b).uuid,
+            kind: LinkKind::NVLink,
+            count: Some(4),
+            via: Some(LinkVia::Direct),
+            megabytes_per_second: Some(100_000),
+            path_class: None,
+        };
+        let mut report = GPUTopology::new("box", GPUTopologySpec {});
+        let gpus = (0..4).map(gpu).collect();
+        let mut status = GPUTopologyStatus { gpus, links: vec![link(0, 3), link(1, 2)], ..GPUTopologyStatus::default() };
+        change(&mut status);
+        report.status = Some(status);
+        report
+    }
+
+    fn placed(ranks: u32, visible: Option<&str>, env: serde_json::Value, node: &GPUTopology) -> Result<String, String> {
+        let job = job("two", json!({"trainer": {"numProcPerNode": ranks, "env": env}, "engine": {"device": "Cuda"}}));
+        let valid = validate(&job).unwrap();
+        let engine = valid.engine.as_ref().unwrap();
+        let devices = Devices { indexes: &[], visible };
+        let chosen = choose(devices, std::slice::from_ref(node), (&valid, engine)).map_err(|fault| fault.to_string())?;
+        let indexes: Vec<String> = chosen.gpus.iter().map(|gpu| gpu.index.to_string()).collect();
+        Ok(format!("{} ({})", indexes.join(","), chosen.reason))
+    }
+
+    #[test]
+    fn without_a_list_ranks_get_the_set_with_the_fastest_ring() {
+        let whole = pairs(|_| {});
+        assert_eq!(placed(2, None, json!([]), &whole).unwrap(), "1,2 (2 of 4 usable GPUs: ring of 100 GB/s)");
+        assert_eq!(placed(2, Some("0,2,3"), json!([]), &whole).unwrap(), "0,3 (2 of 3 usable GPUs: ring of 100 GB/s)");
+        assert_eq!(placed(1, Some("GPU-33"), json!([]), &whole).unwrap(), "3 (1 of 1 usable GPUs)");
+        let split = pairs(|status| {
+            status.gpus[1].mig = Some(Mig { mode: MigMode::Enabled, instances: Vec::new() });
+        });
+        assert_eq!(placed(2, None, json!([]), &split).unwrap(), "0,3 (2 of 3 usable GPUs: ring of 100 GB/s)");
+        assert_eq!(
+            placed(4, None, json!([]), &split).unwrap_err(),
+            "spec.trainer.numProcPerNode: got 4; expected at most 3, the whole and healthy GPUs of this machine"
+        );
+    }
+
+    #[test]
+    fn the_driver_chooses_where_the_user_has_chosen() {
+        let whole = pairs(|_| {});
+        let env = json!([{"name": VISIBLE, "value": "2"}]);
+        assert_eq!(placed(2, None, env, &whole).unwrap(), " ()");
+        // Ranks that share a GPU, and a MIG instance.
+        for visible in ["0", "MIG-1234"] {
+            assert_eq!(placed(2, Some(visible), json!([]), &whole).unwrap(), " ()");
+        }
+        assert_eq!(placed(2, None, json!([]), &pairs(|status| status.gpus.clear())).unwrap(), " ()");
     }
 }

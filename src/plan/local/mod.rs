@@ -39,9 +39,7 @@ pub struct LocalSnapshot<'a> {
     pub rendezvous: &'a str,
     /// Directory of the run, which contains configuration, key and logs.
     pub run_dir: &'a str,
-    /// GPUs chosen for the ranks. If `None`, each process uses the GPU with its local index on its
-    /// node.
-    pub devices: Option<Devices<'a>>,
+    pub devices: Devices<'a>,
 }
 
 /// Why there is no plan.
@@ -75,9 +73,8 @@ fn on(node: &Option<String>) -> String {
 pub fn plan(snapshot: &LocalSnapshot<'_>) -> Result<LocalPlan, Refusal> {
     let job = validate(snapshot.job).map_err(Refusal::Invalid)?;
     let engine = local_engine(snapshot.job, &job).map_err(|fault| Refusal::Invalid(vec![fault]))?;
-    let gpus = snapshot.nodes.iter().filter_map(|node| node.status.as_ref()).flat_map(|status| status.gpus.clone());
-    let chosen = snapshot.devices.map(|devices| devices::choose(devices, &gpus.collect::<Vec<_>>(), (&job, engine)));
-    let gpus = chosen.transpose().map_err(|fault| Refusal::Invalid(vec![fault]))?.unwrap_or_default();
+    let gpus = devices::choose(snapshot.devices, snapshot.nodes, (&job, engine))
+        .map_err(|fault| Refusal::Invalid(vec![fault]))?;
     let named = machines::build(snapshot.nodes)?;
     let assignment = placement::solve(&named.cluster, &job.request).map_err(|reason| Refusal::NotPlaceable {
         job: job.name.clone(),

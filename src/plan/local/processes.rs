@@ -2,7 +2,7 @@
 //! entry, CPUs, devices. Cannot fail.
 
 use super::LocalSnapshot;
-use super::devices::{PlannedGpu, VISIBLE};
+use super::devices::{Chosen, PlannedGpu, VISIBLE};
 use crate::job::{EnvEntry, ValidJob, identity};
 use serde::Serialize;
 use switchyard_core::placement::{Assignment, Mode, Place};
@@ -100,7 +100,7 @@ pub(super) fn processes(
     engine: &EngineConfig,
     named: &NamedCluster,
     assignment: &Assignment,
-    (snapshot, gpus): (&LocalSnapshot<'_>, Vec<PlannedGpu>),
+    (snapshot, gpus): (&LocalSnapshot<'_>, Chosen),
 ) -> LocalPlan {
     let (per_node, per_process) = (job.request.processes_per_node, engine.devices_per_process.max(1));
     let nodes = assignment
@@ -132,7 +132,7 @@ pub(super) fn processes(
         warnings: assignment.warnings.iter().map(ToString::to_string).collect(),
         nodes,
         engine: EngineConfig { cpu_threads: threads * per_process, ..engine.clone() },
-        gpus,
+        gpus: gpus.gpus,
         memory_limit_bytes: job.memory_limit,
         max_restarts: job.max_restarts,
         grace_seconds: job.pod.spec.termination_grace_period_seconds.and_then(|seconds| u32::try_from(seconds).ok()),
@@ -142,7 +142,7 @@ pub(super) fn processes(
 /// The process of consecutive ranks, whose places are merged.
 fn process(
     job: &ValidJob,
-    (snapshot, gpus): (&LocalSnapshot<'_>, &[PlannedGpu]),
+    (snapshot, gpus): (&LocalSnapshot<'_>, &Chosen),
     node_rank: u32,
     local_rank: u32,
     places: &[Place],
@@ -172,9 +172,9 @@ fn process(
         set(env::CPUS, cpus.clone(), reason);
     }
     let rank = node_rank * job.request.processes_per_node + local_rank;
-    let own = gpus.iter().skip(rank as usize).take(places.len()).map(|gpu| gpu.uuid.as_str()).collect::<Vec<_>>();
+    let own = gpus.gpus.iter().skip(rank as usize).take(places.len()).map(|gpu| gpu.uuid.as_str()).collect::<Vec<_>>();
     if !own.is_empty() {
-        set(VISIBLE, own.join(","), "--devices".into());
+        set(VISIBLE, own.join(","), gpus.reason.clone());
     }
     for (name, value) in &job.env {
         set(name, value.clone(), "spec.trainer.env".into());

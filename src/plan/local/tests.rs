@@ -1,6 +1,6 @@
 //! Golden plans and statuses, reviewed as YAML in `snapshots/`.
 
-use super::{LocalPlan, LocalSnapshot, Observed, Progress, Refusal, plan, status};
+use super::{Devices, LocalPlan, LocalSnapshot, Observed, Progress, Refusal, plan, status};
 use crate::job::tests::job;
 use crate::status::Ending;
 use jiff::Timestamp;
@@ -30,7 +30,7 @@ fn machine(name: &str, numa: &[&str], siblings: &[&str]) -> GPUTopology {
 }
 
 fn planned(job: &TrainJob, nodes: &[GPUTopology], attempt: u32) -> Result<LocalPlan, Refusal> {
-    plan(&LocalSnapshot { job, nodes, attempt, rendezvous: "127.0.0.1:29400", run_dir: "runs/x", devices: None })
+    plan(&LocalSnapshot { job, nodes, attempt, rendezvous: "127.0.0.1:29400", run_dir: "runs/x", devices: Devices::default() })
 }
 
 fn two_cores() -> Vec<GPUTopology> {
