@@ -8,7 +8,9 @@ pub(crate) mod scenes;
 
 use scenes::{JOBS, SCENES, look};
 use serde_json::json;
-use switchyard_crds::DecisionOutcome;
+use std::collections::BTreeSet;
+use switchyard_crds::{DecisionOutcome, FabricDecision};
+use switchyard_tests::difference;
 
 /// Formats decisions for review: applied settings in full, and only the names of those left alone.
 fn review(scene: &scenes::Scene, job: &scenes::Job) -> String {
@@ -32,8 +34,8 @@ fn review(scene: &scenes::Scene, job: &scenes::Job) -> String {
     });
     let review = json!({
         "transport": fabric.transport, "summary": fabric.summary, "profile": fabric.profile, "resources": fabric.resources,
-        "set": decided(DecisionOutcome::Set).collect::<Vec<_>>(),
-        "user": decided(DecisionOutcome::User).collect::<Vec<_>>(),
+        "set": decided(DecisionOutcome::Set).map(line).collect::<Vec<_>>(),
+        "user": decided(DecisionOutcome::User).map(line).collect::<Vec<_>>(),
         "leftAlone": left.join(" "),
         "conf": files,
         "pod": found.pod,
@@ -41,16 +43,41 @@ fn review(scene: &scenes::Scene, job: &scenes::Job) -> String {
     serde_saphyr::to_string(&review).unwrap()
 }
 
+/// `Must NCCL_NET=IB, nodes 0-1, NCCL 2.10-: evidence`.
+fn line(decision: &FabricDecision) -> String {
+    let FabricDecision { class, name, value, nodes, releases, evidence, .. } = decision;
+    let part = |words: &str, value: &Option<String>| value.as_ref().map_or(String::new(), |it| format!("{words}{it}"));
+    let (value, nodes, releases) = (part("=", value), part(", nodes ", nodes), part(", NCCL ", releases));
+    format!("{class:?} {name}{value}{nodes}{releases}: {evidence}")
+}
+
+/// Jobs are shown as their difference from the first one on the same nodes.
 #[test]
 fn every_scene_is_as_it_was_reviewed() {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path("fabric/golden");
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
     let mut count = 0;
     for scene in &SCENES {
+        let mut first = None;
         for job in &JOBS {
-            insta::with_settings!({snapshot_path => "fabric/golden", prepend_module_to_snapshot => false}, {
-                insta::assert_snapshot!(format!("{}__{}", scene.name, job.name), review(scene, job));
-            });
+            let text = review(scene, job);
+            let shown = first.as_deref().map_or_else(|| text.clone(), |first| difference(first, &text));
+            settings.bind(|| insta::assert_snapshot!(format!("{}__{}", scene.name, job.name), shown));
+            first.get_or_insert(text);
             count += 1;
         }
     }
     assert!(count >= 60, "{count} scenes");
+    settings.bind(|| insta::assert_snapshot!("reasons", reasons()));
+}
+
+/// All reasons of applied settings, with their sources.
+fn reasons() -> String {
+    let plans = SCENES.iter().flat_map(|scene| JOBS.iter().map(move |job| look(scene, job)));
+    let decisions = plans.filter_map(|found| found.fabric.ok()).flat_map(|fabric| fabric.decisions);
+    let applied = decisions.filter(|decision| decision.outcome != DecisionOutcome::NotSet);
+    let lines: BTreeSet<String> = applied.map(|it| format!("{}: {} <{}>", it.name, it.reason, it.link)).collect();
+    lines.into_iter().collect::<Vec<_>>().join("\n")
 }
