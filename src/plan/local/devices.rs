@@ -255,7 +255,7 @@ mod tests {
         assert_eq!(chosen(&[0, 1], None, env), Err(words.to_owned()));
     }
 
-    /// Four GPUs; NVLink joins 0 with 3 and 1 with 2.
+    /// Four GPUs; NVLink joins 0 with 3 and 1 with 2, with 100 GB/s in theory.
     fn pairs(change: impl FnOnce(&mut GPUTopologyStatus)) -> GPUTopology {
         let link = |a: u32, b: u32| Link {
             a: gpu(a).uuid,
@@ -287,13 +287,13 @@ mod tests {
     #[test]
     fn without_a_list_ranks_get_the_set_with_the_fastest_ring() {
         let whole = pairs(|_| {});
-        assert_eq!(placed(2, None, json!([]), &whole).unwrap(), "1,2 (2 of 4 usable GPUs: ring of 100 GB/s)");
-        assert_eq!(placed(2, Some("0,2,3"), json!([]), &whole).unwrap(), "0,3 (2 of 3 usable GPUs: ring of 100 GB/s)");
+        assert_eq!(placed(2, None, json!([]), &whole).unwrap(), "1,2 (2 of 4 usable GPUs: ring of 82.4 GB/s)");
+        assert_eq!(placed(2, Some("0,2,3"), json!([]), &whole).unwrap(), "0,3 (2 of 3 usable GPUs: ring of 82.4 GB/s)");
         assert_eq!(placed(1, Some("GPU-33"), json!([]), &whole).unwrap(), "3 (1 of 1 usable GPUs)");
         let split = pairs(|status| {
             status.gpus[1].mig = Some(Mig { mode: MigMode::Enabled, instances: Vec::new() });
         });
-        assert_eq!(placed(2, None, json!([]), &split).unwrap(), "0,3 (2 of 3 usable GPUs: ring of 100 GB/s)");
+        assert_eq!(placed(2, None, json!([]), &split).unwrap(), "0,3 (2 of 3 usable GPUs: ring of 82.4 GB/s)");
         assert_eq!(
             placed(4, None, json!([]), &split).unwrap_err(),
             "spec.trainer.numProcPerNode: got 4; expected at most 3, the whole and healthy GPUs of this machine"

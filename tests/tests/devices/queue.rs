@@ -26,27 +26,27 @@ impl Scene {
     }
 }
 
-fn is_placed(job: &TrainJob) -> bool {
-    condition_of(job, "Placed").is_some_and(|condition| condition.status == "True")
-}
-
 /// Nodes become free one at a time, and a small job always wants the free one. Without a
 /// reservation, the large gang would never start.
 #[tokio::test]
 async fn a_stream_of_small_jobs_does_not_starve_a_big_gang() -> Result<()> {
     let scene = Scene::new(Way::Claims, "stream", &[(h200(), ""); 3]).await?;
     for number in 0..3 {
-        // The jobs end one after the other.
-        let policy = format!("succeed-after={}s", 3 + number);
-        scene.create(&format!("first{number}"), 1, 8, &policy, json!({})).await?;
-        scene.jobs.wait(&format!("first{number}"), "placed", is_placed).await?;
+        scene.run(&format!("first{number}"), 1, 8, json!({})).await?;
     }
     scene.create("big", 3, 8, "run", json!({})).await?;
     scene.tells("big", "0 of 3 needed nodes have room").await?;
     for number in 0..6 {
         scene.create(&format!("small{number}"), 1, 8, "succeed-after=1s", json!({})).await?;
     }
-    scene.tells("small5", "3 nodes are held for ").await?;
+    // Each node that becomes free has room for a small job.
+    for number in 0..3 {
+        scene.finish(&format!("first{number}")).await?;
+        if number < 2 {
+            scene.tells("big", &format!("{} of 3 needed nodes have room", number + 1)).await?;
+            scene.tells("small5", "3 nodes are held for ").await?;
+        }
+    }
     scene.jobs.wait_stage("big", "Running").await?;
     let small: Vec<_> = scene.stages().await?.into_iter().filter(|(name, _)| name.starts_with("small")).collect();
     assert!(small.iter().all(|(_, stage)| stage == "Queued"), "{small:?}");
