@@ -3,7 +3,7 @@
 use similar::{ChangeTag, TextDiff};
 
 /// The changed lines between two texts, `-` and `+`, with one line of context around each group.
-/// Groups are separated by `...`.
+/// Groups are separated by `...`. Returns the second text if that is shorter.
 pub fn difference(base: &str, text: &str) -> String {
     let diff = TextDiff::from_lines(base, text);
     let group = |operations: &[similar::DiffOp]| -> String {
@@ -19,7 +19,8 @@ pub fn difference(base: &str, text: &str) -> String {
             })
             .collect()
     };
-    diff.grouped_ops(1).iter().map(|operations| group(operations)).collect::<Vec<_>>().join("...\n")
+    let changes = diff.grouped_ops(1).iter().map(|operations| group(operations)).collect::<Vec<_>>().join("...\n");
+    if changes.lines().count() <= text.lines().count() { changes } else { text.to_owned() }
 }
 
 #[cfg(test)]
@@ -31,5 +32,6 @@ mod tests {
         let base = "a\nb\nc\nd\ne\nf\ng\nh\n";
         assert_eq!(difference(base, base), "");
         assert_eq!(difference(base, "a\nb\nC\nd\ne\nf\ng\n"), " b\n-c\n+C\n d\n...\n g\n-h\n");
+        assert_eq!(difference(base, "a\n"), "a\n");
     }
 }

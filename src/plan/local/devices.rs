@@ -6,8 +6,8 @@ use crate::job::{Invalid, ValidJob};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fmt;
-use switchyard_core::units::binary;
 use switchyard_core::rates::gigabytes;
+use switchyard_core::units::binary;
 use switchyard_crds::gpu_topology::{GPUTopology, Gpu, MigMode};
 use switchyard_worker_contract::config::{self, EngineConfig};
 
@@ -196,10 +196,10 @@ fn planned(rank: u32, gpu: &Gpu) -> PlannedGpu {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use switchyard_crds::gpu_topology::{GPUTopologySpec, GPUTopologyStatus, Link, LinkKind, LinkVia};
     use crate::job::tests::job;
     use crate::validate;
     use serde_json::json;
+    use switchyard_crds::gpu_topology::{GPUTopologySpec, GPUTopologyStatus, Link, LinkKind, LinkVia};
     use switchyard_crds::gpu_topology::{Mig, NvLinks, PcieLink};
 
     fn gpu(index: u32) -> Gpu {
@@ -268,7 +268,8 @@ mod tests {
         };
         let mut report = GPUTopology::new("box", GPUTopologySpec {});
         let gpus = (0..4).map(gpu).collect();
-        let mut status = GPUTopologyStatus { gpus, links: vec![link(0, 3), link(1, 2)], ..GPUTopologyStatus::default() };
+        let mut status =
+            GPUTopologyStatus { gpus, links: vec![link(0, 3), link(1, 2)], ..GPUTopologyStatus::default() };
         change(&mut status);
         report.status = Some(status);
         report
@@ -279,7 +280,8 @@ mod tests {
         let valid = validate(&job).unwrap();
         let engine = valid.engine.as_ref().unwrap();
         let devices = Devices { indexes: &[], visible };
-        let chosen = choose(devices, std::slice::from_ref(node), (&valid, engine)).map_err(|fault| fault.to_string())?;
+        let chosen =
+            choose(devices, std::slice::from_ref(node), (&valid, engine)).map_err(|fault| fault.to_string())?;
         let indexes: Vec<String> = chosen.gpus.iter().map(|gpu| gpu.index.to_string()).collect();
         Ok(format!("{} ({})", indexes.join(","), chosen.reason))
     }

@@ -30,7 +30,14 @@ fn machine(name: &str, numa: &[&str], siblings: &[&str]) -> GPUTopology {
 }
 
 fn planned(job: &TrainJob, nodes: &[GPUTopology], attempt: u32) -> Result<LocalPlan, Refusal> {
-    plan(&LocalSnapshot { job, nodes, attempt, rendezvous: "127.0.0.1:29400", run_dir: "runs/x", devices: Devices::default() })
+    plan(&LocalSnapshot {
+        job,
+        nodes,
+        attempt,
+        rendezvous: "127.0.0.1:29400",
+        run_dir: "runs/x",
+        devices: Devices::default(),
+    })
 }
 
 fn two_cores() -> Vec<GPUTopology> {

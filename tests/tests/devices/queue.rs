@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use switchyard_crds::TrainJob;
 use switchyard_tests::history::{Fact, Recorder};
-use switchyard_tests::{condition_of, stage_of};
+use switchyard_tests::stage_of;
 
 impl Scene {
     /// Creates a priority class for this test; returns the job spec fields that select it.
