@@ -38,7 +38,7 @@ pub struct Finding {
     pub fault: String,
     /// True if the policy refuses pods that are not ours, false if it accepts pods that it should
     /// refuse.
-    pub locks: bool,
+    pub blocks_pods: bool,
 }
 
 impl Probe {
@@ -84,7 +84,7 @@ impl Probe {
     }
 
     /// Name suffix of the policy that must refuse the probe, and a description of the probe.
-    fn refused_by(self) -> Option<(&'static str, &'static str)> {
+    fn refusing_policy(self) -> Option<(&'static str, &'static str)> {
         match self {
             Probe::Foreign => None,
             Probe::Forged => {
@@ -98,18 +98,18 @@ impl Probe {
     /// Evaluates the API server's response to a probe. `answer` is `Ok` if it would create the pod,
     /// otherwise the error message. Refusals by anything else (a quota, another policy, a webhook)
     /// prove nothing.
-    pub fn judge(self, policies: &[String], answer: Result<(), &str>) -> Option<Finding> {
-        let by = answer.err().and_then(denier).filter(|name| policies.iter().any(|policy| policy == name));
-        match (self.refused_by(), answer) {
-            (None, Err(words)) => by.map(|policy| Finding {
+    pub fn evaluate(self, policies: &[String], answer: Result<(), &str>) -> Option<Finding> {
+        let by = answer.err().and_then(denying_policy).filter(|name| policies.iter().any(|policy| policy == name));
+        match (self.refusing_policy(), answer) {
+            (None, Err(message)) => by.map(|policy| Finding {
                 policy: policy.into(),
-                fault: format!("refuses pods that are not ours: {words}"),
-                locks: true,
+                fault: format!("refuses pods that are not ours: {message}"),
+                blocks_pods: true,
             }),
             (Some((end, what)), Ok(())) => policies.iter().find(|policy| policy.ends_with(end)).map(|policy| Finding {
                 policy: policy.clone(),
                 fault: format!("does not refuse {what}"),
-                locks: false,
+                blocks_pods: false,
             }),
             (None, Ok(())) | (Some(_), Err(_)) => None,
         }
@@ -117,8 +117,8 @@ impl Probe {
 }
 
 /// The ValidatingAdmissionPolicy that refused a request, from the API server's message.
-pub fn denier(words: &str) -> Option<&str> {
-    let (_, rest) = words.split_once("ValidatingAdmissionPolicy '")?;
+pub fn denying_policy(message: &str) -> Option<&str> {
+    let (_, rest) = message.split_once("ValidatingAdmissionPolicy '")?;
     rest.split_once('\'').map(|(name, _)| name)
 }
 
@@ -163,12 +163,12 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_blames_the_policy_that_locks_or_lets_through_and_no_other() {
+    fn a_probe_blames_only_the_policy_that_blocks_or_admits_it() {
         let refusal = |name: &str| {
             format!("pods \"a\" is forbidden: ValidatingAdmissionPolicy '{name}' with binding 'b' denied request: no")
         };
         let found = |probe: Probe, answer: Result<(), &str>| {
-            probe.judge(&release(), answer).map(|finding| (finding.policy, finding.locks))
+            probe.evaluate(&release(), answer).map(|finding| (finding.policy, finding.blocks_pods))
         };
         let ours = refusal("switchyard-controller-pods");
         assert_eq!(found(Probe::Foreign, Ok(())), None);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_is_turned_off_is_not_missed() {
-        assert_eq!(Probe::Forged.judge(&["switchyard-controller".into()], Ok(())), None);
+    fn a_disabled_policy_is_not_reported() {
+        assert_eq!(Probe::Forged.evaluate(&["switchyard-controller".into()], Ok(())), None);
     }
 }

@@ -49,7 +49,7 @@ fn a_decision_writes_the_status_and_nothing_else() {
 }
 
 #[test]
-fn a_gang_waits_as_a_whole_and_says_what_is_short() {
+fn a_gang_waits_as_a_whole_and_names_the_short_resource() {
     let mut world = World::new(2, json!({}));
     world.node("n1", "1");
     world.run();
@@ -64,16 +64,16 @@ fn a_gang_waits_as_a_whole_and_says_what_is_short() {
 /// Regression test: the job chose the device plugin, which did not exist either, and waited for it
 /// forever.
 #[test]
-fn a_job_that_was_there_before_the_driver_gets_its_gpus_by_claims() {
+fn a_job_created_before_the_driver_gets_its_gpus_by_claims() {
     let limits = json!({"cpu": "2", "nvidia.com/gpu": 1});
     let trainer = json!({"framework": "Plain", "image": "i", "numNodes": 1, "resourcesPerNode": {"limits": limits}});
     let mut world = World::new(1, json!({"trainer": trainer}));
     world.run();
-    let way = |world: &World| world.job.status.as_ref().and_then(|status| status.device_allocation);
-    assert_eq!((world.stage(), way(&world)), ("Queued", Some(DeviceAllocation::DevicePlugin)));
+    let mechanism = |world: &World| world.job.status.as_ref().and_then(|status| status.device_allocation);
+    assert_eq!((world.stage(), mechanism(&world)), ("Queued", Some(DeviceAllocation::DevicePlugin)));
     world.nodes.get_mut("n0").unwrap().offered = Some(0b1);
     let decided = world.step();
-    assert_eq!((world.attempt(), way(&world)), (2, Some(DeviceAllocation::Claims)));
+    assert_eq!((world.attempt(), mechanism(&world)), (2, Some(DeviceAllocation::Claims)));
     assert!(world.message().starts_with("the nodes give GPUs by Claims now: the pods are created again; "));
     assert_eq!((decided.actions.len(), decided.events.len()), (0, 1));
     world.run();
@@ -81,7 +81,7 @@ fn a_job_that_was_there_before_the_driver_gets_its_gpus_by_claims() {
     // While no node provides GPUs by either mechanism, nothing is recreated.
     world.nodes.get_mut("n0").unwrap().offered = None;
     world.run();
-    assert_eq!((world.stage(), world.attempt(), way(&world)), ("Queued", 2, Some(DeviceAllocation::Claims)));
+    assert_eq!((world.stage(), world.attempt(), mechanism(&world)), ("Queued", 2, Some(DeviceAllocation::Claims)));
     // If the mechanisms alternate, as with drivers that keep restarting, retries back off.
     let gpu = [(switchyard_crds::names::GPU_RESOURCE.to_string(), Quantity("1".into()))];
     let gpu = crate::resources::of_quantities(&gpu.into());
@@ -101,7 +101,7 @@ fn a_job_that_was_there_before_the_driver_gets_its_gpus_by_claims() {
 }
 
 #[test]
-fn the_root_cause_is_not_the_echo() {
+fn a_peer_failure_is_not_the_root_cause() {
     let mut world = World::new(3, json!({"failurePolicy": {"maxRestarts": 1}}));
     world.run();
     world.now = 10;
@@ -126,7 +126,7 @@ fn the_root_cause_is_not_the_echo() {
 }
 
 #[test]
-fn pauses_between_attempts_grow_and_survive_the_controller() {
+fn pauses_between_attempts_grow_and_survive_a_controller_restart() {
     let mut world = World::new(1, json!({"failurePolicy": {"maxRestarts": 9}}));
     world.run();
     let mut pauses = Vec::new();
@@ -150,7 +150,7 @@ fn pauses_between_attempts_grow_and_survive_the_controller() {
 /// Found by G5: with a stale cache that did not show that pods had succeeded, the controller
 /// deleted them and their logs when the job was complete.
 #[test]
-fn a_pod_that_may_have_ended_unseen_is_deleted_only_as_it_was_seen() {
+fn a_pod_that_may_have_ended_is_deleted_only_in_its_observed_version() {
     let mut world = World::new(2, json!({}));
     world.run();
     world.pods.iter_mut().for_each(|pod| pod.version = Some("7".into()));
@@ -161,8 +161,7 @@ fn a_pod_that_may_have_ended_unseen_is_deleted_only_as_it_was_seen() {
     assert_eq!(world.stage(), "Complete");
     world.pods = old;
     let actions = world.plan().actions;
-    let as_seen =
-        |action: &Action| matches!(action, Action::Delete { kind: Kind::Pod, version: Some(seen), .. } if seen == "7");
+    let as_seen = |action: &Action| matches!(action, Action::Delete { kind: Kind::Pod, version: Some(version), .. } if version == "7");
     assert!(actions.len() >= 2 && actions.iter().filter(|action| as_seen(action)).count() == 2, "{actions:?}");
 }
 
@@ -170,7 +169,7 @@ fn a_pod_that_may_have_ended_unseen_is_deleted_only_as_it_was_seen() {
 /// created the next attempt a second later, and lost the logs of ranks that had only failed as a
 /// consequence.
 #[test]
-fn a_pod_whose_containers_have_ended_is_left_to_its_kubelet() {
+fn a_pod_whose_containers_have_ended_gets_time_to_report_its_phase() {
     let mut world = World::new(2, json!({"failurePolicy": {"maxRestarts": 1}}));
     for attempt in 1..=2 {
         world.run();
@@ -192,7 +191,7 @@ fn a_pod_whose_containers_have_ended_is_left_to_its_kubelet() {
 }
 
 #[test]
-fn a_clock_that_is_set_back_holds_nothing_up() {
+fn setting_the_clock_back_delays_nothing() {
     let mut world = World::new(2, json!({"failurePolicy": {"maxRestarts": 9}, "activeDeadlineSeconds": 60}));
     world.run();
     world.now -= 3600;
@@ -247,7 +246,7 @@ fn time_in_the_queue_does_not_count_for_the_deadline() {
 
 /// A job placed by an earlier controller version has no `placedTime`.
 #[test]
-fn the_deadline_of_a_job_that_was_placed_before_counts_from_its_start() {
+fn without_placed_time_the_deadline_counts_from_the_start() {
     let mut world = World::new(1, json!({"activeDeadlineSeconds": 60}));
     world.run();
     world.job.status.as_mut().unwrap().placed_time = None;
@@ -270,7 +269,7 @@ fn a_job_never_ends_before_its_start() {
 }
 
 #[test]
-fn an_attempt_below_that_of_a_pod_is_set_right() {
+fn an_attempt_below_that_of_a_pod_is_corrected() {
     let mut world = World::new(1, json!({}));
     world.run();
     world.pods[0].attempt = 5;
@@ -282,7 +281,7 @@ fn an_attempt_below_that_of_a_pod_is_set_right() {
 /// Regression test: the attempt number overflowed, and the status was rejected every 5 s from then
 /// on, under every leader.
 #[test]
-fn a_job_without_a_next_attempt_ends_and_says_so() {
+fn a_job_at_the_last_attempt_number_fails_with_the_reason() {
     let mut world = World::new(1, json!({}));
     world.run();
     world.job.status.as_mut().unwrap().attempt = Some(i32::MAX);
@@ -303,7 +302,7 @@ fn a_job_without_a_next_attempt_ends_and_says_so() {
 }
 
 #[test]
-fn a_name_that_is_no_image_is_not_tried_again() {
+fn an_invalid_image_name_is_not_retried() {
     let mut world = World::new(1, json!({"failurePolicy": {"maxRestarts": 9}}));
     world.run();
     world.pods[0].phase = Phase::Pending;
@@ -316,7 +315,7 @@ fn a_name_that_is_no_image_is_not_tried_again() {
 }
 
 #[test]
-fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
+fn figures_are_written_every_ten_seconds_and_stages_at_once() {
     let mut world = World::new(2, json!({}));
     world.run();
     world.pods[0].ready = false;
@@ -333,25 +332,25 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
         actual: &BTreeMap::new(),
         ahead: None,
         unlabelled: &BTreeMap::new(),
-        rests_until: None,
+        cooldown_until: None,
         forecast: None,
-        waiting: 1,
-        gives_way_to: None,
-        trouble: None,
+        queue_length: 1,
+        preempted_by: None,
+        write_error: None,
         summary: None,
-        seen: &world.seen,
+        log_observations: &world.log_observations,
         status_written: Some(at(0)),
-        left_out: &BTreeMap::new(),
-        quota_goes_to: None,
-        asked_again: None,
+        avoided_nodes: &BTreeMap::new(),
+        quota_recipient: None,
+        avoidance_ends: None,
         restricted: false,
         provisioning_class: None,
         silence: Silence {
             grace: SignedDuration::from_secs(60),
-            brake: None,
-            released: None,
+            mass_outage: None,
+            outage_ended: None,
             progress: None,
-            is_awaited: false,
+            progress_unread: false,
         },
         scheduler_is_known: true,
         longest_schedule_timeout: SignedDuration::from_mins(10),
@@ -381,7 +380,7 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
 
 /// Regression test: 500 queued jobs wrote their status with every pod exit in the cluster.
 #[test]
-fn what_jobs_wait_for_is_written_once_a_minute_and_by_all_of_them_once_a_second() {
+fn waiting_messages_are_written_once_a_minute_per_job_and_once_a_second_in_total() {
     let mut world = World::new(2, json!({}));
     world.node("n1", "1");
     world.run();
@@ -393,7 +392,7 @@ fn what_jobs_wait_for_is_written_once_a_minute_and_by_all_of_them_once_a_second(
     assert_eq!((waits.status.is_none(), waits.wake), (true, Some(at(60))), "only the words change");
     world.now = 60;
     assert!(world.plan().status.is_some());
-    world.waiting = 500;
+    world.queue_length = 500;
     assert_eq!(world.plan().wake, Some(at(500)), "all that wait write once a second together");
     world.now = 500;
     assert!(world.plan().status.is_some());
@@ -403,7 +402,7 @@ fn what_jobs_wait_for_is_written_once_a_minute_and_by_all_of_them_once_a_second(
 }
 
 #[test]
-fn a_decision_from_an_absent_pod_names_it() {
+fn a_decision_based_on_an_absent_pod_names_it() {
     let mut world = World::new(2, json!({"failurePolicy": {"maxRestarts": 3}}));
     world.run();
     world.pods.pop();
@@ -420,7 +419,7 @@ fn a_decision_from_an_absent_pod_names_it() {
 
 /// Events that may happen to a job's pods.
 #[derive(Debug, Clone)]
-enum Happening {
+enum Incident {
     Exit(usize, i32),
     Vanish(usize),
     LoseNode(usize),
@@ -429,19 +428,19 @@ enum Happening {
     Step,
 }
 
-fn happening() -> impl Strategy<Value = Happening> {
+fn incident() -> impl Strategy<Value = Incident> {
     prop_oneof![
         (0_usize..4, prop_oneof![Just(0), Just(3), Just(4), Just(9), Just(137)])
-            .prop_map(|(pod, code)| Happening::Exit(pod, code)),
-        (0_usize..4).prop_map(Happening::Vanish),
-        (0_usize..4).prop_map(Happening::LoseNode),
-        any::<bool>().prop_map(Happening::Suspend),
-        (1_i64..400).prop_map(Happening::Later),
+            .prop_map(|(pod, code)| Incident::Exit(pod, code)),
+        (0_usize..4).prop_map(Incident::Vanish),
+        (0_usize..4).prop_map(Incident::LoseNode),
+        any::<bool>().prop_map(Incident::Suspend),
+        (1_i64..400).prop_map(Incident::Later),
         // Clock corrections.
-        prop_oneof![Just(-3600), Just(3600)].prop_map(Happening::Later),
-        Just(Happening::Step),
-        Just(Happening::Step),
-        Just(Happening::Step),
+        prop_oneof![Just(-3600), Just(3600)].prop_map(Incident::Later),
+        Just(Incident::Step),
+        Just(Incident::Step),
+        Just(Incident::Step),
     ]
 }
 
@@ -451,24 +450,24 @@ proptest! {
     /// End states are final, attempts and counters never decrease, and a decision comes without
     /// actions.
     #[test]
-    fn whatever_happens(nodes in 1_u32..4, restarts in 0_i32..3, happenings in prop::collection::vec(happening(), 0..60)) {
+    fn any_sequence_of_incidents(nodes in 1_u32..4, restarts in 0_i32..3, incidents in prop::collection::vec(incident(), 0..60)) {
         let mut world = World::new(nodes, json!({"failurePolicy": {"maxRestarts": restarts, "maxInfrastructureRestarts": 2}}));
         let mut before = (0, 0);
-        for happening in happenings {
-            match happening {
-                Happening::Exit(pod, code) if pod < world.pods.len() && !world.pods[pod].is_over() && !world.pods[pod].gated => {
+        for incident in incidents {
+            match incident {
+                Incident::Exit(pod, code) if pod < world.pods.len() && !world.pods[pod].is_over() && !world.pods[pod].gated => {
                     let name = world.pods[pod].name.clone();
                     world.exit(&name, code, "");
                 }
-                Happening::Vanish(pod) if pod < world.pods.len() => drop(world.pods.remove(pod)),
-                Happening::LoseNode(node) => {
+                Incident::Vanish(pod) if pod < world.pods.len() => drop(world.pods.remove(pod)),
+                Incident::LoseNode(node) => {
                     let lost = at(world.now);
                     if let Some(node) = world.nodes.get_mut(&format!("n{node}")) {
                         (node.silent_since, node.facts.ready) = (Some(lost), false);
                     }
                 }
-                Happening::Suspend(suspend) => world.job.spec.suspend = suspend,
-                Happening::Later(seconds) => world.now += seconds,
+                Incident::Suspend(suspend) => world.job.spec.suspend = suspend,
+                Incident::Later(seconds) => world.now += seconds,
                 _ => {}
             }
             let was_over = is_over(&world.job);

@@ -13,7 +13,7 @@ use switchyard_worker_contract::pod::{CONFIG_DIR, HOST_FILE};
 
 /// Seconds for which a daemon retries to reach node 0, whose image pull may take long. Then the pod
 /// fails: a program that never calls `mpirun` must not keep the job open forever.
-const PATIENCE: u32 = 1800;
+const CONNECT_ATTEMPTS: u32 = 1800;
 
 /// Daemons identify node 0 by address only, so its name is resolved first, which works as soon as
 /// the pod runs.
@@ -56,7 +56,7 @@ pub(super) fn environment(pod: &GangPod<'_>) -> Vec<Entry> {
         set("PRTE_MCA_ess_base_nspace", pod.id(), "the name by which it calls mpirun"),
         set("PRTE_MCA_ess_base_vpid", pod.node_rank, "its number is the node's line in the hostfile"),
         set("PRTE_MCA_ess_base_num_procs", pod.nodes(), "spec.trainer.numNodes"),
-        set("PRTE_MCA_oob_tcp_max_recon_attempts", PATIENCE, "the daemon may be earlier than mpirun"),
+        set("PRTE_MCA_oob_tcp_max_recon_attempts", CONNECT_ATTEMPTS, "the daemon may be earlier than mpirun"),
         set("PRTE_MCA_oob_tcp_retry_delay", 1, "a second between two calls"),
         radix,
     ]

@@ -21,7 +21,7 @@ pub(crate) mod tests;
 pub use environment::EnvEntry;
 pub(crate) use environment::identity;
 pub use gang_pod::GangPod;
-pub use pod::{PodAsk, gpus};
+pub use pod::{RequestedPod, gpus};
 pub(crate) use pod::{set_devices, trainer, trainer_mut};
 pub use size::too_large;
 
@@ -43,7 +43,7 @@ pub struct ValidJob {
     /// The user's environment, in manifest order.
     pub env: Vec<(String, String)>,
     /// Each pod's requirements of its node.
-    pub pod: PodAsk,
+    pub pod: RequestedPod,
     /// Memory limit of a node, in bytes.
     pub memory_limit: Option<u64>,
     /// Maximum number of restarts after application failures.
@@ -143,7 +143,7 @@ pub(crate) fn read(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
         request,
         engine,
         env: spec.trainer.env.iter().map(|entry| (entry.name.clone(), entry.value.clone())).collect(),
-        pod: PodAsk::of(job),
+        pod: RequestedPod::of(job),
         memory_limit: memory.map(|bytes| bytes as u64),
         max_restarts: spec.failure_policy.max_restarts.unsigned_abs(),
     })

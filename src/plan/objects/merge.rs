@@ -2,7 +2,7 @@
 //! and settings that cannot be merged.
 
 use super::Defaults;
-use super::making::Making;
+use super::builder::PodBuilder;
 use super::pod::{CONFIG, KEY, mounted};
 use crate::frameworks::{self, Entry, Source};
 use crate::job::{GangPod, Invalid, ValidJob, trainer};
@@ -36,7 +36,7 @@ pub enum MergeConflict {
 
 /// Every ignored template setting, and every framework variable that the user overrides.
 pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<MergeConflict> {
-    let mut found = overridden(job, valid);
+    let mut found = taken_variables(job, valid);
     let Some(template) = &job.spec.template else { return found };
     let mut conflict = |field: String, theirs: String, ours: &str| {
         found.push(MergeConflict::NotTaken { field: format!("spec.template.{field}"), theirs, ours: ours.to_string() });
@@ -114,8 +114,8 @@ pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<M
             "the cause of a failure is read from the default path",
         );
     }
-    let making = Making { pod: GangPod { job, valid, attempt: 1, node_rank: 0 }, defaults };
-    let ours: BTreeSet<String> = making.environment().into_iter().map(|entry| entry.name).collect();
+    let builder = PodBuilder { pod: GangPod { job, valid, attempt: 1, node_rank: 0 }, defaults };
+    let ours: BTreeSet<String> = builder.environment().into_iter().map(|entry| entry.name).collect();
     let users: BTreeSet<&str> = job.spec.trainer.env.iter().map(|entry| entry.name.as_str()).collect();
     for entry in trainer.env.iter().flatten() {
         if ours.contains(&entry.name) {
@@ -132,12 +132,13 @@ pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<M
 }
 
 /// Variables of the framework's launcher that the user sets.
-fn overridden(job: &TrainJob, valid: &ValidJob) -> Vec<MergeConflict> {
+fn taken_variables(job: &TrainJob, valid: &ValidJob) -> Vec<MergeConflict> {
     let environment = |node_rank| frameworks::environment(&GangPod { job, valid, attempt: 1, node_rank });
     let (first, last) = (environment(0), environment(valid.request.nodes - 1));
     let consequence = |name: &str| {
-        let of = |entries: &[Entry]| entries.iter().find(|entry| entry.name == name).map(|entry| entry.source.clone());
-        let sources = (of(&first), of(&last));
+        let source_in =
+            |entries: &[Entry]| entries.iter().find(|entry| entry.name == name).map(|entry| entry.source.clone());
+        let sources = (source_in(&first), source_in(&last));
         match sources {
             (None, None) => None,
             (first, last) if valid.request.nodes > 1 && (first != last || matches!(first, Some(Source::Field(_)))) => {
@@ -146,12 +147,12 @@ fn overridden(job: &TrainJob, valid: &ValidJob) -> Vec<MergeConflict> {
             _ => Some("from here on it is yours to keep right"),
         }
     };
-    let asked = job.spec.trainer.env.iter().map(|entry| ("spec.trainer", &entry.name));
+    let trainer_env = job.spec.trainer.env.iter().map(|entry| ("spec.trainer", &entry.name));
     let spec = job.spec.template.as_ref().and_then(|template| template.spec.as_ref());
-    let of_template = spec.and_then(trainer).and_then(|trainer| trainer.env.as_ref()).into_iter().flatten();
-    let of_template = of_template.map(|entry| ("spec.template.spec.containers[trainer]", &entry.name));
-    asked
-        .chain(of_template)
+    let template_env = spec.and_then(trainer).and_then(|trainer| trainer.env.as_ref()).into_iter().flatten();
+    let template_env = template_env.map(|entry| ("spec.template.spec.containers[trainer]", &entry.name));
+    trainer_env
+        .chain(template_env)
         .filter_map(|(at, name)| {
             let consequence = consequence(name)?;
             Some(MergeConflict::Taken { field: format!("{at}.env[{name}]"), consequence })

@@ -109,7 +109,7 @@ fn loss_scaling_follows_the_format() {
 }
 
 #[test]
-fn images_are_normalised_by_what_is_known_of_them() {
+fn images_are_normalised_by_their_dataset_statistics() {
     let of = |data: Value| config(json!({"data": data})).data.images;
     assert_eq!(of(json!({"format": "IDX", "path": "m"})).mean, [0.1307]);
     assert_eq!(of(json!({"format": "CIFAR10", "path": "c"})).deviation, [0.2470, 0.2435, 0.2616]);
@@ -147,7 +147,7 @@ fn on(trainer: Value, blocks: Value) -> Result<Device, String> {
 }
 
 #[test]
-fn ranks_compute_on_gpus_if_the_trainer_asks_for_them_or_the_job_says_so() {
+fn ranks_use_gpus_if_requested_or_configured() {
     let gpus = |count: u32| json!({"resourcesPerNode": {"limits": {"nvidia.com/gpu": count}}});
     assert_eq!(on(json!({}), json!({})), Ok(Device::Cpu));
     assert_eq!(on(gpus(2), json!({})), Ok(Device::Cuda));
@@ -169,7 +169,7 @@ fn ranks_compute_on_gpus_if_the_trainer_asks_for_them_or_the_job_says_so() {
 }
 
 #[test]
-fn what_only_gpus_have_is_refused_on_cpus_unless_it_is_of_no_matter_there() {
+fn gpu_only_options_are_rejected_on_cpus_unless_they_have_no_effect() {
     let tf32 = json!({"precision": {"matmul": "TF32"}});
     assert_eq!(
         on(json!({}), tf32.clone()).unwrap_err(),
@@ -214,13 +214,13 @@ fn without_a_schedule_the_worker_finds_the_warm_up_from_the_steps() {
 }
 
 #[test]
-fn made_up_data_has_classes_and_samples() {
+fn synthetic_data_has_classes_and_samples() {
     let source = config(json!({})).data.source;
     assert_eq!(source, Source::Synthetic(Synthetic { samples: 10_000, image: None, classes: 10 }));
 }
 
 #[test]
-fn what_rules_cannot_see_is_refused_with_the_field() {
+fn values_that_cel_cannot_check_are_rejected_by_field() {
     let optimizer = json!({"learningRate": "0.001"});
     let schedule = json!({"type": "Linear", "finalLearningRate": "0.01"});
     let text = refused(json!({"optimizer": optimizer, "schedule": schedule}));
