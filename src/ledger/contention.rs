@@ -458,9 +458,7 @@ impl Index {
             let attempt = attempt_of(job);
             let mut to = format!("{} (priority {})", self.name_for(job, position), position.priority());
             if exceeds_placed_limit(job, now) {
-                to.push_str(
-                    "; its limit was raised after it was placed, and the one that it was placed with has passed",
-                );
+                to.push_str("; its limit was raised after placement, and the original limit has passed");
             }
             if let Some(state) = self.job_states.get_mut(&JobId::of(&job.metadata)) {
                 state.preempted_attempt = Some(attempt);

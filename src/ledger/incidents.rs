@@ -237,7 +237,7 @@ mod tests {
             avoided(&incidents, minute)
         };
         for minute in [0, 1, 20] {
-            assert_eq!(lose(minute), [], "the losses of the first two minutes are one");
+            assert_eq!(lose(minute), [], "losses within two minutes count once");
         }
         assert_eq!(lose(40), firmly("n"));
         let reason = "it ended attempts 3 times within an hour, last with \"NodeLost: no\", and is avoided until 1970-01-01T01:40:00Z";
@@ -247,7 +247,7 @@ mod tests {
         incidents.observe(&job("b", "Restarting", "x", &[("n", "NodeLost", 110)]));
         assert_eq!(incidents.next(&BTreeMap::new(), at(110)), Some(at(230)), "twice as long");
         incidents.observe(&job("b", "Restarting", "x", &[("n", "NodeLost", 300)]));
-        assert_eq!(avoided(&incidents, 300), [], "it was good for an hour after it was used again");
+        assert_eq!(avoided(&incidents, 300), [], "it worked for an hour after its avoidance ended");
     }
 
     /// Regression test: only lost nodes were remembered, so each job ran into the same bad node.
@@ -257,7 +257,7 @@ mod tests {
         let mut incidents = Incidents::default();
         incidents.observe(&refused("a", 0));
         incidents.observe(&refused("a", 10));
-        assert_eq!(avoided(&incidents, 11), [("n".to_string(), true)], "one job: the last resort of the others");
+        assert_eq!(avoided(&incidents, 11), [("n".to_string(), true)], "one job: a last resort for other jobs");
         assert_eq!(avoided(&incidents, 70), [], "for an hour");
         incidents.observe(&refused("b", 20));
         assert_eq!(avoided(&incidents, 21), firmly("n"));
@@ -276,7 +276,7 @@ mod tests {
             incidents.avoided(&other(), &BTreeMap::new(), at(21))
         );
         incidents.observe(&refused("c", 90));
-        assert_eq!(incidents.next(&BTreeMap::new(), at(90)), Some(at(90 + 120)), "it grows");
+        assert_eq!(incidents.next(&BTreeMap::new(), at(90)), Some(at(90 + 120)), "the period grows");
     }
 
     /// Otherwise a template that cannot start anywhere would take all nodes away from other jobs.

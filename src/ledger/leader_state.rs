@@ -103,10 +103,10 @@ mod tests {
         next.restore(LeaderState::parse(&text));
         assert!(next.refusals.is_demoted("evil", at(10)) && !next.refusals.is_demoted("good", at(10)));
         assert_eq!(next.cooldown_until(&rests), Some(at(60)));
-        assert_eq!(next.leader_state(), last.leader_state(), "and so does the one after it");
+        assert_eq!(next.leader_state(), last.leader_state(), "the state survives another change of leader");
         assert_eq!((next.take_held_since(&id("a", "other")), next.take_held_since(&id("a", "u"))), (None, Some(at(7))));
         next.restore(LeaderState::parse("{\"refusals\": 7}"));
-        assert!(next.refusals.is_demoted("evil", at(10)), "what cannot be read says nothing");
+        assert!(next.refusals.is_demoted("evil", at(10)), "invalid state is ignored");
     }
 
     #[test]

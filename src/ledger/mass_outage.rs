@@ -40,8 +40,8 @@ impl MassOutage {
         let is_tripped = percent > 0 && largest >= MIN_NODES && largest * 100 > all * usize::from(percent);
         let next = is_tripped.then(|| {
             format!(
-                "{largest} of {all} nodes stopped reporting within a minute, so nothing is started again for that until they report; a node \
-                 that is really lost: give it the taint node.kubernetes.io/out-of-service, or delete it"
+                "{largest} of {all} nodes stopped reporting within a minute, so no job is restarted for that until they report; if a \
+                 node is really lost, give it the taint node.kubernetes.io/out-of-service, or delete it"
             )
         });
         if self.reason.is_some() && next.is_none() {

@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(
             writes.catch_up(&BTreeMap::from([("Pod", 12)]), start + CACHE_TIMEOUT),
             CacheState::TimedOut,
-            "given up"
+            "timed out"
         );
         assert_eq!(writes.catch_up(&BTreeMap::new(), start + CACHE_TIMEOUT), CacheState::Current);
     }
@@ -218,7 +218,7 @@ mod tests {
         let (mut writes, start) = (PendingWrites::default(), Instant::now());
         writes.record_deletion("a".into(), start);
         assert!(writes.was_deleted("a", start) && !writes.was_deleted("b", start));
-        assert!(!writes.was_deleted("a", start + CACHE_TIMEOUT), "the answer may have been wrong");
+        assert!(!writes.was_deleted("a", start + CACHE_TIMEOUT), "the deletion may have failed");
         writes.forget("a");
         assert!(!writes.was_deleted("a", start));
     }
@@ -230,11 +230,14 @@ mod tests {
         writes.record_status(1, "runs");
         assert!(
             writes.has_written_status(1, "runs") && !writes.is_status_changed("runs"),
-            "the same words with new figures are no fight"
+            "the same text is no conflict"
         );
         assert!(writes.is_status_changed("waits"));
         writes.record_status(2, "starts");
-        assert!(writes.has_written_status(2, "starts") && !writes.has_written_status(2, "runs"), "of another attempt");
+        assert!(
+            writes.has_written_status(2, "starts") && !writes.has_written_status(2, "runs"),
+            "statuses of another attempt do not count"
+        );
     }
 
     /// Regression test: every distinct text was kept, up to 17 MB a day for a queued job.
@@ -255,10 +258,10 @@ mod tests {
     fn a_write_conflict_backs_off() {
         let (mut writes, start) = (PendingWrites::default(), Instant::now());
         assert!(!writes.record_creation(1, "Service a".into()) && writes.record_creation(1, "Service a".into()));
-        assert!(!writes.record_creation(2, "Service a".into()), "a new attempt makes its own");
+        assert!(!writes.record_creation(2, "Service a".into()), "a new attempt has its own objects");
         assert!(
             writes.record_creation(1, "Service a".into()) && writes.record_creation(2, "Service a".into()),
-            "attempts do not go back"
+            "attempts never decrease"
         );
         let at = |second: u64| start + Duration::from_secs(second);
         let tries: Vec<u64> = (0..30).filter(|second| writes.try_repeat("Service a", at(*second)).is_ok()).collect();
@@ -267,7 +270,7 @@ mod tests {
         assert_eq!(
             (writes.try_repeat("Pod b", at(87)), writes.contested_object(at(87))),
             (Ok(()), None),
-            "the first after a peace"
+            "the conflict has ended"
         );
     }
 }

@@ -153,11 +153,11 @@ mod tests {
         }
         nodes.remove("n2");
         progress.record_step(1, "p3", Some(2), None, at(9));
-        assert_eq!(read(&progress, &nodes), [3], "it is known before a read has to fail");
+        assert_eq!(read(&progress, &nodes), [3], "silent nodes are skipped without a failed read");
         assert_eq!(progress.last(1, None), Some(at(9)));
         progress.record_step(1, "p0", Some(2), None, at(10));
         progress.record_step(1, "p0", Some(1), None, at(11));
-        assert_eq!(progress.last(1, None), Some(at(9)), "what another pod said before");
+        assert_eq!(progress.last(1, None), Some(at(9)), "the step was already known from another pod");
         progress.record_step(2, "p0", Some(1), None, at(12));
         assert_eq!((progress.last(2, None), progress.last(3, None)), (Some(at(12)), None));
     }
@@ -180,7 +180,7 @@ mod tests {
                 && !progress.is_first_read_due(1, pods.iter(), &BTreeMap::new())
         );
         progress.record_step(1, "p0", Some(7), Some(&steps), at(90));
-        assert_eq!(progress.last(1, Some(&steps)), Some(at(50)), "the same step as before is no progress");
+        assert_eq!(progress.last(1, Some(&steps)), Some(at(50)), "the same step is no progress");
         assert!(!progress.is_first_read_due(1, pods.iter(), &nodes));
         progress.record_step(1, "p0", Some(8), Some(&steps), at(100));
         assert_eq!(progress.last(1, Some(&steps)), Some(at(100)));
@@ -188,6 +188,6 @@ mod tests {
         assert!(progress.is_first_read_due(1, pods.iter(), &nodes));
         let mut resumed = Progress::default();
         resumed.record_step(2, "p0", Some(5), Some(&started), at(200));
-        assert_eq!(resumed.last(2, Some(&started)), Some(at(200)), "an earlier attempt had come further");
+        assert_eq!(resumed.last(2, Some(&started)), Some(at(200)), "steps of an earlier attempt do not count");
     }
 }

@@ -153,9 +153,9 @@ mod tests {
             create(&mut index, name, second, 3, pods);
         }
         let all = |index: &mut Index| ["a", "b", "c"].map(|name| recipient(index, name, |_, _| {}));
-        assert_eq!(all(&mut index), [None, None, None], "nobody lacks any");
+        assert_eq!(all(&mut index), [None, None, None], "no job is short of quota");
         ["a", "b", "c"].iter().for_each(|name| refuse(&mut index, name));
-        assert_eq!(all(&mut index), [None, Some("a".into()), None], "c has nothing to give back");
+        assert_eq!(all(&mut index), [None, Some("a".into()), None], "c has no pods to delete");
         index.job_states.get_mut(&id("a")).unwrap().write_error = None;
         assert_eq!(all(&mut index), [None, None, None], "a has all its pods");
         // The first job is tried again once pods of the namespace are deleted.
@@ -184,7 +184,7 @@ mod tests {
         let waits = |index: &mut Index, rules: PlacementRules<'_>| {
             drop(index.enqueue(&key("wide"), WaitReason::Room { open: 2 }, rules));
         };
-        assert_eq!(recipient(&mut index, "wide", waits), None, "nobody lacks quota");
+        assert_eq!(recipient(&mut index, "wide", waits), None, "no job is short of quota");
         refuse(&mut index, "large");
         assert_eq!(recipient(&mut index, "wide", waits), None, "it has no room either");
         refuse(&mut index, "small");

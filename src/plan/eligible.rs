@@ -34,13 +34,13 @@ pub enum Unfit {
     Cordoned,
     #[error("taint {} is not tolerated", describe_taint(.0))]
     Tainted(Taint),
-    #[error("label {0} is not what spec.template.spec.nodeSelector asks for")]
+    #[error("label {0} does not match spec.template.spec.nodeSelector")]
     Selector(String),
     #[error("spec.template.spec.affinity.nodeAffinity does not match")]
     Affinity,
-    #[error("label {0} is not what the nodeSelector asks for that admission gave the pods")]
+    #[error("label {0} does not match the nodeSelector added at admission")]
     AddedSelector(String),
-    #[error("the node affinity that admission gave the pods does not match")]
+    #[error("the node affinity added at admission does not match")]
     AddedAffinity,
     #[error("PersistentVolumeClaim {0} has no volume there (spec.template.spec.volumes)")]
     Volume(String),

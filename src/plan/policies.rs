@@ -87,9 +87,7 @@ impl Probe {
     fn refusing_policy(self) -> Option<(&'static str, &'static str)> {
         match self {
             Probe::Foreign => None,
-            Probe::Forged => {
-                Some(("-children", "a pod with the label of a job, by somebody other than the controller"))
-            }
+            Probe::Forged => Some(("-children", "a pod with a job's label from a client other than the controller")),
             Probe::Ownerless => Some(("-controller", "a pod of the controller that belongs to no TrainJob")),
             Probe::Ungated => Some(("-controller-pods", "a pod of the controller without a scheduling gate")),
         }
@@ -127,10 +125,10 @@ pub fn fault(
     policy: Option<&ValidatingAdmissionPolicy>,
     binding: Option<&ValidatingAdmissionPolicyBinding>,
 ) -> Option<&'static str> {
-    let Some(policy) = policy else { return Some("there is no such ValidatingAdmissionPolicy") };
+    let Some(policy) = policy else { return Some("the ValidatingAdmissionPolicy does not exist") };
     let bound = binding.and_then(|binding| binding.spec.as_ref());
     let Some(bound) = bound.filter(|bound| bound.policy_name == policy.metadata.name) else {
-        return Some("it has no ValidatingAdmissionPolicyBinding of its name");
+        return Some("no ValidatingAdmissionPolicyBinding has its name");
     };
     let denies = bound.validation_actions.iter().flatten().any(|action| action == "Deny");
     (!denies).then_some("its binding does not deny")
@@ -157,9 +155,9 @@ mod tests {
         assert_eq!(found(policy(), binding("a", "Deny")), None);
         assert_eq!(found(policy(), binding("a", "Audit")), Some("its binding does not deny"));
         for other in [None, binding("b", "Deny")] {
-            assert_eq!(found(policy(), other), Some("it has no ValidatingAdmissionPolicyBinding of its name"));
+            assert_eq!(found(policy(), other), Some("no ValidatingAdmissionPolicyBinding has its name"));
         }
-        assert_eq!(found(None, binding("a", "Deny")), Some("there is no such ValidatingAdmissionPolicy"));
+        assert_eq!(found(None, binding("a", "Deny")), Some("the ValidatingAdmissionPolicy does not exist"));
     }
 
     #[test]

@@ -92,7 +92,7 @@ pub enum Decision {
 /// Why a job is not retried.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GiveUp {
-    #[error("failurePolicy.rules[{0}] says FailTrainJob")]
+    #[error("failurePolicy.rules[{0}] has action FailTrainJob")]
     Rule(u32),
     /// Wrong data, a wrong command line or manifest, or a diverging training.
     #[error("it would fail the same way again")]

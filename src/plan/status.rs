@@ -194,12 +194,12 @@ impl<'a> Draft<'a> {
     fn progressing(&mut self, figures: &Summary, is_step: bool) {
         let hung = reason_of(&self.next, conditions::PROGRESSING) == Some(conditions::HUNG);
         if let Some(stuck) = figures.stuck {
-            let more = if stuck.ranks > 1 { format!(" ({} ranks stand still)", stuck.ranks) } else { String::new() };
+            let more = if stuck.ranks > 1 { format!(" ({} ranks are hung)", stuck.ranks) } else { String::new() };
             let since =
                 Timestamp::from_second(i64::try_from(stuck.since).unwrap_or(i64::MAX)).unwrap_or(Timestamp::MAX);
             let rank = self.rank_on_node(stuck.rank, stuck.node_rank);
             let message =
-                format!("{rank} stands still since {since} in {}{more}; the job goes on waiting", stuck.doing());
+                format!("{rank} has been hung since {since} in {}{more}; the job keeps waiting", stuck.doing());
             self.condition(conditions::PROGRESSING, "False", conditions::HUNG, message);
         } else if is_step || hung {
             let message = format!("step {} of {}", figures.step, figures.total_steps);
@@ -236,7 +236,7 @@ impl<'a> Draft<'a> {
             let message = format!("{}, {}", self.rank_on_node(gpu.rank, gpu.node_rank), gpu.what());
             self.condition(conditions::GPU_TROUBLE, "True", reason, message);
         } else if self.next.is(conditions::GPU_TROUBLE) {
-            let message = "the driver reports nothing of the GPUs of this attempt".to_owned();
+            let message = "the driver reports no GPU problem in this attempt".to_owned();
             self.condition(conditions::GPU_TROUBLE, "False", conditions::GPUS_WELL, message);
         }
     }
@@ -350,7 +350,7 @@ mod tests {
         };
         let (slowest, condition) = step(100, slow(3, 14.9));
         assert_eq!((slowest.rank, slowest.node_rank, slowest.over_median_percent.as_str()), (3, 1, "14.9"));
-        assert_eq!(condition, None, "never so");
+        assert_eq!(condition, None, "not set");
         let (_, first) = step(200, slow(3, 15.0));
         let (state, reason, message, since) = first.clone().unwrap();
         assert_eq!((state.as_str(), reason.as_str(), since), ("True", "SlowRank", at(200)));
@@ -383,7 +383,7 @@ mod tests {
         let expected = |state: &str, reason: &str, message: &str, since: i64| {
             Some((state.to_owned(), reason.to_owned(), message.to_owned(), at(since)))
         };
-        assert_eq!(step(1, serde_json::Value::Null), None, "never so");
+        assert_eq!(step(1, serde_json::Value::Null), None, "not set");
         let lowered = "rank 1 on a, GPU 0000:17:00.0: clocks are lowered by temperature";
         let slowed = gpu(serde_json::json!({"kind": "slowed", "by": "temperature"}));
         assert_eq!(step(2, slowed.clone()), expected("True", "LoweredClocks", lowered, 2));
@@ -391,7 +391,7 @@ mod tests {
         let xid = gpu(serde_json::json!({"kind": "xid", "xid": 79}));
         let message = "rank 1 on a, GPU 0000:17:00.0: XID 79 (GPU has fallen off the bus)";
         assert_eq!(step(4, xid), expected("True", "XidError", message, 2), "the state has not changed");
-        let well = "the driver reports nothing of the GPUs of this attempt";
+        let well = "the driver reports no GPU problem in this attempt";
         assert_eq!(step(5, serde_json::Value::Null), expected("False", "GPUsWell", well, 5));
     }
 

@@ -206,7 +206,7 @@ mod tests {
             nodes(reach(&claim(""), Some(&class("csi.example.com", "WaitForFirstConsumer", json!(null))), &[])),
             None
         );
-        assert_eq!(nodes(reach(&claim(""), None, &[])), None, "a class that is not there");
+        assert_eq!(nodes(reach(&claim(""), None, &[])), None, "a missing class");
     }
 
     /// Regression test: the scheduler rejects its pods until the volume is bound. On a busy control

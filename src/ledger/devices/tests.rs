@@ -83,7 +83,7 @@ fn a_partition_in_use_blocks_only_its_gpu() {
     let taken = |usage: &Usage| usage.share(&taker("c")).map(|share| share.gpus.clone()).unwrap_or_default();
     devices.apply_claim(&allocated("gpu-0-part-0"), &mut usage);
     assert_eq!(taken(&usage), ["MIG-0", "GPU-0", "MIG-1"]);
-    assert_eq!(devices.allocated("c"), Some(vec!["MIG-0".to_string()]), "the pod has its partition only");
+    assert_eq!(devices.allocated("c"), Some(vec!["MIG-0".to_string()]), "the pod has only its partition");
     devices.apply_claim(&allocated("gpu-1"), &mut usage);
     assert_eq!(taken(&usage), ["GPU-1"]);
 }
@@ -98,7 +98,7 @@ fn a_device_with_a_blocking_taint_is_not_offered() {
         tainted.spec.devices.as_mut().unwrap()[0].taints = serde_json::from_value(taint).unwrap();
         let offered = |usage: &Usage| usage.offered("n").map(Iterator::count);
         devices.apply_slice(&tainted, DRIVER, &mut usage);
-        assert_eq!(offered(&usage), Some(usize::from(is_offered)), "{effect}: by claims in any case");
+        assert_eq!(offered(&usage), Some(usize::from(is_offered)), "{effect}: still by claims");
         devices.apply_slice(&slice("s", "pool", "n"), DRIVER, &mut usage);
         assert_eq!(offered(&usage), Some(1), "{effect}");
         devices.delete_slice("s", &mut usage);
@@ -130,7 +130,7 @@ fn a_device_tainted_by_a_rule_is_not_offered_in_either_order() {
         devices.apply_slice(&slice("a", "a", "a"), DRIVER, &mut usage);
         devices.apply_slice(&slice("b", "b", "b"), DRIVER, &mut usage);
         assert_eq!(set(&mut devices, &mut usage, &parsed), nodes, "{selector} {effect}");
-        assert_eq!(set(&mut devices, &mut usage, &parsed), [""; 0], "the same again");
+        assert_eq!(set(&mut devices, &mut usage, &parsed), [""; 0], "unchanged");
         // A restarted driver publishes its slice while the rule applies.
         devices.apply_slice(&slice("c", "a", "a"), DRIVER, &mut usage);
         assert_eq!(usage.offered("a").unwrap().count() == 0, nodes.contains(&"a"), "{selector} {effect}");

@@ -45,7 +45,7 @@ fn a_pod_of_an_ended_attempt_keeps_its_gpus_until_deleted() {
         index.apply_job(job(1, true));
         index.apply_pod(&pod(None, true));
         let planned = Some(("n".to_string(), vec!["GPU-1".to_string(), "GPU-2".to_string()]));
-        assert_eq!(taken(&index), planned, "from the decision on");
+        assert_eq!(taken(&index), planned, "counted from the decision on");
         index.apply_pod(&pod(seen, false));
         index.apply_job(job(2, false));
         assert_eq!(taken(&index), planned);
@@ -151,7 +151,7 @@ fn a_pod_that_loses_its_label_is_tracked_and_keeps_its_gpus() {
     assert_eq!(taken.as_ref().map(|share| share.gpus.len()), Some(2));
     let mine = Key { namespace: "t".into(), name: "a".into() };
     assert!(index.apply_pod(&stripped).jobs.contains(&mine));
-    assert!(!index.apply_pod(&stripped).jobs.contains(&mine), "said once");
+    assert!(!index.apply_pod(&stripped).jobs.contains(&mine), "reported only once");
     let state = &index.job_states[&id];
     assert_eq!((state.pods.len(), state.unlabelled.get("a-1-0").map(String::as_str)), (0, Some("p")));
     assert_eq!(index.usage.share("p"), taken.as_ref());
@@ -209,7 +209,7 @@ fn a_kubelet_warning_stays_until_the_pod_makes_progress_or_is_replaced() {
     next.status = Some(state(json!({"waiting": {"reason": "ContainerCreating"}})));
     assert_eq!(warned(&next), Some(warning.clone()));
     next.status = Some(state(json!({"waiting": {"reason": "ErrImagePull"}})));
-    assert_eq!(warned(&next), None, "its container says more");
+    assert_eq!(warned(&next), None, "its container state is more specific");
     next.status = Some(serde_json::from_value(json!({"phase": "Running"})).unwrap());
     assert_eq!(warned(&next), None);
     let mut other = pod(Some("n"), false);

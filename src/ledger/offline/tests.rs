@@ -104,8 +104,8 @@ fn ahead_message(verdict: &PlacementVerdict) -> String {
 #[test]
 fn the_head_of_the_queue_reserves_its_nodes() {
     let late = cluster(&gang_waits(0)).explain(&fresh("late", 1, json!({})), PreviousPlacement::Ignored).unwrap();
-    assert!(late.placement.is_err(), "two nodes are free, and held");
-    assert_eq!(ahead_message(&late), "3 nodes are held for ns/gang, which is ahead in the queue");
+    assert!(late.placement.is_err(), "two nodes are free but reserved");
+    assert_eq!(ahead_message(&late), "3 nodes are reserved for ns/gang, which is ahead in the queue");
     let class = json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "high"}, "value": 9});
     let mut items = gang_waits(0);
     items.push(class);
@@ -113,7 +113,7 @@ fn the_head_of_the_queue_reserves_its_nodes() {
     assert_eq!(
         nodes(&cluster(&items).explain(&high, PreviousPlacement::Ignored).unwrap()),
         ["n2"],
-        "what comes first is not held up"
+        "a job ahead is not delayed"
     );
 }
 
@@ -132,7 +132,7 @@ fn only_as_many_nodes_are_reserved_as_needed() {
     items.push(job("other", 2, "2026-01-01T00:00:00Z", placed(&["n4", "n5"])));
     items.extend(["n4", "n5"].iter().enumerate().map(|(rank, node)| pod("other", rank, Some(node), 0)));
     let late = cluster(&items).explain(&fresh("late", 1, json!({})), PreviousPlacement::Ignored).unwrap();
-    assert_eq!(ahead_message(&late), "3 nodes are held for ns/gang, which is ahead in the queue");
+    assert_eq!(ahead_message(&late), "3 nodes are reserved for ns/gang, which is ahead in the queue");
     // A sixth node is not reserved.
     items.push(node("n6"));
     items.push(node("n7"));
@@ -163,7 +163,7 @@ fn the_fewest_jobs_of_the_lowest_priority_are_preempted() {
     let mut two = explain(2, "seven", "LowerPriority").victims;
     two.sort();
     assert_eq!(two, ["ns/lowest", "ns/middle-young"]);
-    assert!(explain(4, "seven", "LowerPriority").victims.is_empty(), "it would not fit then either");
+    assert!(explain(4, "seven", "LowerPriority").victims.is_empty(), "preemption would not help");
     assert!(explain(1, "seven", "Never").victims.is_empty());
     assert!(explain(1, "low", "LowerPriority").victims.is_empty());
 }
@@ -194,7 +194,7 @@ fn invalid_objects_are_named() {
     assert!(error.starts_with("items[0] (Node n1): invalid type: integer `7`"), "{error}");
     let report = json!({"kind": "GPUTopology", "metadata": {"name": "n1"}, "status": {"gpus": 7}});
     let cluster = cluster(&[node("n1"), report]);
-    assert!(matches!(&cluster.nodes()["n1"].machine, Some(Err(_))), "a report costs its own node only");
+    assert!(matches!(&cluster.nodes()["n1"].machine, Some(Err(_))), "an invalid report affects only its node");
 }
 
 /// Otherwise a tenant could idle a whole cluster with `numNodes` set to all nodes and a fabric that
@@ -252,7 +252,7 @@ fn jobs_of_other_namespaces_are_not_named() {
             item["metadata"]["namespace"] = json!("theirs");
         }
     });
-    assert_eq!(preempted_by(&cluster, "theirs").as_deref(), Some("ns/gang (priority 9)"), "a reader of all objects");
+    assert_eq!(preempted_by(&cluster, "theirs").as_deref(), Some("ns/gang (priority 9)"), "the reader has all objects");
     cluster.index.names_others = false;
     let small = JobId { namespace: "theirs".into(), uid: "small".into() };
     cluster.index.job_states.get_mut(&small).unwrap().preempted_attempt = None;

@@ -105,11 +105,9 @@ impl<'a> Attempt<'a> {
         (is_silent && clock::is_over(by, SCHEDULER_RESPONSE_TIME, self.now())).then(|| {
             let name = self.valid.pod.spec.scheduler_name.as_deref().unwrap_or(DEFAULT_SCHEDULER);
             if self.snapshot.scheduler_is_known {
-                return format!("the scheduler {name} has not said anything of it yet");
+                return format!("the scheduler {name} has not reported on it yet");
             }
-            format!(
-                "no scheduler has said anything of it: is there one named {name} (spec.template.spec.schedulerName)?"
-            )
+            format!("no scheduler has reported on it: is there one named {name} (spec.template.spec.schedulerName)?")
         })
     }
 

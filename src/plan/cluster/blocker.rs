@@ -130,7 +130,7 @@ const ADMISSION: [(&str, &str); 7] = [
     ("denied request", "change what it names in spec.template"),
     (
         "violates PodSecurity",
-        "take what it names out of spec.template, or use a namespace whose Pod Security level admits it",
+        "remove what it names from spec.template, or use a namespace whose Pod Security level allows it",
     ),
     ("serviceaccount \"", "create the ServiceAccount, or correct spec.template.spec.serviceAccountName"),
     ("no PriorityClass", "create the PriorityClass, or correct spec.template.spec.priorityClassName"),
@@ -145,13 +145,12 @@ fn write_remedy(text: &str) -> Remedy {
         return Remedy::unknown(Limit::Unlimited);
     };
     if why.contains(EXCEEDED_QUOTA) {
-        let change =
-            "it is made when others give back enough of the quota; or lower spec.trainer.numNodes or resourcesPerNode";
+        let change = "it is created once enough quota is free; or lower spec.trainer.numNodes or resourcesPerNode";
         return Remedy::new(Limit::Unlimited, change);
     }
     // Message of the server's own validation. Messages of webhooks begin with the webhook's name.
     if why.starts_with("Pod \"") && why.contains("\" is invalid: ") {
-        return Remedy::new(Limit::None, "the fields are those below spec.template");
+        return Remedy::new(Limit::None, "the fields are under spec.template");
     }
     let known = ADMISSION.iter().find(|(fragment, _)| why.contains(fragment));
     known.map_or(Remedy::unknown(Limit::Unlimited), |(_, change)| Remedy::new(Limit::Grace, *change))
@@ -163,17 +162,17 @@ pub(super) fn start_remedy(waiting: &Waiting) -> Remedy {
     let list = if container == TRAINER { "spec.trainer" } else { "spec.template.spec.containers[*]" };
     let is_mentioned = |fragments: &[&str]| fragments.iter().any(|fragment| message.contains(fragment));
     match reason.as_str() {
-        "InvalidImageName" => Remedy::new(Limit::None, format!("set {list}.image to the name of an image")),
+        "InvalidImageName" => Remedy::new(Limit::None, format!("set {list}.image to a valid image name")),
         // Messages of the kubelet (pkg/kubelet/kuberuntime/security_context.go).
         "CreateContainerConfigError" if is_mentioned(&["runAsNonRoot", "non-root"]) => Remedy::new(
             Limit::None,
-            "set spec.template.spec.securityContext.runAsUser to the number of a user other than 0, or runAsNonRoot to false where \
+            "set spec.template.spec.securityContext.runAsUser to a user ID other than 0, or runAsNonRoot to false where \
              the namespace allows that",
         ),
         // Messages of runc and crun: even the process that sets up the container needs more memory.
         _ if is_mentioned(&["OOM-killed", "memory limit too low"]) => Remedy::new(
             Limit::None,
-            "raise spec.trainer.resourcesPerNode.limits.memory: nothing can start with so little",
+            "raise spec.trainer.resourcesPerNode.limits.memory: no container can start with so little",
         ),
         "CreateContainerConfigError" => match missing(message) {
             Some(what) => Remedy::new(
@@ -192,9 +191,9 @@ pub(super) fn start_remedy(waiting: &Waiting) -> Remedy {
             None if is_mentioned(&["hostPath type check failed"]) => {
                 Remedy::new(Limit::Grace, "correct hostPath.path or hostPath.type in spec.template.spec.volumes")
             }
-            None => Remedy::new(Limit::Attempt, "the volume is one of spec.template.spec.volumes"),
+            None => Remedy::new(Limit::Attempt, "check spec.template.spec.volumes"),
         },
-        "FailedAttachVolume" => Remedy::new(Limit::Attempt, "the volume is one of spec.template.spec.volumes"),
+        "FailedAttachVolume" => Remedy::new(Limit::Attempt, "check spec.template.spec.volumes"),
         "ErrImagePull" | "ImagePullBackOff" | "ErrImageNeverPull" => {
             // A different node would pull from the same registry.
             let is_absent = is_mentioned(&["not found", "manifest unknown", "access denied", "authorization failed"]);
@@ -316,10 +315,10 @@ mod tests {
         let note = |events: &[&Event]| warning(&events.iter().map(|event| (*event).clone()).collect::<Vec<_>>());
         let message_of = |events: &[&Event]| note(events).map(|warning| warning.message);
         assert_eq!(message_of(&[&scheduled]), None);
-        assert_eq!(message_of(&[&unscheduled]), None, "the scheduler's words are in a condition");
+        assert_eq!(message_of(&[&unscheduled]), None, "scheduler messages are in a condition");
         assert_eq!(message_of(&[&scheduled, &mount, &unscheduled]).unwrap(), "configmap \"a\" not found");
         assert_eq!(message_of(&[&later, &mount]).unwrap(), "configmap \"b\" not found");
-        assert_eq!(message_of(&[&later, &event("Normal", "Pulling", 3, "image")]), None, "it was mounted since");
+        assert_eq!(message_of(&[&later, &event("Normal", "Pulling", 3, "image")]), None, "it has been mounted since");
         assert!(message_of(&[&later, &event("Normal", "Pulled", 2, "image")]).is_some());
     }
 

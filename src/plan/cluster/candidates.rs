@@ -70,7 +70,7 @@ impl<'a> Candidates<'a> {
 
     fn make(&self, sites: &[Site]) -> Fleet {
         let fleet = Fleet::of(self.tree.levels.clone(), self.shapes.clone(), sites);
-        fleet.expect("invariant: sites are made of the shapes and levels they are made with")
+        fleet.expect("invariant: candidates use the shapes and levels they were built with")
     }
 
     pub fn shape(&self, node: usize) -> &Shape {

@@ -69,6 +69,6 @@ mod tests {
         for (left, over) in [(-3600, true), (0, true), (1, false), (10, false), (70, false), (71, true), (3600, true)] {
             assert_eq!(is_over(now + SignedDuration::from_secs(left), pause, now), over, "{left} s left");
         }
-        assert!(!is_over(Timestamp::MAX, SignedDuration::MAX, now), "no longest pause");
+        assert!(!is_over(Timestamp::MAX, SignedDuration::MAX, now), "without an upper bound");
     }
 }

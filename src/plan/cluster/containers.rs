@@ -131,7 +131,7 @@ impl Sidecar {
                 ContainerState { terminated: Some(last), .. } => format!("ended with {}", ended(last)),
                 ContainerState { waiting: Some(waiting), .. } => {
                     let last = status.last_state.as_ref()?.terminated.as_ref()?;
-                    format!("ended with {} ({})", ended(last), waiting.reason.as_deref().unwrap_or("it starts again"))
+                    format!("ended with {} ({})", ended(last), waiting.reason.as_deref().unwrap_or("it restarts"))
                 }
                 _ => return None,
             };

@@ -27,13 +27,13 @@ pub(super) fn report(
     let previous_state = draft.next.condition(conditions::PLACEMENT_DEGRADED).map(|c| c.status.clone());
     let Some(first) = degraded_pods.first() else {
         if previous_state.is_some_and(|previous_state| previous_state == "True") {
-            let text = "all pods have GPUs that are worth those of the plan".to_string();
+            let text = "all pods have GPUs as good as planned".to_string();
             draft.condition(conditions::PLACEMENT_DEGRADED, "False", "AsPlanned", text);
         }
         return None;
     };
     let others = if degraded_pods.len() > 1 {
-        format!("; so have {} other pods", degraded_pods.len() - 1)
+        format!("; {} other pods are affected too", degraded_pods.len() - 1)
     } else {
         String::new()
     };

@@ -12,7 +12,7 @@ pub enum Excluded {
     #[error("{0}")]
     Unfit(eligible::Unfit),
     /// Not enough of a resource.
-    #[error("{name}: {} free, {} asked for", Resources::amount(name, *free), Resources::amount(name, *requested))]
+    #[error("{name}: {} free, {} requested", Resources::amount(name, *free), Resources::amount(name, *requested))]
     Short {
         name: String,
         /// Free amount, in thousandths.

@@ -177,7 +177,7 @@ fn report_problem(view: Option<&NodeView>, now: Timestamp) -> (&str, bool) {
         Some(None) => ("no node agent reports it", false),
         Some(Some(Err(why))) => (why, false),
         Some(Some(Ok(machine))) => match machine.observed.is_some_and(|at| is_stale(at, now)) {
-            true => ("its node agent is silent, and its report more than half an hour old", true),
+            true => ("its node agent is silent, and its report is more than half an hour old", true),
             false => ("", false),
         },
     }
@@ -250,8 +250,8 @@ pub(super) fn report(draft: &mut Draft<'_>, decided: Option<FabricDecisions>) {
         let count = |outcome: DecisionOutcome| fabric.decisions.iter().filter(|d| d.outcome == outcome).count();
         let (set, user, left) =
             (count(DecisionOutcome::Set), count(DecisionOutcome::User), count(DecisionOutcome::NotSet));
-        let over = fabric.summary.clone().unwrap_or_else(|| "nothing is known of the fabric".into());
-        let mut text = format!("{over}; {set} settings derived, {user} of the user's own, {left} left alone");
+        let over = fabric.summary.clone().unwrap_or_else(|| "the fabric is unknown".into());
+        let mut text = format!("{over}; {set} settings derived, {user} set by the user, {left} left alone");
         if let Some(found) = fabric.preflight.as_ref().and_then(preflight::count) {
             text.push_str(&format!("; preflight: {found}"));
         }

@@ -245,7 +245,7 @@ fn assess_pod(pod: &PodView, attempt: &Attempt<'_>) -> Assessment {
                     (Some(_), None) if progress_unread => return recheck_in(READ_RETRY),
                     (Some(since), None) => {
                         return fail_after(attempt, since, grace, || {
-                            let cause = "the node is lost: it does not report to the cluster";
+                            let cause = "the node is lost: it stopped reporting to the cluster";
                             failure(Class::Infrastructure, cause.into()).blame_node(LOST)
                         });
                     }
@@ -284,7 +284,7 @@ pub(super) fn silent_node(attempt: &Attempt<'_>) -> Option<String> {
     {
         let seconds = missing_node_grace(attempt).as_secs();
         return Some(format!(
-            "node {name} has not been registered since {since}: after {seconds} s the job starts again without it"
+            "node {name} has been missing since {since}: after {seconds} s the job restarts without it"
         ));
     }
     let mut used = used();
@@ -293,9 +293,9 @@ pub(super) fn silent_node(attempt: &Attempt<'_>) -> Option<String> {
     let consequence = match mass_outage {
         Some(mass_outage) => mass_outage.to_string(),
         None if progress.is_some_and(|progress| progress > since) => {
-            "but the ranks make progress, so nothing is started again".into()
+            "but the ranks make progress, so the job is not restarted".into()
         }
-        None => format!("after {} s the job starts again without it", grace.as_secs()),
+        None => format!("after {} s the job restarts without it", grace.as_secs()),
     };
     Some(format!("node {name} has not reported since {since}: {consequence}"))
 }
@@ -315,7 +315,7 @@ fn fail_after(
 fn starting(pod: &PodView, attempt: &Attempt<'_>, failure: impl Fn(Class, String) -> PodFailure) -> Assessment {
     let Some(waiting) = pod.blocker() else {
         let minutes = STUCK_GRACE.as_mins();
-        let cause = format!("it has not started, and its kubelet has reported nothing of it for {minutes} minutes");
+        let cause = format!("it has not started, and its kubelet has reported nothing about it for {minutes} minutes");
         let failed = || failure(Class::Infrastructure, cause).blame_node(NOT_STARTED);
         return if pod.is_silent() { stuck(pod, attempt, failed) } else { Assessment::Healthy };
     };

@@ -99,7 +99,7 @@ impl std::fmt::Display for Unknown {
             Unknown::Running { without, all } => of(f, (without, all), ["running job has", "running jobs have"]),
             Unknown::Ahead { without, all } => of(f, (without, all), ["job ahead has", "jobs ahead have"]),
             Unknown::Far => write!(f, "more than {MAX_AHEAD} jobs are ahead"),
-            Unknown::Others => f.write_str("it needs more than the jobs that run and wait will give back"),
+            Unknown::Others => f.write_str("it needs more than the running and queued jobs will release"),
         }
     }
 }
@@ -383,7 +383,7 @@ mod tests {
             (
                 0,
                 Err(Unknown::Others),
-                "first in the queue, no forecast: it needs more than the jobs that run and wait will give back",
+                "first in the queue, no forecast: it needs more than the running and queued jobs will release",
             ),
         ] {
             assert_eq!(message(ahead, window), expected);

@@ -207,7 +207,7 @@ fn solve_for_any_rank(
     {
         *solver_request = relaxed;
         let count = request.valid.request.nodes;
-        return Ok((placement, Some(format!("minLink {min_link:?} is given up: no {count} nodes have it free"))));
+        return Ok((placement, Some(format!("minLink {min_link:?} is not met: no {count} nodes have it free"))));
     }
     Err(refused)
 }
@@ -254,7 +254,7 @@ pub(super) fn compare(machine: &Machine, pods: usize, planned: &[String], actual
     }
     let names = |set: u32| ranges(bits(set).filter_map(|gpu| Some(machine.gpus.get(gpu)?.index)).collect());
     Some(format!(
-        "GPUs {} in place of {}: {} GB/s in place of {}",
+        "GPUs {} instead of {}: {} GB/s instead of {}",
         names(actual),
         names(planned),
         gigabytes(got),

@@ -296,7 +296,7 @@ fn plan_running(snapshot: &JobSnapshot<'_>, valid: &ValidJob) -> Reconciliation 
     if let Some(number) = number.filter(|number| *number >= ownership::LAST_ATTEMPT) {
         let last = ownership::LAST_ATTEMPT;
         let text = format!(
-            "status.attempt: got {number}; expected less than {last}, since no attempt can follow that: delete the job and create it again"
+            "status.attempt: got {number}; expected less than {last}, because no further attempt is possible: delete the job and create it again"
         );
         return end(snapshot, Ending::failed(conditions::PERMANENT_FAILURE, text));
     }

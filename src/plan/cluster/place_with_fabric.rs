@@ -99,7 +99,7 @@ fn search(
             break;
         }
     }
-    Err(best.expect("invariant: at least one place was tried"))
+    Err(best.expect("invariant: at least one placement was tried"))
 }
 
 /// Inputs of the fabric decision except names: the devices that the agent reports, and the
@@ -143,11 +143,7 @@ mod tests {
             let found = found.ok().map(|found| found.placed.status.nodes);
             found.into_iter().flatten().map(|node| node.node_name).collect::<Vec<_>>()
         };
-        assert_eq!(
-            names(place_with_fabric(&request, &world.nodes)),
-            ["n40", "n41"],
-            "one node after the other is left out"
-        );
+        assert_eq!(names(place_with_fabric(&request, &world.nodes)), ["n40", "n41"], "nodes are excluded one by one");
         // In a cluster so large that this takes too long, nodes are excluded by kind.
         assert_eq!(names(search(&request, &world.nodes, 1)), ["n40", "n41"]);
     }

@@ -60,7 +60,7 @@ pub(super) fn request_nodes(
         return NodeRequest { actions: missing.collect(), ..NodeRequest::default() };
     };
     let RequestState { state, reason, message, ended } = request_state(view);
-    let message = format!("ProvisioningRequest {name} asks for {} nodes: {message}", attempt.pods.len());
+    let message = format!("ProvisioningRequest {name} requests {} nodes: {message}", attempt.pods.len());
     draft.condition(conditions::NODES_REQUESTED, state, &reason, message.clone());
     let mut node_request = NodeRequest { message: Some(message), ..NodeRequest::default() };
     if let Some(retry_at) = ended.map(|ended| ended.saturating_add(RETRY_DELAY).unwrap_or(Timestamp::MAX)) {
@@ -107,7 +107,7 @@ fn request_state(view: &ObjectView) -> RequestState {
     let end = TERMINAL_CONDITIONS.into_iter().find(is_true).and_then(of);
     let latest = end.or_else(|| of("Provisioned")).or_else(|| of("Accepted"));
     let Some(latest) = latest else {
-        let message = "the autoscaler has not said anything yet".to_string();
+        let message = "the autoscaler has not responded yet".to_string();
         return RequestState { state: "Unknown", reason: "Requested".into(), message, ended: None };
     };
     let has_nodes = latest.type_ == "Provisioned" && latest.status == "True";

@@ -212,19 +212,19 @@ impl JobAhead {
     /// Says when it starts, and the consequence for a job behind it with this limit.
     pub fn forecast(&self, limit: Option<i64>) -> Option<String> {
         let starts = match self.start? {
-            (start, Basis::Limits) => format!("{} can begin by {start}", self.name),
-            (start, Basis::RunTimes) => format!("{} is expected to begin by {start}", self.name),
+            (start, Basis::Limits) => format!("{} can start by {start}", self.name),
+            (start, Basis::RunTimes) => format!("{} is expected to start by {start}", self.name),
         };
         Some(match limit {
             _ if self.ends_before == Some(Basis::Limits) => {
-                format!("{starts}: this job ends before that and may use them until then")
+                format!("{starts}: this job ends before that and can use them until then")
             }
             _ if self.ends_before == Some(Basis::RunTimes) => {
-                format!("{starts}: jobs like this one ran for less, so it may use them until then")
+                format!("{starts}: jobs like this one ran for less, so it can use them until then")
             }
-            Some(limit) => format!("{starts}: this job may still run then (activeDeadlineSeconds: {limit})"),
+            Some(limit) => format!("{starts}: this job may still be running then (activeDeadlineSeconds: {limit})"),
             None => format!(
-                "{starts}: with an activeDeadlineSeconds that ends before that, this job may use them until then"
+                "{starts}: with an activeDeadlineSeconds that ends before that, this job can use them until then"
             ),
         })
     }
@@ -234,7 +234,7 @@ impl JobAhead {
         let is_held = |placed: &PlacedNode| self.nodes.contains(&placed.node_name);
         let (start, start_basis) = self.start.filter(|_| placement.nodes.iter().any(is_held))?;
         let ends = if self.ends_before? == Basis::Limits { "ends" } else { "is expected to end" };
-        let starts = if start_basis == Basis::Limits { "can begin" } else { "is expected to begin" };
+        let starts = if start_basis == Basis::Limits { "can start" } else { "is expected to start" };
         Some(format!("{ends} before {}, which is ahead in the queue, {starts} by {start}", self.name))
     }
 }
@@ -243,7 +243,7 @@ impl std::fmt::Display for JobAhead {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let count = self.nodes.len();
         let verb = if count == 1 { "node is" } else { "nodes are" };
-        write!(f, "{count} {verb} held for {}, which is ahead in the queue", self.name)
+        write!(f, "{count} {verb} reserved for {}, which is ahead in the queue", self.name)
     }
 }
 
@@ -390,7 +390,7 @@ mod tests {
             "high holds hour a b week day young had low",
             "2000 of 3600 s are more than 7000 of 86,400"
         );
-        assert_eq!(sorted(8100), "high holds a b week day hour young had low", "nobody is late by less than nothing");
+        assert_eq!(sorted(8100), "high holds a b week day hour young had low", "slowdown is never negative");
     }
 
     #[test]
@@ -404,6 +404,6 @@ mod tests {
             Slowdown { at: Timestamp::from_second(600).unwrap(), longest: SignedDuration::from_secs(longest) }.of(&job)
         };
         assert_eq!([1, 60, 300, 600].map(|limit| slowdown(limit, 86_400)), [2000, 2000, 2000, 1000]);
-        assert_eq!(slowdown(1, 60), 10_000, "where no limit counts as more than a minute");
+        assert_eq!(slowdown(1, 60), 10_000, "limits are capped at a minute");
     }
 }

@@ -229,8 +229,8 @@ impl Shortage {
         let names = listed(self.nodes.iter().map(|node| name(*node)));
         let which = if nodes == 0 { String::new() } else { format!(" ({names})") };
         format!(
-            "by the rules that they were admitted with, {pods} pod{} ({ranks}) {accept} {nodes} of the nodes with room{which}, and each \
-             pod of a gang needs a node of its own",
+            "by their rules after admission, {pods} pod{} ({ranks}) {accept} {nodes} of the nodes with room{which}, and each \
+             pod of a gang needs its own node",
             plural(pods)
         )
     }
@@ -331,8 +331,8 @@ mod tests {
         let shortage = rules.cover(&nodes.iter().collect::<Vec<_>>()).unwrap_err();
         assert_eq!(
             shortage.sentence(|node| format!("n{node}")),
-            "by the rules that they were admitted with, 2 pods (0, 1) accept 1 of the nodes with room (n1), and each pod of a gang needs \
-             a node of its own"
+            "by their rules after admission, 2 pods (0, 1) accept 1 of the nodes with room (n1), and each pod of a gang needs its \
+             own node"
         );
         assert_eq!(rules.pins().collect::<Vec<_>>(), [("1", 0), ("1", 1), ("2", 2)]);
     }

@@ -91,7 +91,7 @@ pub(super) fn explain(
             let key = &candidates.tree.keys[level];
             let name = candidates.tree.domain(node.0 as usize, level).unwrap_or("a node without that label");
             format!(
-                "{fit} nodes have room for {}, but in one {key} there are {most} of {count} at most, in {name}",
+                "{fit} nodes have room for {}, but one {key} has at most {most} of {count}, in {name}",
                 wanted.join(", ")
             )
         }
@@ -137,7 +137,7 @@ fn pinned(demand: &GangDemand<'_>, candidates: &Candidates<'_>) -> String {
     let mut sentence = String::new();
     let rules = &demand.pod.rules;
     if let Some(host) = rules.shared_pin().filter(|_| demand.request.valid.request.nodes > 1) {
-        sentence.push_str(&format!("; all pods are pinned to {host}, and each pod of a gang needs a node of its own"));
+        sentence.push_str(&format!("; all pods are pinned to {host}, and each pod of a gang needs its own node"));
     }
     let why = |host: &str| {
         let is_host = |node: &&NodeView| node.facts.labels.get(HOST).is_some_and(|label| label == host);

@@ -78,7 +78,7 @@ pub(super) fn overlap_warning(attempt: &Attempt<'_>) -> Option<String> {
     let since = first.until.map_or_else(String::new, |until| format!(" since {until}, {}", first.reason));
     let text = format!("{} may still run; attempt {} no longer waits for it{since}", first.name(), attempt.number);
     let more = unawaited.count();
-    let others = (more > 0).then(|| format!("; the same is true of {more} more pod{}", plural(more as u64)));
+    let others = (more > 0).then(|| format!("; so may {more} more pod{}", plural(more as u64)));
     Some(text + &others.unwrap_or_default())
 }
 

@@ -43,7 +43,7 @@ pub(super) fn after_lost_placement(attempt: &Attempt<'_>) -> Option<Reconciliati
     let named = placement.slices.as_ref().filter(|_| attempt.placed && placement.nodes.is_empty())?;
     let pod = attempt.existing().first()?.name.clone();
     let cause = format!(
-        "its node is not known any more: PlacementSlices {}-0 to {}, which hold the place of the job, were deleted or are not its own",
+        "its node is no longer known: PlacementSlices {}-0 to {}, which hold the job's placement, were deleted or belong to another owner",
         named.name_prefix,
         named.count - 1
     );
@@ -114,7 +114,7 @@ pub(super) fn after_lost_gate(attempt: &Attempt<'_>) -> Option<Reconciliation> {
     };
     let pause = backoff(attempt.number);
     let text = format!(
-        "pod {} {starts}, since somebody removed its scheduling gate {}: attempt {} follows in {} s",
+        "pod {} {starts}, because another client removed its scheduling gate {}: attempt {} follows in {} s",
         alone.name,
         labels::GANG_GATE,
         attempt.number + 1,
@@ -178,7 +178,7 @@ pub(super) fn after_refused_write(
     }
     let pause = backoff(attempt.number);
     let not_before = attempt.now().saturating_add(pause).unwrap_or(attempt.now());
-    let text = format!("the API server refuses what the pods need to start: {reason}");
+    let text = format!("the API server refuses objects that the pods need: {reason}");
     let mut result = rolled_back(attempt, gated, conditions::REFUSED, text.clone(), not_before);
     result.status = result.status.map(|mut next| {
         // Its transition time must be the time of the latest refusal.
@@ -262,7 +262,7 @@ pub(super) fn yield_quota(attempt: &Attempt<'_>, why: &str) -> Option<Reconcilia
     let mut draft = attempt.draft();
     next_attempt(attempt, &mut draft, attempt.now().saturating_add(pause).unwrap_or(attempt.now()));
     let text = format!(
-        "job {other} needs the quota of the namespace first: the pods are deleted, and created again in {} s; {why}",
+        "job {other} comes first for the namespace's quota: the pods are deleted, and recreated in {} s; {why}",
         pause.as_secs()
     );
     draft.condition(conditions::PLACED, "False", conditions::QUOTA, text.clone());
@@ -283,7 +283,7 @@ pub(super) fn recreate_for_devices(attempt: &Attempt<'_>, why: &str) -> Option<R
     Some(restart_for_changed_nodes(
         attempt,
         conditions::FABRIC_NOT_READY,
-        format!("the nodes offer {} now", names.join(", ")),
+        format!("the nodes now offer {}", names.join(", ")),
         why,
     ))
 }
@@ -295,7 +295,7 @@ pub(super) fn recreate_for_allocation(attempt: &Attempt<'_>, why: &str) -> Optio
     Some(restart_for_changed_nodes(
         attempt,
         conditions::NO_ROOM,
-        format!("the nodes give GPUs by {mechanism:?} now"),
+        format!("the nodes now provide GPUs by {mechanism:?}"),
         why,
     ))
 }
@@ -307,7 +307,7 @@ fn restart_for_changed_nodes(attempt: &Attempt<'_>, reason: &'static str, change
     let pause = restart::pause(attempt.number as i32 - 1, attempt.duration());
     next_attempt(attempt, &mut draft, attempt.now().saturating_add(pause).unwrap_or(attempt.now()));
     let wait = if pause.is_zero() { String::new() } else { format!(" in {} s", pause.as_secs()) };
-    let text = format!("{change}: the pods are created again{wait}; {why}");
+    let text = format!("{change}: the pods are recreated{wait}; {why}");
     draft.condition(conditions::PLACED, "False", reason, text.clone());
     draft.stage(Stage::Placing, text.clone());
     draft.decide(vec![EventDraft::normal(reason, text)])

@@ -199,7 +199,9 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
             let ahead = attempt.snapshot.ahead.map(ToString::to_string);
             let forecast = attempt.snapshot.forecast.map(|forecast| forecast.message(attempt.now()));
             let cooldown = attempt.snapshot.cooldown_until.map(|until| {
-                format!("it held nodes for as long as it may (queue.longestReservationSeconds), and holds none until {until}")
+                format!(
+                    "its reservation reached queue.longestReservationSeconds, and it gets no other one until {until}"
+                )
             });
             let why = ahead
                 .into_iter()
@@ -247,7 +249,7 @@ fn foreign_gate(pod: &PodView, uses_claims: bool) -> Option<String> {
     Some(match (&pod.group, &pod.admission) {
         // Kueue reports this only in the Workload, not in an event.
         (Some(group), None) if uses_claims && pod.waits_for_kueue() => format!(
-            "waiting for Kueue to admit Workload {group}; the GPUs come by claims, and Kueue 0.18 and later admits no pods that name \
+            "waiting for Kueue to admit Workload {group}; its GPUs are allocated by claims, and Kueue 0.18 and later admits no pods that name \
              claims (docs/queueing.md#kueue)"
         ),
         (Some(_), Some(message)) if pod.waits_for_kueue() => format!("waiting for Kueue: {message}"),
@@ -302,7 +304,7 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
     let running = attempt.count(|pod| pod.phase == Phase::Running || pod.has_succeeded());
     let mut draft = attempt.draft();
     if attempt.all(|pod| !pod.gated) && draft.next.is(conditions::OBJECTS_REFUSED) {
-        let text = "the API server has accepted what the pods need to start".to_string();
+        let text = "the API server has accepted the objects that the pods need".to_string();
         draft.condition(conditions::OBJECTS_REFUSED, "False", conditions::ACCEPTED, text);
     }
     let is_new = status::reason_of(&draft.next, conditions::SUCCEEDED) != Some(Stage::Running.reason());

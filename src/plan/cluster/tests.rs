@@ -33,14 +33,14 @@ fn a_decision_writes_the_status_and_nothing_else() {
     let first = world.step();
     assert!(
         first.actions.is_empty() && first.status.is_some(),
-        "the attempt is written before anything is made for it"
+        "the attempt is written before its objects are created"
     );
     let second = world.step();
     let kinds: Vec<&str> =
         second.actions.iter().map(|a| if let Action::Create(o) = a { o.kind().name() } else { "-" }).collect();
     assert_eq!(kinds, ["PodDisruptionBudget", "Service", "NetworkPolicy", "Pod", "Pod"]);
     let place = world.step();
-    assert!(place.actions.is_empty(), "the place is written before a gate is lifted");
+    assert!(place.actions.is_empty(), "the placement is written before a gate is lifted");
     assert!(world.pods.iter().all(|pod| pod.gated));
     let lift = world.step();
     assert!(lift.actions.iter().all(|action| matches!(action, Action::Release { .. })) && lift.actions.len() == 2);
@@ -55,7 +55,7 @@ fn a_gang_waits_as_a_whole_and_names_the_short_resource() {
     world.run();
     assert_eq!(world.stage(), "Queued");
     assert!(world.message().starts_with("1 of 2 needed nodes have room for cpu 2"), "{}", world.message());
-    assert!(world.pods.iter().all(|pod| pod.gated), "no pod holds anything");
+    assert!(world.pods.iter().all(|pod| pod.gated), "no pod takes resources");
     world.node("n1", "4");
     world.run();
     assert_eq!(world.stage(), "Running");
@@ -74,7 +74,7 @@ fn a_job_created_before_the_driver_gets_its_gpus_by_claims() {
     world.nodes.get_mut("n0").unwrap().offered = Some(0b1);
     let decided = world.step();
     assert_eq!((world.attempt(), mechanism(&world)), (2, Some(DeviceAllocation::Claims)));
-    assert!(world.message().starts_with("the nodes give GPUs by Claims now: the pods are created again; "));
+    assert!(world.message().starts_with("the nodes now provide GPUs by Claims: the pods are recreated; "));
     assert_eq!((decided.actions.len(), decided.events.len()), (0, 1));
     world.run();
     assert!(world.pods.iter().all(|pod| pod.attempt == 2), "{:?}", world.pods);
@@ -92,7 +92,7 @@ fn a_job_created_before_the_driver_gets_its_gpus_by_claims() {
         node.allocatable = if by_plugin { node.allocatable.plus(&gpu) } else { node.allocatable.less(&gpu) };
         world.step();
         assert_eq!(world.attempt(), attempt, "{}", world.message());
-        assert!(world.message().contains(&format!("the pods are created again in {pause} s; ")), "{}", world.message());
+        assert!(world.message().contains(&format!("the pods are recreated in {pause} s; ")), "{}", world.message());
         assert_eq!(world.step().wake, Some(at(world.now + pause)));
         world.now += pause;
         world.run();
@@ -107,10 +107,7 @@ fn a_peer_failure_is_not_the_root_cause() {
     world.now = 10;
     world.exit("a-1-0", 4, "");
     let looks = world.plan();
-    assert!(
-        looks.status.is_none_or(|status| status.attempt == Some(1)),
-        "a failed peer names another one: wait for it"
-    );
+    assert!(looks.status.is_none_or(|status| status.attempt == Some(1)), "wait for the failure that the peer reports");
     world.exit("a-1-2", 7, "disk on fire");
     world.run();
     assert_eq!((world.stage(), world.attempt()), ("Running", 2));
@@ -196,7 +193,7 @@ fn setting_the_clock_back_delays_nothing() {
     world.run();
     world.now -= 3600;
     world.run();
-    assert_eq!((world.stage(), world.attempt()), ("Running", 1), "what runs is not disturbed");
+    assert_eq!((world.stage(), world.attempt()), ("Running", 1), "running pods are not affected");
     world.exit("a-1-0", 9, "");
     world.run();
     world.exit("a-2-0", 9, "");
@@ -204,18 +201,18 @@ fn setting_the_clock_back_delays_nothing() {
     assert_eq!((world.stage(), world.attempt()), ("Restarting", 3), "a pause");
     world.now -= 3600;
     world.run();
-    assert_eq!(world.stage(), "Running", "the pause is not an hour");
+    assert_eq!(world.stage(), "Running", "the pause does not become an hour");
     world.exit("a-3-0", 4, "");
     world.now -= 3600;
     world.run();
-    assert_eq!(world.attempt(), 4, "nor is the wait for the root cause");
+    assert_eq!(world.attempt(), 4, "neither does the wait for the root cause");
     world.now += 20;
     world.run();
     assert_eq!(world.stage(), "Running");
     let since = at(world.now + 3600);
     world.nodes.get_mut("n0").unwrap().silent_since = Some(since);
     world.step();
-    assert_eq!(world.attempt(), 5, "nor that for a lost node");
+    assert_eq!(world.attempt(), 5, "neither does the wait for a lost node");
 }
 
 /// Regression test: a job with a limit of an hour that waited for two hours was stopped before it
@@ -237,7 +234,7 @@ fn time_in_the_queue_does_not_count_for_the_deadline() {
     world.run();
     world.now = 659;
     world.run();
-    assert_eq!((world.stage(), world.attempt()), ("Running", 2), "a restart is part of the time");
+    assert_eq!((world.stage(), world.attempt()), ("Running", 2), "time before a restart counts");
     world.now = 660;
     world.run();
     assert_eq!(world.stage(), "Failed");
@@ -360,7 +357,7 @@ fn figures_are_written_every_ten_seconds_and_stages_at_once() {
     snapshot.rules.now = at(10);
     assert!(plan(&snapshot).status.is_some());
     snapshot.rules.now = at(-3600);
-    assert!(plan(&snapshot).status.is_some(), "a clock that is set back does not stop them");
+    assert!(plan(&snapshot).status.is_some(), "setting the clock back does not stop status writes");
     snapshot.rules.now = at(3);
     let mut held = world.job.clone();
     held.spec.suspend = true;
@@ -389,16 +386,16 @@ fn waiting_messages_are_written_once_a_minute_per_job_and_once_a_second_in_total
     world.node("n1", "1500m");
     world.now = 59;
     let waits = world.plan();
-    assert_eq!((waits.status.is_none(), waits.wake), (true, Some(at(60))), "only the words change");
+    assert_eq!((waits.status.is_none(), waits.wake), (true, Some(at(60))), "only the message changes");
     world.now = 60;
     assert!(world.plan().status.is_some());
     world.queue_length = 500;
-    assert_eq!(world.plan().wake, Some(at(500)), "all that wait write once a second together");
+    assert_eq!(world.plan().wake, Some(at(500)), "queued jobs together write once a second");
     world.now = 500;
     assert!(world.plan().status.is_some());
     world.now = 5;
     world.node("n1", "4");
-    assert!(world.plan().status.is_some_and(|status| status.is(conditions::PLACED)), "a place is no word");
+    assert!(world.plan().status.is_some_and(|status| status.is(conditions::PLACED)), "a placement is written at once");
 }
 
 #[test]
@@ -475,7 +472,7 @@ proptest! {
             let done = world.step();
             if was_over {
                 let makes = |a: &Action| matches!(a, Action::Create(_) | Action::Repair(_) | Action::Release { .. });
-                prop_assert!(!done.actions.iter().any(makes), "made after the end");
+                prop_assert!(!done.actions.iter().any(makes), "created after the end");
                 prop_assert_eq!(&world.job.status, &old);
             }
             if let Some(status) = &done.status {
@@ -484,7 +481,7 @@ proptest! {
                 let ended = status.completion_time.as_ref().map(|time| time.0);
                 prop_assert!(ended.is_none_or(|ended| ended >= status.start_time.as_ref().unwrap().0), "ends before its start");
                 let decided = old.as_ref().and_then(|old| old.attempt) != status.attempt;
-                prop_assert!(!decided || done.actions.is_empty(), "a new attempt and actions at once");
+                prop_assert!(!decided || done.actions.is_empty(), "a new attempt together with actions");
                 before = now;
             }
             let ready = world.pods.iter().filter(|pod| !pod.gated).map(|pod| pod.attempt).collect::<std::collections::BTreeSet<_>>();

@@ -85,7 +85,7 @@ fn measured(snapshot: &JobSnapshot<'_>, draft: &mut Draft<'_>) -> Option<EventDr
     let predicted = predicted.map_or(String::new(), |rate| format!(" ({rate} GB/s predicted for GPUs and their NICs)"));
     let rate = |bytes: f64| format!("{:.3} GB/s", bytes / 1e9);
     let (got, least) = (rate(found.bus_bandwidth), rate(found.least));
-    let mut message = format!("{got} in an all-reduce over {} ranks, {least} asked for{predicted}", found.ranks);
+    let mut message = format!("{got} in an all-reduce over {} ranks, {least} required{predicted}", found.ranks);
     let slow = found.slow();
     for link in slow.iter().take(MAX_SLOW_NAMED) {
         let (from, to) =
@@ -141,7 +141,7 @@ pub(super) fn policy_violation(job: &TrainJob) -> Option<String> {
     let policy = &job.spec.fabric;
     let stops = policy.mode == FabricMode::Required && policy.on_fallback == FallbackAction::Fail;
     let found = observed(job).filter(|found| stops && found.verdict == ObservedVerdict::OtherTransport)?;
-    Some(format!("{}; spec.fabric.onFallback says Fail", found.message))
+    Some(format!("{}; spec.fabric.onFallback is Fail", found.message))
 }
 
 #[cfg(test)]

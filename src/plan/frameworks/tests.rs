@@ -72,7 +72,7 @@ fn one_process_per_node_needs_no_torchrun() {
     assert_eq!(value(&single, "WORLD_SIZE"), Some(Source::Value("4".into())));
     assert_eq!(value(&single, "RANK"), Some(Source::Value("1".into())));
     let several = of("Torch", 4, 8);
-    assert_eq!((value(&several, "WORLD_SIZE"), value(&several, "RANK")), (None, None), "only torchrun can say these");
+    assert_eq!((value(&several, "WORLD_SIZE"), value(&several, "RANK")), (None, None), "only torchrun sets these");
     assert_eq!(value(&several, "PET_NPROC_PER_NODE"), Some(Source::Value("8".into())));
 }
 
@@ -136,8 +136,8 @@ fn user_overrides_are_reported() {
     assert_eq!(
         conflicts,
         [
-            "spec.trainer.env[PET_NODE_RANK]: the value is taken; Switchyard would set it: it differs from node to node, and with one value for all they do not find each other",
-            "spec.trainer.env[PET_NPROC_PER_NODE]: the value is taken; Switchyard would set it: from here on it is yours to keep right",
+            "spec.trainer.env[PET_NODE_RANK]: the value is taken; Switchyard would set it: it differs from node to node, and with a single value the nodes cannot find each other",
+            "spec.trainer.env[PET_NPROC_PER_NODE]: the value is taken; Switchyard would set it: keeping it correct is now up to you",
         ]
     );
 }
@@ -198,6 +198,6 @@ proptest! {
         let own: std::collections::BTreeSet<&str> = entries(&made, 0).iter().chain(&entries(&made, nodes - 1)).map(|entry| entry.name).collect();
         let decided = asked.keys().chain(of_template.keys()).filter(|index| own.contains(name(**index).as_str())).count();
         let taken = conflicts.iter().filter(|conflict| matches!(conflict, objects::MergeConflict::Taken { .. })).count();
-        prop_assert_eq!(taken, decided, "each is said");
+        prop_assert_eq!(taken, decided, "each is reported");
     }
 }

@@ -104,7 +104,7 @@ pub(crate) fn read(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
         faults.push(Invalid {
             field: format!("spec.trainer.env[{index}].value"),
             got: format!("text with a NUL character for {}", entry.name),
-            expected: "text without, as the environment of a process cannot hold it".to_string(),
+            expected: "text without NUL, which a process environment cannot contain".to_string(),
         });
     }
     let processes_per_node = processes_per_node(job);
@@ -202,7 +202,7 @@ fn too_many_ranks(job: &TrainJob, per_node: u32) -> Option<Invalid> {
         field: "spec.trainer.numNodes".into(),
         got: format!("{nodes} with {per_node} processes each, {ranks} ranks in all"),
         expected: format!(
-            "at most {} nodes: framework Switchyard has at most {MAX_RANKS} ranks, other frameworks as many as there are",
+            "at most {} nodes: framework Switchyard has at most {MAX_RANKS} ranks, other frameworks have no limit",
             MAX_RANKS / per_node
         ),
     })

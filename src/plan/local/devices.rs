@@ -72,14 +72,14 @@ pub(super) fn choose(
     }
     let mut seen = BTreeSet::new();
     if let Some(twice) = indexes.iter().find(|index| !seen.insert(**index)) {
-        return Err(invalid(format!("{list}: GPU {twice} twice"), "a GPU of its own for each rank"));
+        return Err(invalid(format!("{list}: GPU {twice} twice"), "a separate GPU for each rank"));
     }
     let chosen: Vec<&Gpu> = indexes.iter().map(|index| find_gpu(*index, gpus)).collect::<Result<_, _>>()?;
     if let Some(visible) = visible.filter(|visible| !makes_visible(visible, &chosen)) {
-        return Err(invalid(list, format!("GPUs that {VISIBLE}={visible} shows, or none of that variable")));
+        return Err(invalid(list, format!("GPUs that {VISIBLE}={visible} lists, or that variable unset")));
     }
     if let Some((_, value)) = job.env.iter().find(|(name, _)| name == VISIBLE) {
-        let expected = format!("no other choice: spec.trainer.env sets {VISIBLE}={value}");
+        let expected = format!("no --devices, because spec.trainer.env sets {VISIBLE}={value}");
         return Err(invalid(list, expected));
     }
     Ok((0..).zip(chosen).map(|(rank, gpu)| planned(rank, gpu)).collect())
@@ -172,19 +172,20 @@ mod tests {
     fn an_impossible_device_choice_is_rejected_with_the_reason() {
         for (indexes, visible, expected) in [
             (&[0][..], None, "--devices: got 0; expected one GPU for each of 2 ranks, or trainer.numProcPerNode 1"),
-            (&[0, 0], None, "--devices: got 0,0: GPU 0 twice; expected a GPU of its own for each rank"),
+            (&[0, 0], None, "--devices: got 0,0: GPU 0 twice; expected a separate GPU for each rank"),
             (&[0, 7], None, "--devices: got GPU 7; expected one of 0, 1, 2"),
             (&[0, 2], None, "--devices: got GPU 2, which MIG splits into 0 instances; expected a whole GPU"),
             (
                 &[0, 1],
                 Some("0,3"),
-                "--devices: got 0,1; expected GPUs that CUDA_VISIBLE_DEVICES=0,3 shows, or none of that variable",
+                "--devices: got 0,1; expected GPUs that CUDA_VISIBLE_DEVICES=0,3 lists, or that variable unset",
             ),
         ] {
             assert_eq!(chosen(indexes, visible, json!([])), Err(expected.to_owned()));
         }
         let env = json!([{"name": VISIBLE, "value": "5"}]);
-        let expected = "--devices: got 0,1; expected no other choice: spec.trainer.env sets CUDA_VISIBLE_DEVICES=5";
+        let expected =
+            "--devices: got 0,1; expected no --devices, because spec.trainer.env sets CUDA_VISIBLE_DEVICES=5";
         assert_eq!(chosen(&[0, 1], None, env), Err(expected.to_owned()));
     }
 }

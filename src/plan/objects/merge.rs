@@ -15,7 +15,7 @@ use switchyard_worker_contract::pod as paths;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MergeConflict {
     /// A template setting that is ignored.
-    #[error("{field}: {theirs} is not taken; {ours}")]
+    #[error("{field}: {theirs} is ignored; {ours}")]
     NotTaken {
         /// Path of the field.
         field: String,
@@ -56,7 +56,7 @@ pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<M
         conflict(
             "spec.restartPolicy".into(),
             policy.clone(),
-            "Never: a rank cannot come back alone, the group starts again",
+            "Never: a rank cannot restart alone, the whole group restarts",
         );
     }
     if valid.request.nodes > 1 {
@@ -95,7 +95,7 @@ pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<M
         for mount in trainer.volume_mounts.iter().flatten() {
             let path = mount.mount_path.trim_end_matches('/');
             if [paths::CONFIG_DIR, paths::KEY_DIR].contains(&path) {
-                conflict(at(&format!("volumeMounts[{path}]")), "the mount".into(), "Switchyard's own lies there");
+                conflict(at(&format!("volumeMounts[{path}]")), "the mount".into(), "Switchyard mounts its own there");
             }
             if job.spec.checkpoint.as_ref().and_then(mounted).is_some_and(|(name, at)| at == path && name != mount.name)
             {
@@ -122,7 +122,7 @@ pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<M
             conflict(
                 at(&format!("env[{}]", entry.name)),
                 "the value".into(),
-                "Switchyard sets it: it says which rank this is",
+                "Switchyard sets it: it identifies the rank",
             );
         } else if users.contains(entry.name.as_str()) {
             conflict(at(&format!("env[{}]", entry.name)), "the value".into(), "spec.trainer.env is taken");
@@ -142,9 +142,9 @@ fn taken_variables(job: &TrainJob, valid: &ValidJob) -> Vec<MergeConflict> {
         match sources {
             (None, None) => None,
             (first, last) if valid.request.nodes > 1 && (first != last || matches!(first, Some(Source::Field(_)))) => {
-                Some("it differs from node to node, and with one value for all they do not find each other")
+                Some("it differs from node to node, and with a single value the nodes cannot find each other")
             }
-            _ => Some("from here on it is yours to keep right"),
+            _ => Some("keeping it correct is now up to you"),
         }
     };
     let trainer_env = job.spec.trainer.env.iter().map(|entry| ("spec.trainer", &entry.name));
@@ -179,7 +179,7 @@ pub fn faults(job: &TrainJob) -> Vec<Invalid> {
         fault(
             field,
             format!("an init container `{TRAINER}`"),
-            "another name: it is the name of the container that trains",
+            "another name: it is reserved for the training container",
         );
     }
     for container in spec.containers.iter().filter(|container| container.name != TRAINER).chain(init) {
@@ -210,7 +210,7 @@ pub fn faults(job: &TrainJob) -> Vec<Invalid> {
         }
         if ["", paths::CONFIG_DIR, paths::KEY_DIR, paths::RUN_DIR].contains(&path) {
             let got = format!("`{path}`");
-            fault("spec.checkpoint.path".into(), got, "a directory in which nothing of Switchyard lies");
+            fault("spec.checkpoint.path".into(), got, "a directory that Switchyard does not use");
         }
     }
     if spec.node_name.is_some() {

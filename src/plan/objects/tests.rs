@@ -210,7 +210,11 @@ fn the_checkpoint_volume_is_mounted() {
     let ours = ("ckpt".to_string(), None, Some(false));
     assert_eq!(mounts_of(&saved("/ckpt/", volumes(), json!([]))), (vec![ours.clone()], 0));
     let other = json!([{"name": "other", "mountPath": "/ckpt"}]);
-    assert_eq!(mounts_of(&saved("/ckpt", volumes(), other)), (vec![ours], 1), "ours is taken, and that is said");
+    assert_eq!(
+        mounts_of(&saved("/ckpt", volumes(), other)),
+        (vec![ours], 1),
+        "our mount wins and the conflict is reported"
+    );
     let part = json!([{"name": "ckpt", "mountPath": "/ckpt", "subPath": "a"}]);
     let theirs = ("ckpt".to_string(), Some("a".to_string()), None);
     assert_eq!(

@@ -67,7 +67,7 @@ fn missing_slices_and_slices_of_another_placement_are_not_joined() {
     let mut part = whole.clone();
     part.remove(&format!("{}-1", named.name_prefix));
     assert_eq!(join(&named, &part), None, "one is missing");
-    assert_eq!(join(&named, &known(&named.name_prefix, cut(1, &theirs))), None, "another place");
+    assert_eq!(join(&named, &known(&named.name_prefix, cut(1, &theirs))), None, "another placement");
     let mut edited = whole.clone();
     edited.get_mut(&format!("{}-0", named.name_prefix)).unwrap().nodes[7].gpus.swap(0, 1);
     assert_eq!(join(&named, &edited), None, "another order of GPUs");
@@ -75,7 +75,7 @@ fn missing_slices_and_slices_of_another_placement_are_not_joined() {
     beyond[0].nodes[0].shape = 9;
     let prefix = format!("a-1-{}", digest(&beyond));
     let wrong = SlicesStatus { name_prefix: prefix.clone(), ..named };
-    assert_eq!(join(&wrong, &known(&prefix, beyond)), None, "a shape that is not there");
+    assert_eq!(join(&wrong, &known(&prefix, beyond)), None, "a missing shape");
 }
 
 /// Two controllers that decide differently do not overwrite each other's slices.

@@ -46,7 +46,7 @@ async fn a_stream_of_small_jobs_does_not_starve_a_big_gang() -> Result<()> {
     for number in 0..6 {
         scene.create(&format!("small{number}"), 1, 8, "succeed-after=1s", json!({})).await?;
     }
-    scene.tells("small5", "3 nodes are held for ").await?;
+    scene.tells("small5", "3 nodes are reserved for ").await?;
     scene.jobs.wait_stage("big", "Running").await?;
     let small: Vec<_> = scene.stages().await?.into_iter().filter(|(name, _)| name.starts_with("small")).collect();
     assert!(small.iter().all(|(_, stage)| stage == "Queued"), "{small:?}");

@@ -83,7 +83,7 @@ fn a_changed_node_wakes_the_head_and_jobs_it_can_help() {
     fixture.enqueue("two", 2, 2, json!({}), WaitReason::Room { open: 0 });
     fixture.enqueue("selects", 3, 1, selects("fast"), WaitReason::Room { open: 0 });
     fixture.enqueue("fabric", 4, 1, json!({}), WaitReason::Fabric);
-    assert_eq!(fixture.busy(0, "7"), ["fabric", "head"], "too little is free for a pod");
+    assert_eq!(fixture.busy(0, "7"), ["fabric", "head"], "too little room for a pod");
     // The head has reserved all nodes against the jobs behind it.
     assert_eq!(fixture.busy(0, "0"), ["fabric", "head"]);
     fixture.0.leave_queue(&key("head"), &JobId { namespace: "t".into(), uid: "head".into() });
@@ -95,7 +95,7 @@ fn a_changed_node_wakes_the_head_and_jobs_it_can_help() {
     assert_eq!(fixture.busy(3, "3"), ["fabric", "one", "two"], "the third and the fourth");
     fixture.busy(3, "8");
     fixture.busy(2, "8");
-    assert_eq!(fixture.busy(0, "3"), ["fabric", "one"], "the others are taken again");
+    assert_eq!(fixture.busy(0, "3"), ["fabric", "one"], "the other nodes are full again");
     let woken: Vec<String> = fixture.node("n9", json!({"disk": "fast"})).into_iter().map(|key| key.name).collect();
     assert_eq!(woken, ["fabric", "one", "selects", "two"]);
 }
@@ -139,17 +139,13 @@ fn the_reservation_moves_to_nodes_that_become_free() {
     fixture.enqueue("late", 1, 1, json!({}), WaitReason::Room { open: 0 });
     assert_eq!(fixture.held("late", Timestamp::UNIX_EPOCH).0, ["n0", "n1"]);
     fixture.busy(3, "0");
-    assert_eq!(
-        fixture.held("late", Timestamp::UNIX_EPOCH).0,
-        ["n0", "n3"],
-        "of two that are equal, the one that is held"
-    );
+    assert_eq!(fixture.held("late", Timestamp::UNIX_EPOCH).0, ["n0", "n3"], "ties prefer the reserved node");
     fixture.busy(2, "0");
     assert_eq!(
         fixture.held("late", Timestamp::UNIX_EPOCH),
         (vec!["n2".into(), "n3".into()], Some(Timestamp::UNIX_EPOCH))
     );
-    assert_eq!(fixture.busy(1, "0"), ["head", "late"], "a node that nobody holds any more");
+    assert_eq!(fixture.busy(1, "0"), ["head", "late"], "the node is no longer reserved");
 }
 
 /// When the start of the head is delayed, jobs that can now use the reserved nodes are woken.
@@ -211,9 +207,9 @@ fn a_job_like_one_ahead_that_found_too_few_nodes_is_enqueued_unplanned() {
     fixture.enqueue("head", 1, 2, json!({}), WaitReason::Room { open: 1 });
     assert!(enqueue_by_status(&mut fixture, "two", 2, 2, json!({})), "one node has room");
     assert!(!enqueue_by_status(&mut fixture, "one", 3, 1, json!({})), "which is enough for this one");
-    assert!(!enqueue_by_status(&mut fixture, "selects", 4, 2, selects), "it asks for other nodes");
+    assert!(!enqueue_by_status(&mut fixture, "selects", 4, 2, selects), "it needs other nodes");
     assert!(!enqueue_by_status(&mut fixture, "suspended", 5, 2, json!({"suspend": true})));
-    assert!(!enqueue_unplanned(&mut fixture, "two"), "once: then it is planned");
+    assert!(!enqueue_unplanned(&mut fixture, "two"), "only once, then it is planned");
     assert!(fixture.0.needs_planning(&key("two")));
     assert_eq!(fixture.held("two", Timestamp::UNIX_EPOCH).0, ["n0", "n1"]);
     fixture.busy(3, "0");
@@ -221,8 +217,8 @@ fn a_job_like_one_ahead_that_found_too_few_nodes_is_enqueued_unplanned() {
     assert!(enqueue_by_status(&mut fixture, "four", 7, 3, json!({})), "two are too few for this one");
     let mut fixture = Fixture::new(4);
     fixture.enqueue("impossible", 1, 9, json!({}), WaitReason::Room { open: 1 });
-    assert!(!enqueue_by_status(&mut fixture, "first", 2, 2, json!({})), "that one stands in nobody's way");
-    assert!(!enqueue_by_status(&mut fixture, "earlier", 1, 3, json!({})), "it comes before the other");
+    assert!(!enqueue_by_status(&mut fixture, "first", 2, 2, json!({})), "a hopeless job blocks no other");
+    assert!(!enqueue_by_status(&mut fixture, "earlier", 1, 3, json!({})), "it is ahead of the other");
 }
 
 /// Reserved nodes count as room only for jobs that end before the head can start.
@@ -250,7 +246,7 @@ fn raising_the_limit_of_a_queued_job_drops_its_reservation() {
     let mut raised = (*fixture.0.jobs[&key("short")]).clone();
     raised.spec.active_deadline_seconds = Some(200);
     fixture.0.apply_job(raised.clone());
-    assert_eq!(fixture.0.head(), Some(key("short")), "a lower limit takes nothing from others");
+    assert_eq!(fixture.0.head(), Some(key("short")), "a lower limit harms no other job");
     raised.spec.active_deadline_seconds = Some(2_592_000);
     let freed = fixture.0.apply_job(raised).room;
     assert_eq!((fixture.0.head(), fixture.0.reservation.is_none()), (Some(key("old")), true));

@@ -55,7 +55,7 @@ fn a_job_becomes_visible_only_with_all_its_nodes() {
     for order in [[0, 1], [1, 0]] {
         let mut index = Index::default();
         index.apply_pod(&pod(299));
-        assert_eq!(index.show_job(job.clone()).jobs, [key()].into(), "somebody has to look for the slices");
+        assert_eq!(index.show_job(job.clone()).jobs, [key()].into(), "the job is reconciled to look for its slices");
         assert_eq!((nodes_shown(&index), index.usage.share("p299")), (None, None));
         let first = index.show_slice(parts[order[0]].clone());
         assert!(nodes_shown(&index).is_none(), "{first:?}");
@@ -68,7 +68,7 @@ fn a_job_becomes_visible_only_with_all_its_nodes() {
     parts.iter().cloned().for_each(|part| drop(index.show_slice(part)));
     index.show_job(job);
     assert_eq!(nodes_shown(&index), Some(300), "a list may show the slices first");
-    assert!(index.slice_join.known.values().all(BTreeMap::is_empty), "nothing is kept twice");
+    assert!(index.slice_join.known.values().all(BTreeMap::is_empty), "slices are not stored twice");
 }
 
 /// A deleted slice does no harm while the placement is in memory: the controller writes the slice
@@ -80,7 +80,7 @@ fn a_visible_job_no_longer_needs_its_slices() {
     parts.iter().cloned().for_each(|part| drop(index.show_slice(part)));
     index.show_job(job);
     let gone = index.hide_slice(&parts[0].metadata);
-    assert!(gone.jobs.contains(&key()), "it has to be written again");
+    assert!(gone.jobs.contains(&key()), "the slice must be recreated");
     let (later, _) = stored(&whole(2, "n"));
     index.show_job(later);
     assert_eq!((nodes_shown(&index), index.missing_slice(&key())), (Some(300), None));
@@ -89,9 +89,9 @@ fn a_visible_job_no_longer_needs_its_slices() {
     index.show_job(moved);
     assert!(
         index.missing_slice(&key()).is_some_and(|missing_slice| missing_slice.slice.is_some()),
-        "another place has other slices"
+        "another placement has other slices"
     );
-    assert_eq!(index.jobs[&key()].metadata.resource_version.as_deref(), Some("2"), "it holds what it had");
+    assert_eq!(index.jobs[&key()].metadata.resource_version.as_deref(), Some("2"), "it keeps its previous state");
 }
 
 #[test]
@@ -131,7 +131,11 @@ fn a_job_whose_slices_are_gone_is_shown_without_nodes() {
     index.show_without_nodes(&key());
     assert_eq!((nodes_shown(&index), index.missing_slice(&key())), (Some(0), None));
     index.show_job(job);
-    assert_eq!((nodes_shown(&index), index.missing_slice(&key())), (Some(0), None), "it is not looked for again");
+    assert_eq!(
+        (nodes_shown(&index), index.missing_slice(&key())),
+        (Some(0), None),
+        "the slices are not looked for again"
+    );
 }
 
 #[test]

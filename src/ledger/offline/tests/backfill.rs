@@ -32,19 +32,19 @@ fn a_job_that_ends_before_the_head_starts_is_backfilled() {
     assert_eq!(nodes(&short), ["n2"]);
     let overtaking =
         short.ahead.as_ref().and_then(|ahead| ahead.describe_overtaking(&short.placement.as_ref().unwrap().status));
-    let expected = "ends before ns/gang, which is ahead in the queue, can begin by 2026-06-01T13:00:00Z";
+    let expected = "ends before ns/gang, which is ahead in the queue, can start by 2026-06-01T13:00:00Z";
     assert_eq!(overtaking.as_deref(), Some(expected));
 
     let long = late(json!(3601));
     assert!(long.placement.is_err());
-    assert_eq!(ahead_message(&long), "3 nodes are held for ns/gang, which is ahead in the queue");
+    assert_eq!(ahead_message(&long), "3 nodes are reserved for ns/gang, which is ahead in the queue");
     let expected =
-        "ns/gang can begin by 2026-06-01T13:00:00Z: this job may still run then (activeDeadlineSeconds: 3601)";
+        "ns/gang can start by 2026-06-01T13:00:00Z: this job may still be running then (activeDeadlineSeconds: 3601)";
     assert_eq!(forecast(&long, Some(3601)).as_deref(), Some(expected));
 
     let unlimited = late(Value::Null);
     assert!(unlimited.placement.is_err());
-    let expected = "ns/gang can begin by 2026-06-01T13:00:00Z: with an activeDeadlineSeconds that ends before that, this job may use them until then";
+    let expected = "ns/gang can start by 2026-06-01T13:00:00Z: with an activeDeadlineSeconds that ends before that, this job can use them until then";
     assert_eq!(forecast(&unlimited, None).as_deref(), Some(expected));
 }
 
@@ -156,10 +156,10 @@ fn run_time_estimates_replace_missing_limits() {
         assert_eq!(ahead.start, Some((now + HOUR, Basis::RunTimes)));
         assert_eq!(ahead.ends_before, goes.then_some(Basis::RunTimes));
         let message = ahead.forecast(None).unwrap();
-        assert!(message.starts_with("ns/gang is expected to begin by 2026-06-01T13:00:00Z: "), "{message}");
+        assert!(message.starts_with("ns/gang is expected to start by 2026-06-01T13:00:00Z: "), "{message}");
         assert_eq!(message.contains("jobs like this one ran for less"), goes, "{message}");
         if let Ok(placement) = &verdict.placement {
-            let expected = "is expected to end before ns/gang, which is ahead in the queue, is expected to begin by 2026-06-01T13:00:00Z";
+            let expected = "is expected to end before ns/gang, which is ahead in the queue, is expected to start by 2026-06-01T13:00:00Z";
             assert_eq!(ahead.describe_overtaking(&placement.status).as_deref(), Some(expected));
         }
     }
@@ -209,7 +209,7 @@ fn a_limit_raised_after_placement_delays_no_other_job() {
     let start = |items: &[Value]| explain(items, now, &fresh("late", 1, json!({}))).ahead.unwrap().start;
     assert_eq!(start(&items), Some((now + SignedDuration::from_secs(60), Basis::Limits)));
     items[3]["spec"]["activeDeadlineSeconds"] = json!(3601);
-    assert_eq!(start(&items), Some((now + SignedDuration::from_secs(1), Basis::Limits)), "a lower one counts");
+    assert_eq!(start(&items), Some((now + SignedDuration::from_secs(1), Basis::Limits)), "a lower limit counts");
     // Once the first limit has passed, the head need not wait for the second.
     items[3]["spec"].as_object_mut().unwrap().remove("activeDeadlineSeconds");
     items[3]["status"]["placedLimitSeconds"] = json!(3600);
@@ -219,8 +219,8 @@ fn a_limit_raised_after_placement_delays_no_other_job() {
         let cluster = Cluster::of(&items, Defaults::default(), Levels::default(), now).unwrap();
         cluster.index.job_states[&JobId { namespace: "ns".into(), uid: "small".into() }].preempted_by.clone()
     };
-    let why = "ns/gang (priority 0); its limit was raised after it was placed, and the one that it was placed with has passed";
-    assert_eq!([to(0, &items), to(1, &items)], [Some(why.to_string()), None], "not to a job of lower priority");
+    let why = "ns/gang (priority 0); its limit was raised after placement, and the original limit has passed";
+    assert_eq!([to(0, &items), to(1, &items)], [Some(why.to_string()), None], "never by a job of lower priority");
     items[3]["spec"]["activeDeadlineSeconds"] = json!(3600);
     assert_eq!(to(0, &items), None, "it was not raised");
 }

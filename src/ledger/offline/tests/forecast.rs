@@ -74,7 +74,7 @@ fn foreign_pods_are_not_expected_to_end() {
     }));
     assert_eq!(
         forecasts(&items)[0],
-        "first in the queue, no forecast: it needs more than the jobs that run and wait will give back"
+        "first in the queue, no forecast: it needs more than the running and queued jobs will release"
     );
 }
 

@@ -31,14 +31,14 @@ fn a_node_is_reserved_only_if_its_pods_end_by_themselves() {
         items.push(other("n2", spec.clone()));
         let late = cluster(&items).explain(&fresh("late", 1, json!({})), PreviousPlacement::Ignored).unwrap();
         assert_eq!(
-            (late.placement.is_err(), ahead_message(&late).starts_with("3 nodes are held")),
+            (late.placement.is_err(), ahead_message(&late).starts_with("3 nodes are reserved")),
             (is_held, is_held),
             "{spec}"
         );
         // With a fourth node, three nodes can be reserved without the other pod.
         items.push(node("n4"));
         let late = cluster(&items).explain(&fresh("late", 1, json!({})), PreviousPlacement::Ignored).unwrap();
-        assert!(ahead_message(&late).starts_with("3 nodes are held"), "{spec}: {}", ahead_message(&late));
+        assert!(ahead_message(&late).starts_with("3 nodes are reserved"), "{spec}: {}", ahead_message(&late));
     }
 }
 
@@ -104,11 +104,11 @@ fn the_reservation_expires_and_is_followed_by_an_equal_cooldown() {
     };
     let second = SignedDuration::from_secs(1);
     assert_eq!(at(&mut cluster, now), (false, Some(now + DAY)));
-    assert_eq!(at(&mut cluster, now + DAY - second), (false, Some(now + DAY)), "chosen again, and as old as before");
+    assert_eq!(at(&mut cluster, now + DAY - second), (false, Some(now + DAY)), "recomputing it keeps its age");
     assert_eq!(at(&mut cluster, now + DAY), (true, Some(now + DAY * 2)));
     assert_eq!(cluster.index.cooldown_until(&gang), Some(now + DAY * 2));
     assert_eq!(at(&mut cluster, now + DAY * 2 - second), (true, Some(now + DAY * 2)));
-    assert_eq!(at(&mut cluster, now + DAY * 2), (false, Some(now + DAY * 3)), "it may hold nodes again");
+    assert_eq!(at(&mut cluster, now + DAY * 2), (false, Some(now + DAY * 3)), "it can reserve nodes again");
 }
 
 #[test]

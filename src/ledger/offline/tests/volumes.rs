@@ -39,17 +39,13 @@ fn a_job_waits_for_its_volumes_node_and_reserves_no_other() {
     items.extend(with_claim("pinned", "data"));
     let explain = |items: &[Value], job: &TrainJob| cluster(items).explain(job, PreviousPlacement::Ignored).unwrap();
     let pinned: TrainJob = cluster(&items).job("ns", "pinned").unwrap().clone();
-    assert_eq!(nodes(&explain(&items, &pinned)), ["n2"], "a snapshot without claims says nothing of them");
+    assert_eq!(nodes(&explain(&items, &pinned)), ["n2"], "without claims in the snapshot they are not checked");
     items.extend([claim("data", "pv-1"), volume("pv-1", "n1")]);
     let why = explain(&items, &pinned).placement.unwrap_err();
     assert!(why.sentence.contains("PersistentVolumeClaim data has no volume there"), "{}", why.sentence);
     let late = explain(&items, &fresh("late", 1, json!({})));
     let held = late.ahead.as_ref().map(|ahead| ahead.nodes.as_slice());
-    assert_eq!(
-        (nodes(&late), held),
-        (vec!["n2"], Some(&["n1".to_string()][..])),
-        "it holds the node of its volume only"
-    );
+    assert_eq!((nodes(&late), held), (vec!["n2"], Some(&["n1".to_string()][..])), "it reserves only its volume's node");
     let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
     let new = fresh("new", 1, json!({"template": {"spec": {"volumes": volumes}}}));
     assert!(explain(&items, &new).placement.is_err(), "`plan` reads them for a job that does not exist yet");

@@ -92,7 +92,7 @@ fn nccl_files_exist_before_any_gate_is_lifted() {
                     assert!(text.contains("NCCL_IB_HCA==mlx5_0:1,mlx5_1:1\n"), "{text}");
                     made = true;
                 }
-                Action::Release { .. } => assert!(made, "the pod would wait for a file that nobody has made"),
+                Action::Release { .. } => assert!(made, "the pod would wait for a missing file"),
                 _ => {}
             }
         }
@@ -105,7 +105,7 @@ fn nccl_files_exist_before_any_gate_is_lifted() {
     let fabric = world.job.status.as_ref().unwrap().fabric.clone().unwrap();
     assert_eq!((fabric.transport, fabric.profile.as_deref()), (Some(Transport::RDMA), Some("infiniband")));
     assert_eq!(fabric.resources[0].name, "rdma/shared");
-    assert_eq!(world.pods[0].requests.get("rdma/shared"), 1000, "the scheduler counts it");
+    assert_eq!(world.pods[0].requests.get("rdma/shared"), 1000, "the scheduler accounts for it");
     let (state, message) = condition(&world, conditions::FABRIC_READY);
     assert_eq!(state, "True");
     assert!(
@@ -132,7 +132,11 @@ fn a_job_that_must_not_use_tcp_waits_until_the_ports_are_up() {
     world.run();
     assert_eq!(world.stage(), "Running", "{}", world.message());
     let status = world.job.status.as_ref().unwrap();
-    assert_eq!((status.attempt, status.restarts.as_ref().unwrap().total), (Some(2), 0), "it is no restart");
+    assert_eq!(
+        (status.attempt, status.restarts.as_ref().unwrap().total),
+        (Some(2), 0),
+        "it does not count as a restart"
+    );
     assert_eq!(condition(&world, conditions::FABRIC_READY).0, "True");
 }
 
@@ -161,8 +165,8 @@ fn a_job_that_enforces_its_preflight_waits_until_nothing_blocks() {
     let status = world.job.status.clone().unwrap();
     assert!(status.placement.is_none());
     let findings = status.fabric.and_then(|fabric| fabric.preflight).unwrap().findings;
-    assert_eq!(findings[0].check, 8, "what was found can be read while the job waits");
-    assert!(world.step().status.is_none(), "the same is not written again");
+    assert_eq!(findings[0].check, 8, "findings are visible while the job waits");
+    assert!(world.step().status.is_none(), "an unchanged status is not rewritten");
     set_limit(&mut world, 2, "Unlimited");
     world.run();
     assert_eq!(world.stage(), "Running", "{}", world.message());
@@ -185,7 +189,7 @@ fn a_node_that_fails_preflight_is_excluded_and_the_next_placement_is_tried() {
     world.run();
     let (_, message) = condition(&world, conditions::FABRIC_READY);
     assert!(message.starts_with("preflight check 8 (locked memory): n0: containers may lock 64 KiB"), "{message}");
-    assert_eq!((world.stage(), world.plan().wait_reason), ("Queued", Some(WaitReason::Fabric)), "it holds nothing");
+    assert_eq!((world.stage(), world.plan().wait_reason), ("Queued", Some(WaitReason::Fabric)), "it reserves nothing");
 }
 
 #[test]

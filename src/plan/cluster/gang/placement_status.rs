@@ -120,7 +120,7 @@ impl PlacementStatusBuilder<'_> {
             let all = self.candidates.open().count();
             let mut text =
                 format!("{count} of {all} node{} with room for {}", plural(all as u64), self.demand.pod.amounts);
-            text.push_str(&self.domains().unwrap_or_else(|| ", in the order of their names".into()));
+            text.push_str(&self.domains().unwrap_or_else(|| ", ordered by name".into()));
             if is_known && *bandwidth != UNLIMITED {
                 text.push_str(&format!("; {} GB/s between them", gigabytes(*bandwidth)));
             }
@@ -140,7 +140,7 @@ impl PlacementStatusBuilder<'_> {
             text.push_str(&format!(", GPU{} {}", plural(indices.len() as u64), ranges(indices)));
         }
         if !is_known {
-            text.push_str("; no GPUTopology describes them, so the bandwidth is not known");
+            text.push_str("; no GPUTopology describes them, so the bandwidth is unknown");
             return text;
         }
         let weakest = self.weakest();
@@ -158,9 +158,9 @@ impl PlacementStatusBuilder<'_> {
             let by = match self.limit() {
                 Limit::Ring => "the ring inside a node",
                 Limit::NICs => "the NICs",
-                Limit::Domain => "what the domain lets through",
+                Limit::Domain => "the domain boundary",
                 Limit::NVLinkDomain => "the NVLink domain",
-                Limit::Unknown => "something that this version does not know",
+                Limit::Unknown => "a limit that this version does not know",
             };
             text.push_str(&format!(
                 "; bound by {by} at {} GB/s, best possible {}",
@@ -225,7 +225,7 @@ impl PlacementStatusBuilder<'_> {
         let nodes = self.excluded_where(|_, why| matches!(why, Excluded::Avoided(_)));
         (!nodes.is_empty()).then(|| {
             let are = if nodes.len() == 1 { " is" } else { "s are" };
-            format!("{} node{are} not asked: {}", nodes.len(), self.names(&nodes))
+            format!("{} node{are} avoided: {}", nodes.len(), self.names(&nodes))
         })
     }
 

@@ -165,7 +165,7 @@ fn a_refusal_names_the_binding_constraint_and_a_fix() {
     let refused = cluster.place(&gang_job).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "3 nodes have room for 8 GPUs, cpu 8, but in one example.com/rack there are 2 of 3 at most, in r1; most free GPUs on \
+        "3 nodes have room for 8 GPUs, cpu 8, but one example.com/rack has at most 2 of 3, in r1; most free GPUs on \
          the others: 6; smallest change that fits: topologyPolicy.domains[0].mode: Preferred (192 GB/s), or trainer.numNodes: 2 \
          (192 GB/s)"
     );
@@ -193,7 +193,7 @@ fn a_gpu_without_nvlink_is_not_treated_as_one_with() {
     assert!(refused.contains("minLink: NUMA (40 GB/s)"), "{refused}");
     let gang_job = job(1, 8, json!({"nodeTopology": {"minLink": "NVLink"}}));
     let placed = cluster.place(&gang_job).unwrap();
-    assert!(placed.status.reason.contains("minLink NVLink is given up"), "{}", placed.status.reason);
+    assert!(placed.status.reason.contains("minLink NVLink is not met"), "{}", placed.status.reason);
 }
 
 /// Regression test: trays were predicted NVLink bandwidth, but without a channel NCCL uses the
@@ -210,11 +210,7 @@ fn nvlink_between_nodes_counts_for_pods_that_claim_a_channel() {
     let channel = json!({"spec": {"containers": [], "resourceClaims": [{"name": "channel", "resourceClaimTemplateName": "channel"}]}});
     gang_job.spec.template = serde_json::from_value(channel).unwrap();
     let with = cluster.place(&gang_job).unwrap();
-    assert_eq!(
-        (names(&without), names(&with)),
-        (vec!["a", "c"], vec!["a", "c"]),
-        "near each other they are in any case"
-    );
+    assert_eq!((names(&without), names(&with)), (vec!["a", "c"], vec!["a", "c"]), "both placements stay in one clique");
     let note = "NVLink between them (721.8 GB/s) does not count: the pods claim no channel of a ComputeDomain \
                 (spec.template.spec.resourceClaims)";
     assert_eq!(without.status.limited_by, Some(Limit::NICs));
@@ -251,7 +247,7 @@ fn avoided_nodes_are_named_in_the_placement_reason() {
     let avoided_nodes = [("n00".to_string(), Avoided { reason: why.to_string(), is_last_resort: false })].into();
     let placed = cluster.place_without(&job(1, 8, json!({})), &Levels::default(), &avoided_nodes).unwrap();
     assert_eq!(names(&placed), ["n01"]);
-    assert!(placed.status.reason.ends_with(&format!("; 1 node is not asked: n00 ({why})")), "{}", placed.status.reason);
+    assert!(placed.status.reason.ends_with(&format!("; 1 node is avoided: n00 ({why})")), "{}", placed.status.reason);
 }
 
 #[test]
@@ -279,7 +275,7 @@ fn nodes_without_a_report_are_used_without_a_bandwidth() {
     }
     let refused = old.place(&job(1, 8, strict.clone())).unwrap_err().to_string();
     assert!(refused.contains("its GPUTopology is from 1970-01-12T13:16:39Z"), "{refused}");
-    assert!(old.place(&job(1, 8, json!({}))).is_ok(), "what is only preferred takes what there is");
+    assert!(old.place(&job(1, 8, json!({}))).is_ok(), "a preferred link accepts any node");
     cluster.nodes.values_mut().for_each(|node| node.machine = Some(Err("status.links[3].a: nonsense".into())));
     let refused = cluster.place(&job(2, 8, strict)).unwrap_err().to_string();
     assert!(refused.contains("its GPUTopology cannot be used: status.links[3].a: nonsense"), "{refused}");
@@ -349,13 +345,13 @@ fn other_gpus_are_compared_by_the_gangs_traffic() {
     // Gbit/s NIC.
     let difference = compare(&machine, 1, &gpus([0, 1]), &gpus([0, 2])).unwrap();
     assert!(
-        difference.starts_with("GPUs 0,2 in place of 0-1: ") && difference.ends_with(" GB/s in place of 80"),
+        difference.starts_with("GPUs 0,2 instead of 0-1: ") && difference.ends_with(" GB/s instead of 80"),
         "{difference}"
     );
     assert_eq!(compare(&machine, 2, &gpus([0, 1]), &gpus([0, 2])), None);
     assert_eq!(compare(&machine, 1, &gpus([0, 1]), &gpus([2, 3])), None);
-    assert_eq!(compare(&machine, 2, &[], &gpus([0, 2])), None, "placed before anybody described the node");
-    assert_eq!(compare(&machine, 1, &gpus([0, 1]), &[]), None, "nobody says what it has");
+    assert_eq!(compare(&machine, 2, &[], &gpus([0, 2])), None, "the planned GPUs are unknown");
+    assert_eq!(compare(&machine, 1, &gpus([0, 1]), &[]), None, "the actual GPUs are unknown");
 }
 
 #[test]
@@ -436,8 +432,8 @@ proptest::proptest! {
                     };
                     let set = machine.mask(node.gpus.iter().map(String::as_str));
                     proptest::prop_assert_eq!((node.gpus.len() as u32, set.count_ones()), (gpus, gpus));
-                    proptest::prop_assert_eq!(set & !(machine.usable & !view.taken), 0, "somebody has it");
-                    proptest::prop_assert!(gpus == 0 || !claims || set & !view.offered.unwrap_or(0) == 0, "nobody offers it");
+                    proptest::prop_assert_eq!(set & !(machine.usable & !view.taken), 0, "a GPU is already taken");
+                    proptest::prop_assert!(gpus == 0 || !claims || set & !view.offered.unwrap_or(0) == 0, "a GPU is not offered");
                 }
             }
             Err(why) => proptest::prop_assert!(!why.to_string().is_empty()),

@@ -152,7 +152,10 @@ fn recorded_kueue_objects_are_parsed() {
     let workload: Value = recorded(include_str!("recorded/workload.json"));
     let sets = workload["spec"]["podSets"].as_array().unwrap();
     assert_eq!((sets.len(), &sets[0]["name"], &sets[0]["count"]), (1, &json!("main"), &json!(2)), "one role");
-    assert_eq!(workload["status"]["resourceRequests"][0]["resources"]["nvidia.com/gpu"], "2", "what is charged");
+    assert_eq!(
+        workload["status"]["resourceRequests"][0]["resources"]["nvidia.com/gpu"], "2",
+        "requests that Kueue charges"
+    );
     let events: Vec<Event> = recorded(include_str!("recorded/events.json"));
     let message = last_message(&events).unwrap();
     assert_eq!(workload["status"]["conditions"][0]["message"], message);
@@ -197,11 +200,11 @@ fn an_unsatisfiable_pin_is_named_without_blaming_the_manifest() {
     assert_eq!(world.stage(), "Queued");
     let message = world.message();
     assert!(message.starts_with("1 of 2 needed nodes have room for cpu 2"), "{message}");
-    assert!(message.contains("; pod 1 is pinned to host-n0: cpu: 1 free, 2 asked for"), "{message}");
+    assert!(message.contains("; pod 1 is pinned to host-n0: cpu: 1 free, 2 requested"), "{message}");
     assert!(!message.contains("template"), "{message}");
     // Kueue may assign two pods of a gang to one host, but each pod of a gang needs its own node.
     let world = pinned(&["n9", "n9"], "n1");
-    let message = "1 of 2 needed nodes have room for cpu 2; all pods are pinned to host-n9, and each pod of a gang needs a node of its own";
+    let message = "1 of 2 needed nodes have room for cpu 2; all pods are pinned to host-n9, and each pod of a gang needs its own node";
     assert!(world.message().starts_with(message), "{}", world.message());
 }
 
@@ -220,7 +223,7 @@ fn a_selector_of_one_pod_counts_for_that_pod_alone() {
     let message = world.message();
     assert_eq!(
         message,
-        "by the rules that they were admitted with, 1 pod (1) accepts 0 of the nodes with room, and each pod of a gang needs a node of its own"
+        "by their rules after admission, 1 pod (1) accepts 0 of the nodes with room, and each pod of a gang needs its own node"
     );
     let node = world.nodes.get_mut("n0").unwrap();
     node.facts.labels = Arc::new([("disk".to_string(), "ssd".to_string())].into());

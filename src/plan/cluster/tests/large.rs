@@ -53,16 +53,16 @@ fn slices_are_deleted_once_no_status_can_reference_them() {
         });
         deletes.collect()
     };
-    assert_eq!(deleted(&world), ["a-1-00000000000000aa-0"], "another place of this attempt");
+    assert_eq!(deleted(&world), ["a-1-00000000000000aa-0"], "another placement of this attempt");
     world.exit("a-1-0", 1, "");
     world.step();
     assert_eq!(
         (world.attempt(), slices::of(&world.job)),
         (2, Some(&named)),
-        "the last place, until the next is decided"
+        "the previous placement, until the next one is decided"
     );
     world.now = 60;
-    assert_eq!(deleted(&world), ["a-1-00000000000000aa-0"], "what is of attempt 2 may be named at any moment");
+    assert_eq!(deleted(&world), ["a-1-00000000000000aa-0"], "slices of attempt 2 may be referenced at any moment");
     world.run();
     let now = slices::of(&world.job).cloned().unwrap();
     let left: Vec<String> =
@@ -79,8 +79,7 @@ fn a_lost_placement_is_an_infrastructure_failure() {
     let restarts = status.restarts.clone().unwrap();
     assert_eq!((status.attempt, restarts.infrastructure, restarts.application), (Some(2), 1, 0));
     assert!(status.placement.is_none() && plan.actions.is_empty());
-    let message =
-        format!("PlacementSlices {}-0 to 1, which hold the place of the job, were deleted", named.name_prefix);
+    let message = format!("PlacementSlices {}-0 to 1, which hold the job's placement, were deleted", named.name_prefix);
     assert!(world.message().contains(&message), "{}", world.message());
     world.now = 60;
     world.run();
@@ -117,5 +116,5 @@ fn files_of_many_nodes_are_split_over_config_maps() {
         );
         assert!(objects::is_of_attempt(&valid, 3, &source.name));
     }
-    assert_eq!(configs[0].metadata.name.as_deref(), Some("a-3-fabric"), "as it was called before");
+    assert_eq!(configs[0].metadata.name.as_deref(), Some("a-3-fabric"), "the name is unchanged");
 }

@@ -33,7 +33,7 @@ fn not_ready_nodes_are_not_lost_and_silent_nodes_not_at_once() {
     becomes(&mut world, "False");
     world.now = 3600;
     world.run();
-    assert_eq!((world.stage(), world.attempt()), ("Running", 1), "its containers go on");
+    assert_eq!((world.stage(), world.attempt()), ("Running", 1), "its containers keep running");
     becomes(&mut world, "Unknown");
     world.now = 59;
     let waits = world.step();
@@ -53,7 +53,7 @@ fn not_ready_nodes_are_not_lost_and_silent_nodes_not_at_once() {
     assert!(world.message().contains("5 of 20 nodes stopped reporting"), "{}", world.message());
     world.nodes.get_mut("n0").unwrap().out_of_service = true;
     world.step();
-    assert_eq!(world.attempt(), 2, "an administrator says so");
+    assert_eq!(world.attempt(), 2, "an administrator declared it lost");
     assert!(world.message().contains("took it out of service"), "{}", world.message());
 }
 
@@ -82,7 +82,7 @@ fn eviction_from_a_silent_node_follows_the_node_grace_period() {
     assert!(world.message().contains("the node is lost"), "{}", world.message());
     silent(&mut reports_again, None);
     reports_again.step();
-    assert_eq!(reports_again.attempt(), 2, "its kubelet ends it now");
+    assert_eq!(reports_again.attempt(), 2, "its kubelet stops it now");
     assert!(reports_again.message().contains("DeletionByTaintManager"), "{}", reports_again.message());
 }
 
@@ -108,11 +108,11 @@ fn a_node_registered_again_within_40_s_fails_nothing_and_loss_is_confirmed_with_
     world.run();
     let node = world.nodes.remove("n1").unwrap();
     let none = world.step();
-    assert_eq!((world.attempt(), none.wake), (1, Some(at(40))), "nobody has noted yet that it is missing");
+    assert_eq!((world.attempt(), none.wake), (1, Some(at(40))), "it has not been recorded as missing yet");
     world.missing.insert("n1".into(), at(0));
     world.now = 39;
     assert_eq!((world.step().wake, world.attempt()), (Some(at(40)), 1));
-    assert!(world.message().contains("node n1 has not been registered since"), "{}", world.message());
+    assert!(world.message().contains("node n1 has been missing since"), "{}", world.message());
     let mut stays_away = World { job: world.job.clone(), pods: world.pods.clone(), ..World::new(2, json!({})) };
     world.nodes.insert("n1".into(), node);
     world.now = 50;
@@ -147,7 +147,7 @@ fn nodes_lost_together_are_all_named_and_recorded() {
     let remembered = failures(&world);
     let expected = ["n0 NodeLost", "n1 NodeLost", "n2 NodeLost", "n4 NodeGone", "n5 NodeLost"];
     assert_eq!(remembered, expected);
-    let lost = "the node is lost: it does not report to the cluster";
+    let lost = "the node is lost: it stopped reporting to the cluster";
     let expected = format!(
         "pod a-1-0 on node n0: {lost}; node n1: {lost}; node n2: {lost}; node n4: the node is gone; and 1 more node"
     );
@@ -183,7 +183,7 @@ fn a_node_that_refuses_a_pod_is_avoided_and_then_a_last_resort() {
     assert_eq!(failures(&world), ["n0 UnexpectedAdmissionError"]);
     let reason = world.job.status.as_ref().unwrap().placement.as_ref().unwrap().reason.clone();
     let why =
-        "1 node is not asked: n0 (a pod of this job could not start there: UnexpectedAdmissionError: Allocate failed";
+        "1 node is avoided: n0 (a pod of this job could not start there: UnexpectedAdmissionError: Allocate failed";
     assert!(reason.contains(why), "{reason}");
     // The other nodes are not enough: the job waits, says why, and retries later.
     world.now = 30;

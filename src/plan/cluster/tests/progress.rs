@@ -82,8 +82,8 @@ fn a_hung_rank_is_reported_at_once_and_only_once() {
     let stuck = json!({"rank": 1, "nodeRank": 1, "operation": "forward", "step": 6, "index": 2, "since": 1_000_003, "ranks": 1});
     world.summary = Some(figures(5, stuck.clone()));
     assert!(reconcile(&mut world, 2).status.is_some(), "the figures were written 2 s ago");
-    let message = "rank 1 on n1 stands still since 1970-01-12T13:46:43Z in step 6: forward pass of micro-batch 2; \
-                   the job goes on waiting";
+    let message = "rank 1 on n1 has been hung since 1970-01-12T13:46:43Z in step 6: forward pass of micro-batch 2; \
+                   the job keeps waiting";
     assert_eq!(progressing(&world), expected("False", "Hung", message, 2));
     for second in 3..=60 {
         assert_eq!(reconcile(&mut world, second).status, None);
@@ -92,13 +92,13 @@ fn a_hung_rank_is_reported_at_once_and_only_once() {
     more["ranks"] = json!(2);
     world.summary = Some(figures(5, more));
     reconcile(&mut world, 61);
-    assert!(progressing(&world).unwrap().2.contains("micro-batch 2 (2 ranks stand still); the job"));
+    assert!(progressing(&world).unwrap().2.contains("micro-batch 2 (2 ranks are hung); the job"));
     world.summary = Some(figures(5, Value::Null));
     reconcile(&mut world, 62);
     assert_eq!(
         progressing(&world),
         expected("True", "StepsMade", "step 5 of 900", 62),
-        "it goes on, within the same step"
+        "it continues, within the same step"
     );
 }
 

@@ -54,7 +54,7 @@ fn a_gang_short_of_nodes_requests_them_once_and_shows_the_autoscalers_message() 
     assert_eq!(world.stage(), "Queued");
     let message = world.message();
     assert!(
-        message.ends_with("; ProvisioningRequest a-1 asks for 2 nodes: the autoscaler has not said anything yet"),
+        message.ends_with("; ProvisioningRequest a-1 requests 2 nodes: the autoscaler has not responded yet"),
         "{message}"
     );
     assert_eq!(requested_condition(&world), Some(("Unknown".into(), "Requested".into())));
@@ -70,7 +70,7 @@ fn a_gang_short_of_nodes_requests_them_once_and_shows_the_autoscalers_message() 
     world.run();
     assert_eq!(requested_condition(&world), Some(("Unknown".into(), "CapacityIsNotFound".into())));
     assert!(
-        world.message().ends_with("asks for 2 nodes: Provisioned is False: Capacity is not found, it is tried later"),
+        world.message().ends_with("requests 2 nodes: Provisioned is False: Capacity is not found, it is tried later"),
         "{}",
         world.message()
     );
@@ -148,7 +148,7 @@ fn nodes_are_not_requested_if_useless_or_requested_by_kueue() {
     };
     let mut off = short(json!({}));
     off.provisioning_class = None;
-    quiet(off, "nobody switched it on");
+    quiet(off, "it is disabled");
     let queue = json!({"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team-a"}}});
     quiet(short(json!({"template": queue})), "Kueue asks itself");
     // Both nodes have room, but they are in different racks.

@@ -31,15 +31,14 @@ fn a_gang_short_of_quota_yields_to_the_first_of_its_namespace() {
     world.quota_recipient = Some("b");
     let decision = plan_only(&mut world);
     assert_eq!((world.attempt(), world.stage(), decision.actions.len()), (2, "Queued", 0));
-    let expected = format!(
-        "job b needs the quota of the namespace first: the pods are deleted, and created again in 20 s; {QUOTA}"
-    );
+    let expected =
+        format!("job b comes first for the namespace's quota: the pods are deleted, and recreated in 20 s; {QUOTA}");
     assert_eq!(world.message(), expected);
     assert_eq!(decision.events.iter().map(|event| event.reason).collect::<Vec<_>>(), ["QuotaLeft"]);
     (world.write_error, world.quota_recipient) = (None, None);
     world.run();
-    assert_eq!((world.pods.len(), world.message()), (0, expected), "it says so until it tries again");
-    assert_eq!(world.job.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "nobody pays");
+    assert_eq!((world.pods.len(), world.message()), (0, expected), "the message stays until the retry");
+    assert_eq!(world.job.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "no restart is counted");
     world.now = 20;
     world.run();
     assert_eq!((world.stage(), world.attempt()), ("Running", 2));
@@ -58,7 +57,7 @@ fn a_gang_without_room_yields_its_quota_to_one_with_room() {
         world.quota_recipient = Some("small");
         world.step();
         assert_eq!((world.stage(), world.attempt()), ("Queued", attempt));
-        let expected = "job small needs the quota of the namespace first: ";
+        let expected = "job small comes first for the namespace's quota: ";
         assert!(world.message().starts_with(expected), "{}", world.message());
         world.quota_recipient = None;
         world.run();

@@ -48,13 +48,13 @@ fn a_gang_with_refused_claims_releases_its_nodes_after_10_s_with_growing_backoff
     let premise = Some(Premise::Unbound("a-1-0".into()));
     assert_eq!((world.attempt(), back.actions.len(), back.premise), (2, 0, premise));
     assert_eq!(world.job.status.as_ref().unwrap().placement, None);
-    let expected = format!("the API server refuses what the pods need to start: {QUOTA}");
+    let expected = format!("the API server refuses objects that the pods need: {QUOTA}");
     let expected_condition = |state: &str, reason: &str| (state.to_string(), reason.to_string(), expected.clone());
     assert_eq!(condition(&world, conditions::PLACED), expected_condition("False", "Refused"));
     assert_eq!(condition(&world, conditions::OBJECTS_REFUSED), expected_condition("True", "Refused"));
     assert_eq!(world.message(), format!("attempt 2 follows: {expected}"));
     assert_eq!(back.events.iter().map(|event| event.reason).collect::<Vec<_>>(), ["GangRolledBack"]);
-    assert_eq!(world.job.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "nobody pays");
+    assert_eq!(world.job.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "no restart is counted");
     // One of its claims was accepted. It counts against the quota, which another job may need.
     let object = ObjectView { uid: "made".into(), owned: true, deleting: false, content: json!({}) };
     world.objects.insert((Kind::ResourceClaim, "a-1-0".into()), object);
@@ -92,7 +92,7 @@ fn a_claim_name_conflict_releases_the_nodes_and_the_next_attempt_has_another_nam
     world.now = 10;
     world.step();
     assert_eq!(world.attempt(), 2);
-    let expected = "attempt 2 follows: the API server refuses what the pods need to start: ResourceClaim a-1-0 exists and does not belong to this job";
+    let expected = "attempt 2 follows: the API server refuses objects that the pods need: ResourceClaim a-1-0 exists and does not belong to this job";
     assert!(world.message().starts_with(expected), "{}", world.message());
     world.now = 30;
     world.run();

@@ -129,7 +129,7 @@ fn frameworks_without_file_fencing_wait_for_termination_by_default() {
         assert_eq!(spec(framework, None), "AfterTermination", "{framework}");
     }
     let world = failed(json!({"replacement": "Immediate"}));
-    assert_eq!((world.stage(), world.message().as_str()), ("Running", "2 of 2 nodes train"), "beside pod a-1-1");
+    assert_eq!((world.stage(), world.message().as_str()), ("Running", "2 of 2 nodes train"), "alongside pod a-1-1");
 }
 
 #[test]

@@ -25,18 +25,22 @@ fn a_refused_gang_is_rolled_back_and_another_node_tried() {
     assert_eq!(world.step().wake, Some(at(10)));
     world.now = 9;
     world.step();
-    assert_eq!(world.attempt(), 1, "it may change its mind");
+    assert_eq!(world.attempt(), 1, "the scheduler may still bind it");
     world.now = 10;
     let back = world.step();
     let premise = Some(Premise::Unbound("a-1-0".into()));
-    assert_eq!((world.attempt(), back.actions.len(), back.premise), (2, 0, premise), "it may be bound and not seen so");
+    assert_eq!(
+        (world.attempt(), back.actions.len(), back.premise),
+        (2, 0, premise),
+        "it may be bound without the cache showing it"
+    );
     let expected = "the scheduler refuses 1 of 2 pods: pod a-1-0 on node n0: 0/3 nodes are available: 1 node(s) didn't match pod \
                 anti-affinity rules. (spec.template.spec.affinity.podAntiAffinity)";
     assert_eq!(world.message(), format!("attempt 2 follows: {expected}"));
     world.run();
     let used = |world: &World| world.pods.iter().filter_map(|pod| pod.node.clone()).collect::<Vec<_>>();
     assert_eq!((world.stage(), used(&world)), ("Running", vec!["n1".to_string(), "n2".to_string()]));
-    assert_eq!(world.job.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "nobody pays");
+    assert_eq!(world.job.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "no restart is counted");
     // A job that no other node can take waits, quotes the scheduler, and retries later.
     let mut world = World::new(1, json!({}));
     refuse(&mut world, &["n0"]);
@@ -85,7 +89,8 @@ fn a_gang_without_a_scheduler_response_is_reported_and_rolled_back() {
     assert_eq!(world.step().wake, Some(at(10)));
     world.now = 10;
     assert_eq!(world.step().wake, Some(at(60)));
-    let why = "pod a-1-0: no scheduler has said anything of it: is there one named nobody (spec.template.spec.schedulerName)?";
+    let why =
+        "pod a-1-0: no scheduler has reported on it: is there one named nobody (spec.template.spec.schedulerName)?";
     assert_eq!(world.message(), format!("0 of 2 pods run; {why}"));
     for (attempt, pause) in [(1, 20), (2, 40), (3, 80), (4, 160), (5, 300), (6, 300)] {
         let placed = world.now;
@@ -115,7 +120,7 @@ fn a_known_scheduler_gets_the_full_schedule_timeout() {
     world.pods.iter_mut().for_each(|pod| (pod.node, pod.phase, pod.ready) = (None, Phase::Pending, false));
     world.now = 60;
     assert_eq!(world.step().wake, Some(at(300)));
-    let why = "pod a-1-0: the scheduler bins has not said anything of it yet";
+    let why = "pod a-1-0: the scheduler bins has not reported on it yet";
     assert_eq!(world.message(), format!("0 of 2 pods run; {why}"));
     world.now = 300;
     let decision = world.step();

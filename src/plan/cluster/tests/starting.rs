@@ -92,7 +92,7 @@ fn only_known_temporary_reasons_let_a_pod_wait_without_limit() {
     let mut world = bound(|pod| pod.progress = since(None, false));
     world.now = 600;
     world.step();
-    let says = "pod a-1-0 on node n0: it has not started, and its kubelet has reported nothing of it for 10 minutes";
+    let says = "pod a-1-0 on node n0: it has not started, and its kubelet has reported nothing about it for 10 minutes";
     assert!(world.message().contains(says), "{}", world.message());
 }
 

@@ -161,7 +161,7 @@ fn an_invalid_pod_fails_the_job_and_a_missing_object_has_a_limit() {
     let quota = "pods \"a-1-0\" is forbidden: exceeded quota: q, requested: cpu=2, used: cpu=3, limited: cpu=4";
     let silent = "the API server did not answer within 10 s";
     for (why, expected, end) in [
-        (invalid, "the fields are those below spec.template", 0),
+        (invalid, "the fields are under spec.template", 0),
         (account, "create the ServiceAccount, or correct spec.template.spec.serviceAccountName", 300),
         (quota, "or lower spec.trainer.numNodes or resourcesPerNode", i64::MAX),
         (silent, "did not answer", i64::MAX),
@@ -203,7 +203,7 @@ fn the_limit_for_a_missing_object_survives_a_change_of_leader() {
     assert_eq!(world.stage(), "Failed");
     quota.write_error = Some(WriteError::after(None, "cannot create Pod a-1-0: exceeded quota: q".into(), true, at(7)));
     quota.job.status = quota.plan().status;
-    assert_eq!((quota.stage(), recorded(&quota)), ("Placing", None), "no time runs");
+    assert_eq!((quota.stage(), recorded(&quota)), ("Placing", None), "no time limit applies");
     // The pods can be created again.
     let mut made = World::new(1, json!({}));
     made.step();

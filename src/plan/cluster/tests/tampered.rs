@@ -73,11 +73,11 @@ fn a_pod_ungated_by_another_client_does_not_run_without_its_gang() {
     let alone = world.pods.iter_mut().find(|pod| pod.name == "a-1-0").unwrap();
     (alone.gated, alone.node, alone.phase) = (false, Some("n0".into()), Phase::Running);
     let decided = world.step();
-    let expected = "pod a-1-0 was started on node n0 without its gang, since somebody removed its scheduling gate \
+    let expected = "pod a-1-0 was started on node n0 without its gang, because another client removed its scheduling gate \
                 training.switchyard.dev/gang: attempt 2 follows in 20 s";
     assert_eq!((world.attempt(), world.message().as_str()), (2, expected));
     assert_eq!(decided.events, [EventDraft::warning("GateRemoved", expected.into())]);
-    assert_eq!(world.job.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "no budget pays");
+    assert_eq!(world.job.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "no restart is counted");
     world.run();
     assert!(world.pods.iter().all(|pod| pod.attempt == 2), "the lone pod is deleted");
     world.node("n1", "4");

@@ -57,7 +57,7 @@ fn a_fallback_is_reported_and_fails_the_job_if_the_policy_demands_it() {
 #[test]
 fn missing_logs_are_no_verdict_about_the_fabric() {
     let mut world = running(json!({"mode": "Required", "onFallback": "Fail"}), [IB, "loss 2.5\n"]);
-    assert_eq!(verdict(&world), None, "the ranks may still speak");
+    assert_eq!(verdict(&world), None, "the ranks may still log something");
     world.log_observations.get_mut(&1).unwrap().is_complete = true;
     world.step();
     assert_eq!(verdict(&world), Some(ObservedVerdict::Unknown));
@@ -79,7 +79,7 @@ fn slow_links_are_named_by_node_and_devices() {
     let measured = world.job.status.as_ref().unwrap().fabric.as_ref().unwrap().measured.clone().unwrap();
     assert_eq!(measured.verdict, MeasuredVerdict::Failed);
     for words in [
-        "0.252 GB/s in an all-reduce over 4 ranks, 1.000 GB/s asked for (10 GB/s predicted for GPUs and their NICs)",
+        "0.252 GB/s in an all-reduce over 4 ranks, 1.000 GB/s required (10 GB/s predicted for GPUs and their NICs)",
         "; 0.100 GB/s from rank 1 on n0, GPU GPU-0-1",
         "to rank 2 on n1, GPU GPU-1-0, mlx5_0 (rail 0)",
     ] {

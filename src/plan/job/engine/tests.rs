@@ -151,11 +151,7 @@ fn ranks_use_gpus_if_requested_or_configured() {
     let gpus = |count: u32| json!({"resourcesPerNode": {"limits": {"nvidia.com/gpu": count}}});
     assert_eq!(on(json!({}), json!({})), Ok(Device::Cpu));
     assert_eq!(on(gpus(2), json!({})), Ok(Device::Cuda));
-    assert_eq!(
-        on(json!({"numProcPerNode": 4}), json!({"device": "Cuda"})),
-        Ok(Device::Cuda),
-        "a machine of the user's"
-    );
+    assert_eq!(on(json!({"numProcPerNode": 4}), json!({"device": "Cuda"})), Ok(Device::Cuda), "the user's own machine");
     let mut fewer = gpus(2);
     fewer["numProcPerNode"] = json!(3);
     assert_eq!(
@@ -173,14 +169,14 @@ fn gpu_only_options_are_rejected_on_cpus_unless_they_have_no_effect() {
     let tf32 = json!({"precision": {"matmul": "TF32"}});
     assert_eq!(
         on(json!({}), tf32.clone()).unwrap_err(),
-        "spec.engine.precision.matmul: got TF32 on CPUs; expected IEEE: cores multiply 32-bit numbers exactly; or mode AMP, which is faster there"
+        "spec.engine.precision.matmul: got TF32 on CPUs; expected IEEE: CPUs multiply in full FP32; or mode AMP, which is faster"
     );
     assert_eq!(on(json!({}), json!({"device": "Cuda", "precision": {"matmul": "TF32"}})), Ok(Device::Cuda));
     let fp8 = json!({"device": "Cuda", "precision": {"matmul": "FP8", "mode": "AMP"}});
     assert_eq!(config(fp8.clone()).gpu, Gpu { matmul: Matmul::Fp8, ..Gpu::default() });
     assert_eq!(
         on(json!({}), json!({"precision": fp8["precision"]})).unwrap_err(),
-        "spec.engine.precision.matmul: got FP8 on CPUs; expected IEEE: only GPUs multiply 8 bits"
+        "spec.engine.precision.matmul: got FP8 on CPUs; expected IEEE: only GPUs multiply in FP8"
     );
     for (field, value, got) in [("mode", "FP32", "mode FP32"), ("computeType", "FP16", "computeType FP16")] {
         let mut other = fp8.clone();
@@ -188,7 +184,7 @@ fn gpu_only_options_are_rejected_on_cpus_unless_they_have_no_effect() {
         assert_eq!(
             on(json!({}), other).unwrap_err(),
             format!(
-                "spec.engine.precision.matmul: got FP8 with {got}; expected mode AMP with computeType BF16, the default: it is what is rounded to 8 bits"
+                "spec.engine.precision.matmul: got FP8 with {got}; expected mode AMP with computeType BF16, the default: FP8 is rounded from BF16"
             )
         );
     }
