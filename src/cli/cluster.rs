@@ -6,7 +6,7 @@ use crate::output::{emit, emit_object, print};
 use crate::snapshot::{self, decide, in_namespace, name_of};
 use crate::{fabric, manifest, topo, verdict};
 use switchyard_crds::TrainJob;
-use switchyard_plan::cluster::fabric::Decided;
+use switchyard_plan::cluster::fabric::FabricDecisions;
 use switchyard_worker_contract::exit::Exit;
 
 /// Prints the objects that decide placements.
@@ -23,12 +23,12 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
     let job = in_namespace(of_namespace(job, args.namespace.as_deref())?, &cluster);
     let found = decide(&mut cluster, &job)?;
     let is_refused = matches!(found.fabric, Some(Err(_)));
-    let exit = if found.place.is_ok() && !is_refused { Exit::Done } else { Exit::NotPlaceable };
-    if args.fabric && found.place.is_ok() {
+    let exit = if found.placement.is_ok() && !is_refused { Exit::Done } else { Exit::NotPlaceable };
+    if args.fabric && found.placement.is_ok() {
         show_fabric(cli, &job, found.fabric)?;
         return Ok(exit);
     }
-    if let (true, Ok(placed)) = (args.svg, &found.place) {
+    if let (true, Ok(placed)) = (args.svg, &found.placement) {
         print(&topo::cluster::drawing(&file, &cluster, &name_of(&job), &placed.status));
         return Ok(exit);
     }
@@ -73,7 +73,7 @@ pub(super) fn explain(cli: &Cli, args: &ExplainArgs) -> Result<Exit, Failure> {
         // Show the recorded decision; before there is one, show what would be decided.
         let decided = job.status.as_ref().and_then(|status| status.fabric.clone()).filter(|f| !f.decisions.is_empty());
         let forecast = found.fabric.as_ref().and_then(|found| found.as_ref().ok()?.forecast.clone());
-        let decided = decided.map(|status| Ok(Decided { status, forecast, blamed: Vec::new() }));
+        let decided = decided.map(|status| Ok(FabricDecisions { status, forecast, blamed: Vec::new() }));
         show_fabric(cli, &job, decided.or(found.fabric))?;
     } else {
         emit(cli.output, "Explanation", &verdict::explanation_json(&job, &found), || {
@@ -84,7 +84,7 @@ pub(super) fn explain(cli: &Cli, args: &ExplainArgs) -> Result<Exit, Failure> {
 }
 
 /// Prints every setting of the fabric.
-fn show_fabric(cli: &Cli, job: &TrainJob, fabric: Option<Result<Decided, String>>) -> Result<(), Failure> {
+fn show_fabric(cli: &Cli, job: &TrainJob, fabric: Option<Result<FabricDecisions, String>>) -> Result<(), Failure> {
     let Some(decided) = fabric else {
         let what = "data stays inside a node, or our own engine carries it and reads no such settings";
         return Err(Failure::usage(format!("{} has no use for settings of a fabric: {what}", name_of(job))));

@@ -21,7 +21,7 @@ pub(super) fn preflight(cli: &Cli, args: &PreflightArgs) -> Result<Exit, Failure
     let job = in_namespace(job, &cluster);
     let found = decide(&mut cluster, &job)?;
     let not_placeable = |why: String| Failure::new(why, Exit::NotPlaceable);
-    let placement = found.place.map_err(|why| not_placeable(format!("not placeable: {why}")))?.status;
+    let placement = found.placement.map_err(|why| not_placeable(format!("not placeable: {why}")))?.status;
     let Some(decided) = found.fabric else {
         let why = "it has no GPUs and one node, or our own engine, which needs no fabric";
         return Err(Failure::usage(format!("there is nothing to check for {}: {why}", name_of(&job))));

@@ -240,7 +240,7 @@ fn the_picture_is_what_the_program_draws() {
     let file = snapshot::read_file(&at("two-racks.json")).unwrap();
     let mut seen = snapshot::cluster(&file).unwrap();
     let job = snapshot::in_namespace(manifest::read(&at("gpt-rack.yaml")).unwrap(), &seen);
-    let placed = snapshot::decide(&mut seen, &job).unwrap().place.unwrap();
+    let placed = snapshot::decide(&mut seen, &job).unwrap().placement.unwrap();
     assert_committed(
         "docs/pictures/two-racks.svg",
         &topo::cluster::drawing(&file, &seen, &snapshot::name_of(&job), &placed.status),

@@ -17,7 +17,7 @@ use std::path::Path;
 use switchyard_controller_daemon::levels;
 use switchyard_crds::TrainJob;
 use switchyard_fabric::profile::Profile;
-use switchyard_ledger::offline::{Cluster, Earlier, Verdict};
+use switchyard_ledger::offline::{Cluster, PlacementVerdict, PreviousPlacement};
 use switchyard_plan::cluster::levels::{DomainLevel, LevelError, Levels};
 use switchyard_plan::objects::Defaults;
 use switchyard_service::Connection;
@@ -149,8 +149,8 @@ pub(crate) fn in_namespace(mut job: TrainJob, cluster: &Cluster) -> TrainJob {
 }
 
 /// The controller's decision about the job if it were new.
-pub(crate) fn decide(cluster: &mut Cluster, job: &TrainJob) -> Result<Verdict, Failure> {
-    cluster.look(job, Earlier::Forgotten).map_err(|faults| {
+pub(crate) fn decide(cluster: &mut Cluster, job: &TrainJob) -> Result<PlacementVerdict, Failure> {
+    cluster.explain(job, PreviousPlacement::Ignored).map_err(|faults| {
         let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
         Failure::usage(faults.join("\n"))
     })

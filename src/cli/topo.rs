@@ -25,7 +25,7 @@ use jiff::Timestamp;
 use std::io::IsTerminal;
 use switchyard_core::units::{binary, duration, plural, speed};
 use switchyard_crds::gpu_topology::{Cpus, Facts, GPUTopology, GPUTopologyStatus, Nic};
-use switchyard_plan::cluster::is_old;
+use switchyard_plan::cluster::is_stale;
 use switchyard_worker_contract::exit::Exit;
 
 /// Shows a machine or a cluster, or runs a subcommand.
@@ -74,8 +74,8 @@ fn seen(topology: &GPUTopology, args: &TopoArgs, target: &str) -> Option<String>
         observed.to_string()
     };
     // A saved report is expected to be old.
-    let is_stale = args.place.snapshot.is_none() && !machine::is_file(target) && is_old(observed, now);
-    Some(if is_stale { format!("{when} (stale)") } else { when })
+    let is_outdated = args.place.snapshot.is_none() && !machine::is_file(target) && is_stale(observed, now);
+    Some(if is_outdated { format!("{when} (stale)") } else { when })
 }
 
 /// View settings of a machine.

@@ -10,8 +10,8 @@ use switchyard_core::units::{duration, plural};
 use switchyard_crds::conditions::Stage;
 use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, conditions};
 use switchyard_fabric::lint;
-use switchyard_ledger::offline::{Cluster, Verdict};
-use switchyard_plan::cluster::{Excluded, NoPlace};
+use switchyard_ledger::offline::{Cluster, PlacementVerdict};
+use switchyard_plan::cluster::{Excluded, NoPlacement};
 use switchyard_plan::job::gpus;
 use switchyard_plan::resources::{bytes_per_second, gigabytes_per_second};
 
@@ -21,14 +21,14 @@ const NAMED: usize = 4;
 const LISTED: usize = 16;
 
 /// Where a job would be placed, formatted for people.
-pub(super) fn table(job: &TrainJob, verdict: &Verdict, cluster: &Cluster, verbose: bool) -> String {
+pub(super) fn table(job: &TrainJob, verdict: &PlacementVerdict, cluster: &Cluster, verbose: bool) -> String {
     let mut text = String::new();
-    match &verdict.place {
+    match &verdict.placement {
         Ok(placed) => {
             text.push_str(&format!("placeable: {}{}\n", name_of(job), bandwidths(&placed.status)));
             placement(&mut text, &placed.status, job, cluster, verbose);
-            let overtaken = verdict.ahead.as_ref().and_then(|ahead| ahead.overtaken(&placed.status));
-            overtaken.into_iter().for_each(|why| row(&mut text, "now", &why));
+            let overtaking = verdict.ahead.as_ref().and_then(|ahead| ahead.describe_overtaking(&placed.status));
+            overtaking.into_iter().for_each(|why| row(&mut text, "now", &why));
             match &verdict.fabric {
                 Some(Ok(found)) => row(&mut text, "fabric", &fabric::headline(&found.status)),
                 Some(Err(why)) => row(&mut text, "fabric", &format!("the job would wait: {why}")),
@@ -135,7 +135,7 @@ fn left_out(text: &mut String, excluded: &[(String, Excluded)]) {
     }
 }
 
-fn refusal(text: &mut String, job: &TrainJob, why: &NoPlace, (verdict, cluster): (&Verdict, &Cluster)) {
+fn refusal(text: &mut String, job: &TrainJob, why: &NoPlacement, (verdict, cluster): (&PlacementVerdict, &Cluster)) {
     let nodes = job.spec.trainer.num_nodes;
     let gpus = match gpus(job) {
         0 => String::new(),
@@ -154,7 +154,7 @@ fn refusal(text: &mut String, job: &TrainJob, why: &NoPlace, (verdict, cluster):
         let forecast = ahead.forecast(job.spec.active_deadline_seconds);
         forecast.into_iter().for_each(|forecast| row(text, "", &forecast));
     }
-    verdict.forecast.into_iter().for_each(|forecast| row(text, "queue", &forecast.words(cluster.now())));
+    verdict.forecast.into_iter().for_each(|forecast| row(text, "queue", &forecast.message(cluster.now())));
     left_out(text, &why.excluded);
     if !verdict.victims.is_empty() {
         row(text, "preempts", &format!("{}: with them stopped it fits", verdict.victims.join(", ")));
@@ -175,7 +175,7 @@ fn refusal(text: &mut String, job: &TrainJob, why: &NoPlace, (verdict, cluster):
 }
 
 /// Why a job is where it is, formatted for people.
-pub(super) fn explanation(job: &TrainJob, now: &Verdict, cluster: &Cluster, verbose: bool) -> String {
+pub(super) fn explanation(job: &TrainJob, now: &PlacementVerdict, cluster: &Cluster, verbose: bool) -> String {
     let mut text = String::new();
     let status = job.status.clone().unwrap_or_default();
     let condition = |kind: &str| status.condition(kind);
@@ -213,7 +213,7 @@ pub(super) fn explanation(job: &TrainJob, now: &Verdict, cluster: &Cluster, verb
             if let Some(degraded) = condition(conditions::PLACEMENT_DEGRADED).filter(|found| found.status == "True") {
                 row(&mut text, "degraded", &degraded.message);
             }
-            match &now.place {
+            match &now.placement {
                 Ok(other) => {
                     left_out(&mut text, &other.excluded);
                     let rate =
@@ -246,18 +246,18 @@ fn message_of<'a>(job: &'a TrainJob, kind: &str) -> &'a str {
 
 /// Omits the queue if the job's status describes it. Only the controller knows the namespaces'
 /// shares and which jobs were set back, so a position computed here could contradict its own.
-fn without_queue(job: &TrainJob, now: &Verdict) -> Verdict {
+fn without_queue(job: &TrainJob, now: &PlacementVerdict) -> PlacementVerdict {
     let placed = job.status.as_ref().and_then(|status| status.condition(conditions::PLACED));
     if placed.is_none_or(|placed| placed.reason != conditions::NO_ROOM || placed.message.is_empty()) {
         return now.clone();
     }
-    Verdict { ahead: None, forecast: None, ..now.clone() }
+    PlacementVerdict { ahead: None, forecast: None, ..now.clone() }
 }
 
 /// Where a job would be placed, as JSON.
-pub(super) fn json(job: &TrainJob, verdict: &Verdict) -> Value {
-    let mut value = json!({"job": name_of(job), "placeable": verdict.place.is_ok()});
-    let excluded = match &verdict.place {
+pub(super) fn json(job: &TrainJob, verdict: &PlacementVerdict) -> Value {
+    let mut value = json!({"job": name_of(job), "placeable": verdict.placement.is_ok()});
+    let excluded = match &verdict.placement {
         Ok(placed) => {
             value["placement"] = json!(placed.status);
             &placed.excluded
@@ -298,7 +298,7 @@ pub(super) fn json(job: &TrainJob, verdict: &Verdict) -> Value {
 }
 
 /// Why a job is where it is, as JSON.
-pub(super) fn explanation_json(job: &TrainJob, now: &Verdict) -> Value {
+pub(super) fn explanation_json(job: &TrainJob, now: &PlacementVerdict) -> Value {
     let status = job.status.clone().unwrap_or_default();
     let mut value = json!({"job": name_of(job), "now": json(job, &without_queue(job, now))});
     value["conditions"] = json!(status.conditions);

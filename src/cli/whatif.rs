@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use switchyard_crds::{DomainMode, TopologyDomain, TrainJob, conditions};
-use switchyard_ledger::offline::{Cluster, Earlier, Verdict};
+use switchyard_ledger::offline::{Cluster, PlacementVerdict, PreviousPlacement};
 use switchyard_plan::resources::gigabytes_per_second;
 use switchyard_worker_contract::exit::Exit;
 
@@ -23,14 +23,14 @@ pub(super) fn whatif(cli: &Cli, args: &WhatifArgs) -> Result<Exit, Failure> {
         [] => "no job waits, and the change moves none".to_string(),
         results => results.iter().map(|result| result.table(cli.verbose)).collect(),
     });
-    Ok(if results.iter().all(|result| result.after.place.is_ok()) { Exit::Done } else { Exit::NotPlaceable })
+    Ok(if results.iter().all(|result| result.after.placement.is_ok()) { Exit::Done } else { Exit::NotPlaceable })
 }
 
 /// A job before and after the change.
 struct Compared {
     job: TrainJob,
-    before: Verdict,
-    after: Verdict,
+    before: PlacementVerdict,
+    after: PlacementVerdict,
     /// The cluster after the change.
     cluster: std::rc::Rc<Cluster>,
 }
@@ -45,14 +45,14 @@ impl Compared {
     }
 
     fn table(&self, verbose: bool) -> String {
-        let rate = |verdict: &Verdict| match &verdict.place {
+        let rate = |verdict: &PlacementVerdict| match &verdict.placement {
             Ok(placed) => {
                 let rate = placed.status.predicted_bus_bandwidth.as_ref().and_then(gigabytes_per_second);
                 rate.map_or("placeable".to_string(), |rate| format!("{rate} GB/s"))
             }
             Err(_) => "not placeable".to_string(),
         };
-        let moved = match (&self.before.place, &self.after.place) {
+        let moved = match (&self.before.placement, &self.after.placement) {
             (Ok(before), Ok(after)) => {
                 let nodes = before.status.nodes.iter().zip(&after.status.nodes);
                 match nodes.filter(|(a, b)| (&a.node_name, &a.gpus) != (&b.node_name, &b.gpus)).count() {
@@ -84,10 +84,11 @@ fn compare(args: &WhatifArgs) -> Result<Vec<Compared>, Failure> {
     let mut new = snapshot::cluster(&after)?;
     for job in added {
         let job = in_namespace(job, &new);
-        let found = decide(&mut new, &job, Earlier::Forgotten)?;
-        let placed =
-            found.place.map_err(|why| Failure::new(format!("--add {}: {why}", name_of(&job)), Exit::NotPlaceable))?;
-        new.settle(&job, &placed);
+        let found = decide(&mut new, &job, PreviousPlacement::Ignored)?;
+        let placed = found
+            .placement
+            .map_err(|why| Failure::new(format!("--add {}: {why}", name_of(&job)), Exit::NotPlaceable))?;
+        new.commit_placement(&job, &placed);
     }
     let touched: BTreeSet<&str> = args
         .drain
@@ -106,7 +107,7 @@ fn compare(args: &WhatifArgs) -> Result<Vec<Compared>, Failure> {
             Some(key) => require(&job, key),
             None => job.clone(),
         };
-        let earlier = if is_on(&job, &touched) { Earlier::Kept } else { Earlier::Forgotten };
+        let earlier = if is_on(&job, &touched) { PreviousPlacement::Kept } else { PreviousPlacement::Ignored };
         results.push((decide(&mut old, &job, earlier)?, decide(&mut new, &asked, earlier)?, asked));
     }
     let new = std::rc::Rc::new(new);
@@ -114,8 +115,8 @@ fn compare(args: &WhatifArgs) -> Result<Vec<Compared>, Failure> {
     Ok(results.into_iter().map(compared).collect())
 }
 
-fn decide(cluster: &mut Cluster, job: &TrainJob, earlier: Earlier) -> Result<Verdict, Failure> {
-    cluster.look(job, earlier).map_err(|faults| {
+fn decide(cluster: &mut Cluster, job: &TrainJob, earlier: PreviousPlacement) -> Result<PlacementVerdict, Failure> {
+    cluster.explain(job, earlier).map_err(|faults| {
         let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
         Failure::usage(format!("{}: {}", name_of(job), faults.join("; ")))
     })

@@ -29,7 +29,7 @@ impl Reader for Admissions {
         let index = context.index();
         let of_job = index.jobs.iter().filter_map(|(key, job)| {
             let (id, attempt) = (JobId::of(&job.metadata), attempt_of(job));
-            let mut pods = index.families.get(&id)?.pods.values().filter(|pod| pod.attempt == attempt);
+            let mut pods = index.job_states.get(&id)?.pods.values().filter(|pod| pod.attempt == attempt);
             let pod = pods.find(|pod| pod.waits_for_kueue())?;
             let (uid, name, of) = (pod.uid.clone(), pod.name.clone(), pod.group.clone()?);
             Some(Source { job: id, key: key.clone(), uid, pod: name, of })
@@ -50,10 +50,10 @@ impl Reader for Admissions {
         events: Option<Vec<Event>>,
         _: Option<Reads>,
     ) -> Duration {
-        let words = events.and_then(|events| kueue::last_words(&events));
+        let words = events.and_then(|events| kueue::last_message(&events));
         let mut index = context.index();
         if words.is_some()
-            && let Some(family) = index.families.get_mut(&source.job)
+            && let Some(family) = index.job_states.get_mut(&source.job)
             && let Some(pod) = family.pods.values_mut().find(|pod| pod.uid == source.uid && pod.waits_for_kueue())
             && pod.admission != words
         {

@@ -54,9 +54,10 @@ impl Reader for Openings {
                 continue;
             }
             let (id, attempt) = (JobId::of(&job.metadata), attempt_of(job));
-            let Some(family) = index.families.get(&id) else { continue };
-            let done =
-                |rank: u32| family.seen.get(&attempt).and_then(|of| of.get(&rank)).is_some_and(|seen| seen.is_complete);
+            let Some(family) = index.job_states.get(&id) else { continue };
+            let done = |rank: u32| {
+                family.log_observations.get(&attempt).and_then(|of| of.get(&rank)).is_some_and(|seen| seen.is_complete)
+            };
             let pods = family.pods.values().filter(|pod| pod.attempt == attempt && pod.phase == Phase::Running);
             found.extend(pods.filter(|pod| !pod.deleting && !done(pod.node_rank)).map(|pod| Source {
                 job: id.clone(),
@@ -84,10 +85,10 @@ impl Reader for Openings {
 /// Stores the observation of a pod, and reconciles its job if it is new.
 fn keep(context: &Context, source: &Source<Ranks>, seen: LogObservation) {
     let mut index = context.index();
-    let Some(family) = index.families.get_mut(&source.job) else { return };
+    let Some(family) = index.job_states.get_mut(&source.job) else { return };
     let Ranks { attempt, node_rank, .. } = source.of;
-    family.seen.retain(|other, _| *other == attempt);
-    let of_attempt = family.seen.entry(attempt).or_default();
+    family.log_observations.retain(|other, _| *other == attempt);
+    let of_attempt = family.log_observations.entry(attempt).or_default();
     if of_attempt.get(&node_rank) != Some(&seen) {
         of_attempt.insert(node_rank, seen);
         context.queue.add(source.key.clone(), Instant::now());

@@ -64,10 +64,10 @@ impl Context {
     async fn policy_faults(&self, leads: bool) -> Vec<String> {
         let (mut missing, mut faults) = self.policies_missing().await;
         let findings = if leads { self.try_policies().await } else { Vec::new() };
-        missing.extend(findings.iter().filter(|finding| !finding.locks).map(|finding| finding.policy.clone()));
+        missing.extend(findings.iter().filter(|finding| !finding.blocks_pods).map(|finding| finding.policy.clone()));
         for name in &self.settings.admission_policies {
-            let locks = findings.iter().any(|finding| finding.locks && finding.policy == *name);
-            self.metrics.policy(name, missing.contains(name), locks);
+            let blocks_pods = findings.iter().any(|finding| finding.blocks_pods && finding.policy == *name);
+            self.metrics.policy(name, missing.contains(name), blocks_pods);
         }
         // Skip findings about policies that are already reported: an absent one refuses nothing.
         for Finding { policy, fault, .. } in findings {
@@ -112,7 +112,7 @@ impl Context {
             let answer = trial(&pods, &probe.pod()).await;
             debug!(?probe, ?answer, "a pod was created on trial");
             findings.extend(
-                probe.judge(&self.settings.admission_policies, answer.as_ref().copied().map_err(String::as_str)),
+                probe.evaluate(&self.settings.admission_policies, answer.as_ref().copied().map_err(String::as_str)),
             );
         }
         findings

@@ -62,7 +62,7 @@ impl Reader for Progress {
         for (key, job) in &index.jobs {
             let id = JobId::of(&job.metadata);
             let attempt = attempt_of(job);
-            let Some(family) = index.families.get(&id).filter(|_| is_read(job)) else { continue };
+            let Some(family) = index.job_states.get(&id).filter(|_| is_read(job)) else { continue };
             let nodes = index.usage.nodes();
             let is_silent = |node: &String| nodes.get(node).is_some_and(|node| node.silent_since.is_some());
             let current = || family.pods.values().filter(|pod| pod.attempt == attempt);
@@ -83,10 +83,10 @@ impl Reader for Progress {
         let index = &mut *guard;
         let status = index.jobs.get(&source.key).and_then(|job| job.status.as_ref());
         let step = log.as_deref().and_then(step_in);
-        if let Some(family) = index.families.get_mut(&source.job) {
+        if let Some(family) = index.job_states.get_mut(&source.job) {
             match &log {
-                Some(_) => family.progress.read(source.of.attempt, &source.uid, step, status, context.now()),
-                None => family.progress.cannot_read(&source.uid),
+                Some(_) => family.progress.record_step(source.of.attempt, &source.uid, step, status, context.now()),
+                None => family.progress.record_unreadable(&source.uid),
             }
             // Only the pod of rank 0 prints a summary.
             let summary = log.as_deref().and_then(Summary::last_in).map(|summary| (source.of.attempt, summary));

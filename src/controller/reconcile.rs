@@ -20,13 +20,13 @@ use std::time::{Duration, Instant};
 use switchyard_crds::conditions::STEPS_MADE;
 use switchyard_crds::{DeviceAllocation, TrainJob, TrainJobStatus};
 use switchyard_ledger::devices::Devices;
-use switchyard_ledger::index::{Family, Index};
-use switchyard_ledger::job::{JobId, Key, attempt_of, is_another_place, message_of, place_in, stage_of};
-use switchyard_ledger::own_writes;
-use switchyard_ledger::own_writes::{Cache, OwnWrites};
-use switchyard_ledger::usage::{Usage, Without};
+use switchyard_ledger::index::{Index, JobState};
+use switchyard_ledger::job::{JobId, Key, attempt_of, changes_placement, message_of, placement_in, stage_of};
+use switchyard_ledger::pending_writes;
+use switchyard_ledger::pending_writes::{CacheState, PendingWrites};
+use switchyard_ledger::usage::{Usage, UsageOverlay};
+use switchyard_plan::cluster::blocker::WriteError;
 use switchyard_plan::cluster::events::{self, EventDraft};
-use switchyard_plan::cluster::hindrance::Trouble;
 use switchyard_plan::cluster::view::PodView;
 use switchyard_plan::cluster::{self, Action, JobSnapshot, PlacementRules, Premise, Reconciliation, Silence};
 use switchyard_plan::objects::Kind;
@@ -69,7 +69,7 @@ struct Planned {
 
 impl Context {
     pub(super) async fn reconcile(&self, key: &Key, look: Look) -> Outcome {
-        if look == Look::IfWorthIt && !self.index().is_worth_a_plan(key) {
+        if look == Look::IfWorthIt && !self.index().needs_planning(key) {
             return Outcome::Quiet;
         }
         let unreadable = self.index().unreadable.get(key).cloned();
@@ -89,7 +89,7 @@ impl Context {
             Ok(Some(planned)) => planned,
             Ok(None) => return Outcome::Quiet,
             Err(until) => {
-                self.index().owes_a_plan(key);
+                self.index().mark_plan_due(key);
                 // A change in the cache triggers a plan earlier; this covers a watch that lost an
                 // event.
                 self.queue.add(key.clone(), until);
@@ -104,10 +104,10 @@ impl Context {
     fn is_put_off(&self, key: &Key, now: Instant) -> bool {
         let rules = self.rules(self.now());
         let mut index = self.index();
-        if !index.waits_like_another(key, rules) {
+        if !index.enqueue_unplanned(key, rules) {
             return false;
         }
-        let later = now + PUT_OFF * u32::try_from(index.waiting.len()).unwrap_or(u32::MAX);
+        let later = now + PUT_OFF * u32::try_from(index.queue.len()).unwrap_or(u32::MAX);
         drop(index);
         self.queue.add(key.clone(), later);
         true
@@ -123,33 +123,33 @@ impl Context {
         let index: &mut Index = &mut guard;
         let Some(job) = index.jobs.get(key).cloned() else { return Ok(None) };
         let id = JobId::of(&job.metadata);
-        let (nodes, was_braked) = (index.usage.nodes().len(), index.fleet.brake().is_some());
-        index.fleet.look(nodes, self.settings.fleet_brake_percent, now);
-        match index.fleet.brake() {
+        let (nodes, was_braked) = (index.usage.nodes().len(), index.mass_outage.reason().is_some());
+        index.mass_outage.update(nodes, self.settings.fleet_brake_percent, now);
+        match index.mass_outage.reason() {
             Some(brake) if !was_braked => warn!("brake: {brake}"),
             None if was_braked => info!("the brake is taken off: nodes report again"),
             _ => {}
         }
         let rules = self.rules(now);
-        let mut others = index.float(&job, rules);
-        let ahead = index.ahead_of(&job, now);
+        let mut others = index.refresh_reservation(&job, rules);
+        let ahead = index.job_ahead(&job, now);
         let forecast = index.forecast(key, now);
-        let rests_until = index.rests_until(key);
-        let aside = index.not_in_the_way(&job, now);
-        let quota_goes_to = index.quota_goes_to(&job, rules);
-        let (left_out, asked_again) = (index.left_out(&id, now), index.asked_again(&id, now));
+        let cooldown_until = index.cooldown_until(key);
+        let ignorable = index.ignorable_takers(&job, now);
+        let quota_recipient = index.quota_recipient(&job, rules);
+        let (avoided_nodes, avoidance_ends) = (index.avoided_nodes(&id, now), index.avoidance_ends(&id, now));
         match index.catch_up(&id, instant) {
-            Cache::Current => {}
-            Cache::Behind { until } => return Err(until),
-            Cache::GivenUp => {
-                warn!(job = %key, "the cache did not show a write for {} s; going on", own_writes::PATIENCE.as_secs());
+            CacheState::Current => {}
+            CacheState::Behind { until } => return Err(until),
+            CacheState::TimedOut => {
+                warn!(job = %key, "the cache did not show a write for {} s; going on", pending_writes::CACHE_TIMEOUT.as_secs());
                 self.metrics.rescued();
             }
         }
         index.note_missing(&id, now);
-        let family = index.families.entry(id.clone()).or_default();
+        let family = index.job_states.entry(id.clone()).or_default();
         family.note_refusals(&job, now);
-        let deleted = |pod: &PodView| family.own.deleted(&pod.uid, instant);
+        let deleted = |pod: &PodView| family.writes.was_deleted(&pod.uid, instant);
         let patched: Vec<PodView> = family
             .pods
             .values()
@@ -159,14 +159,14 @@ impl Context {
         let known = family.pods.values();
         let pods: Vec<&PodView> =
             known.map(|pod| patched.iter().find(|patched| patched.uid == pod.uid).unwrap_or(pod)).collect();
-        let fight = family.own.fights(instant).map(|what| Trouble {
+        let fight = family.writes.contested_object(instant).map(|what| WriteError {
             text: format!("somebody undoes what this controller writes: {what}; it is written again every few seconds"),
             since: now,
             is_refusal: false,
         });
-        let gives_way = family.gives_way_to.clone().filter(|_| family.gives_way_in == Some(attempt_of(&job)));
+        let gives_way = family.preempted_by.clone().filter(|_| family.preempted_attempt == Some(attempt_of(&job)));
         // Ignore the shares that do not block this job.
-        let usage = Without::new(&mut index.usage, &aside);
+        let usage = UsageOverlay::new(&mut index.usage, &ignorable);
         let actual = actual(&job, family, &index.devices, &usage);
         let snapshot = JobSnapshot {
             job: &job,
@@ -179,62 +179,63 @@ impl Context {
             actual: &actual,
             ahead: ahead.as_ref(),
             forecast,
-            rests_until,
-            waiting: index.waiting.len(),
-            gives_way_to: gives_way.as_deref(),
-            trouble: family.trouble.as_ref().or(fight.as_ref()),
+            cooldown_until,
+            queue_length: index.queue.len(),
+            preempted_by: gives_way.as_deref(),
+            write_error: family.write_error.as_ref().or(fight.as_ref()),
             // Ignore figures of an earlier attempt.
             summary: family.summary.as_ref().filter(|(of, _)| *of == attempt_of(&job)).map(|(_, summary)| summary),
-            seen: family.seen.get(&attempt_of(&job)).unwrap_or(const { &BTreeMap::new() }),
+            log_observations: family.log_observations.get(&attempt_of(&job)).unwrap_or(const { &BTreeMap::new() }),
             status_written: family.status_written,
-            left_out: &left_out,
-            quota_goes_to: quota_goes_to.as_ref().map(|key| key.name.as_str()),
-            asked_again,
+            avoided_nodes: &avoided_nodes,
+            quota_recipient: quota_recipient.as_ref().map(|key| key.name.as_str()),
+            avoidance_ends,
             restricted: family.restricted,
             provisioning_class: index.provisioning_class.as_deref(),
             silence: Silence {
                 grace: self.settings.node_grace,
-                brake: index.fleet.brake(),
-                released: index.fleet.released(),
+                mass_outage: index.mass_outage.reason(),
+                outage_ended: index.mass_outage.ended(),
                 progress: family.progress.last(attempt_of(&job), job.status.as_ref()),
-                is_awaited: is_read(&job)
-                    && family.progress.is_awaited(attempt_of(&job), family.pods.values(), usage.nodes()),
+                progress_unread: is_read(&job)
+                    && family.progress.is_first_read_due(attempt_of(&job), family.pods.values(), usage.nodes()),
             },
-            scheduler_is_known: index.schedulers.know(&job),
+            scheduler_is_known: index.schedulers.is_known(&job),
             longest_schedule_timeout: self.settings.longest_schedule_timeout,
         };
         let start = Instant::now();
         let mut plan = cluster::plan(&snapshot);
         self.metrics.planned(start.elapsed());
         drop(usage);
-        plan.actions.retain(|action| !matches!(action, Action::Delete { uid, .. } if family.own.deleted(uid, instant)));
-        let held = hold(&mut plan, &mut family.own, &job, instant);
+        plan.actions
+            .retain(|action| !matches!(action, Action::Delete { uid, .. } if family.writes.was_deleted(uid, instant)));
+        let held = hold(&mut plan, &mut family.writes, &job, instant);
         // Record releases while still holding the plan lock: the job may end before the API call
         // returns.
         for action in &plan.actions {
             if let Action::Release { uid, .. } = action {
-                family.own.releases(uid.clone());
+                family.writes.record_release(uid.clone());
             }
         }
         if plan.actions.is_empty() && held.is_none() {
-            family.trouble = None;
+            family.write_error = None;
         }
-        let fights = family.own.fights(instant).is_some();
+        let fights = family.writes.contested_object(instant).is_some();
         // Reserve the placement now; the watch cache does not show the decision yet.
         if let Some(next) = plan.status.as_ref().filter(|_| plan.actions.is_empty())
-            && is_another_place(&job, next)
+            && changes_placement(&job, next)
         {
             let attempt = next.attempt.unwrap_or(0).unsigned_abs();
-            index.assume(&id, attempt, place_in(next).cloned());
+            index.assume(&id, attempt, placement_in(next).cloned());
         }
         // Poll, because a job that lacks quota may find room without any change that wakes this
         // one.
-        if plan.waits.is_some() && !index.short_of_quota_in(&key.namespace).is_empty() {
+        if plan.wait_reason.is_some() && !index.short_of_quota_in(&key.namespace).is_empty() {
             self.queue.add(key.clone(), instant + QUOTA_PERIOD);
         }
-        others.extend(match plan.waits {
-            Some(waits) => index.waits(key, waits, rules),
-            None => index.waits_no_more(key, &id),
+        others.extend(match plan.wait_reason {
+            Some(reason) => index.enqueue(key, reason, rules),
+            None => index.leave_queue(key, &id),
         });
         if let Some(at) = index.reservation_ends(key) {
             self.queue.add(key.clone(), instant + Duration::try_from(at.duration_since(now)).unwrap_or_default());
@@ -253,7 +254,7 @@ impl Context {
         }
         if fights {
             // Clears the conflict from the status if it has ended by then.
-            self.queue.add(key.clone(), Instant::now() + own_writes::PEACE);
+            self.queue.add(key.clone(), Instant::now() + pending_writes::CONFLICT_WINDOW);
         }
         if let Some(until) = held {
             self.queue.add(key.clone(), until.max(Instant::now() + SECOND / 10));
@@ -307,7 +308,7 @@ impl Context {
                     refusal = refusal.or(Some(error));
                 }
             }
-        } else if plan.waits.is_some() {
+        } else if plan.wait_reason.is_some() {
             self.tell(&job.object_ref(&()), events).await;
         }
         // A write that is still in backoff has not succeeded yet.
@@ -326,18 +327,18 @@ impl Context {
         let now = Instant::now();
         let mut guard = self.index();
         let index = &mut *guard;
-        let family = index.families.entry(job.clone()).or_default();
+        let family = index.job_states.entry(job.clone()).or_default();
         for (kind, version) in applied.written {
-            family.own.wrote(kind, &version, now);
+            family.writes.record_write(kind, &version, now);
         }
         for uid in applied.deleted {
-            family.own.deletes(uid, now);
+            family.writes.record_deletion(uid, now);
         }
         // The controller does not watch namespaces, and a cluster may enforce the level by default,
         // so the refusal is how it learns of it. It retries at once with a compliant pod and
         // reports nothing.
         if !family.restricted && applied.refusals.iter().any(Refusal::is_by_pod_security_restricted) {
-            (family.restricted, family.trouble) = (true, None);
+            (family.restricted, family.write_error) = (true, None);
             if let Some(key) = family.key.clone() {
                 self.queue.add(key, now);
             }
@@ -346,18 +347,18 @@ impl Context {
         // Stale writes are planned again and not reported.
         let told = applied.refusals.iter().find(|refusal| refusal.cause.retry() == Retry::BackOff).cloned();
         let status = family.key.as_ref().and_then(|key| index.jobs.get(key)).and_then(|job| job.status.as_ref());
-        let before = family.trouble.take().or_else(|| Trouble::told(status?));
-        family.trouble = told.as_ref().map(|told| {
+        let before = family.write_error.take().or_else(|| WriteError::from_status(status?));
+        family.write_error = told.as_ref().map(|told| {
             let is_refusal = told.cause != Cause::Unreachable;
-            Trouble::after(before.as_ref(), told.to_string(), is_refusal, self.now())
+            WriteError::after(before.as_ref(), told.to_string(), is_refusal, self.now())
         });
-        if family.trouble.as_ref().is_some_and(Trouble::is_for_quota)
-            && !before.is_some_and(|before| before.is_for_quota())
+        if family.write_error.as_ref().is_some_and(WriteError::is_quota)
+            && !before.is_some_and(|before| before.is_quota())
         {
-            index.lacks_quota(job);
+            index.mark_short_of_quota(job);
             // Wake the waiting jobs of the namespace, because they may hold the quota that this one
             // lacks.
-            let waiting = index.waiting.keys().filter(|key| key.namespace == job.namespace);
+            let waiting = index.queue.keys().filter(|key| key.namespace == job.namespace);
             waiting.for_each(|key| self.queue.add(key.clone(), now));
         }
         told.or_else(|| applied.refusals.into_iter().next())
@@ -381,12 +382,12 @@ impl Context {
         let version = self.executor.write_status(job, next.clone()).await?;
         {
             let mut index = self.index();
-            let family = index.families.entry(JobId::of(&job.metadata)).or_default();
+            let family = index.job_states.entry(JobId::of(&job.metadata)).or_default();
             family.status_written = Some(self.now());
-            family.own.says(next.attempt.unwrap_or(0).unsigned_abs(), &words_of(&next));
+            family.writes.record_status(next.attempt.unwrap_or(0).unsigned_abs(), &words_of(&next));
             if let Some(version) = version {
-                family.own.wrote("TrainJob", &version, Instant::now());
-                index.wrote_status(key, &version);
+                family.writes.record_write("TrainJob", &version, Instant::now());
+                index.record_status_version(key, &version);
             }
         }
         let stage = stage_of(&next);
@@ -413,9 +414,9 @@ impl Context {
         }
         let until = self.queue.failed(key);
         if let Some(job) = job
-            && let Some(family) = self.index().families.get_mut(job)
+            && let Some(family) = self.index().job_states.get_mut(job)
         {
-            family.own.hold(until);
+            family.writes.back_off(until);
         }
         warn!(job = %key, error = %refusal, retry_in_ms = until.saturating_duration_since(Instant::now()).as_millis() as u64, "refused");
         Outcome::Refused
@@ -423,7 +424,7 @@ impl Context {
 }
 
 /// GPUs of the pods of the current attempt: from their claims, or else as reported by the kubelets.
-fn actual(job: &TrainJob, family: &Family, devices: &Devices, usage: &Usage) -> BTreeMap<u32, Vec<String>> {
+fn actual(job: &TrainJob, family: &JobState, devices: &Devices, usage: &Usage) -> BTreeMap<u32, Vec<String>> {
     let status = job.status.as_ref();
     let (Some(allocation), attempt) = (status.and_then(|status| status.device_allocation), attempt_of(job)) else {
         return BTreeMap::new();
@@ -436,7 +437,7 @@ fn actual(job: &TrainJob, family: &Family, devices: &Devices, usage: &Usage) -> 
                 devices.allocated(&claim.uid)?
             }
             DeviceAllocation::Unknown => return None,
-            DeviceAllocation::DevicePlugin => usage.given(pod.node.as_deref()?, namespace, &pod.name),
+            DeviceAllocation::DevicePlugin => usage.assigned_gpus(pod.node.as_deref()?, namespace, &pod.name),
         };
         Some((pod.node_rank, gpus))
     };
@@ -445,13 +446,14 @@ fn actual(job: &TrainJob, family: &Family, devices: &Devices, usage: &Usage) -> 
 
 /// Drops actions that must wait: creates and repairs during backoff, and repeated writes while
 /// another controller is reverting them. Returns the end of the wait.
-fn hold(plan: &mut Reconciliation, own: &mut OwnWrites, job: &TrainJob, now: Instant) -> Option<Instant> {
+fn hold(plan: &mut Reconciliation, own: &mut PendingWrites, job: &TrainJob, now: Instant) -> Option<Instant> {
     let attempt = attempt_of(job);
     // A status that differs only in figures has the same text, and was not undone.
-    let is_changed = job.status.as_ref().is_none_or(|status| own.is_changed(&words_of(status)));
+    let is_changed = job.status.as_ref().is_none_or(|status| own.is_status_changed(&words_of(status)));
     let is_made = |action: &Action| matches!(action, Action::Create(_) | Action::Repair(_));
-    let status = plan.status.as_ref().map(words_of).filter(|words| is_changed && own.has_said(attempt, words));
-    let mut until = own.held(now).filter(|_| plan.actions.iter().any(is_made));
+    let status =
+        plan.status.as_ref().map(words_of).filter(|words| is_changed && own.has_written_status(attempt, words));
+    let mut until = own.backoff_until(now).filter(|_| plan.actions.iter().any(is_made));
     if until.is_none() {
         let mut undone = status.as_ref().map(|_| "the status".to_string());
         for action in &plan.actions {
@@ -464,7 +466,7 @@ fn hold(plan: &mut Reconciliation, own: &mut OwnWrites, job: &TrainJob, now: Ins
                 _ => continue,
             };
             let name = format!("{} {}", object.kind(), object.name());
-            if own.record_made(attempt, format!("{verb} {name}")) {
+            if own.record_creation(attempt, format!("{verb} {name}")) {
                 undone = Some(name);
             }
         }

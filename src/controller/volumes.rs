@@ -106,7 +106,7 @@ impl Reader for Volumes {
         let index = context.index();
         let of_job = index.jobs.iter().filter_map(|(key, job)| {
             let (id, attempt) = (JobId::of(&job.metadata), attempt_of(job));
-            let mut pods = index.families.get(&id)?.pods.values().filter(|pod| pod.attempt == attempt);
+            let mut pods = index.job_states.get(&id)?.pods.values().filter(|pod| pod.attempt == attempt);
             // All pods of a gang come from one template.
             let (pod, rules) = pods.find_map(|pod| Some((pod, pod.rules.as_ref()?)))?;
             let (uid, name) = (pod.uid.clone(), pod.name.clone());
@@ -141,7 +141,7 @@ impl Reader for Volumes {
 
     fn take(&self, context: &Context, source: &Source<Named>, found: Option<Found>, _: Option<Reads>) -> Duration {
         let mut index = context.index();
-        let Some(family) = index.families.get_mut(&source.job) else { return PERIOD };
+        let Some(family) = index.job_states.get_mut(&source.job) else { return PERIOD };
         let is_nowhere = |reach: &Reach| reach.nodes.node_selector_terms.is_empty();
         let pause = if found.iter().flat_map(|found| &found.reach).any(is_nowhere) { SOON } else { PERIOD };
         let mut is_news = false;
@@ -183,7 +183,7 @@ impl Volumes {
             known = Arc::new(all.get_opt(volume).await?.into_iter().collect());
         } else if let Some(name) = volumes::class(&claim) {
             class = classes.get_opt(name).await?;
-            if class.as_ref().is_some_and(volumes::is_chosen) {
+            if class.as_ref().is_some_and(volumes::selects_existing_volume) {
                 let Some(listed) = self.of_class(client, name).await? else { return Ok(()) };
                 known = listed;
             }

@@ -12,7 +12,7 @@ use kube::Api;
 use kube::api::ListParams;
 use std::time::{Duration, Instant};
 use switchyard_ledger::job::{JobId, attempt_of};
-use switchyard_plan::cluster::hindrance;
+use switchyard_plan::cluster::blocker;
 
 /// Time that a pod normally needs to start.
 const ORDINARY: SignedDuration = SignedDuration::from_secs(4);
@@ -36,7 +36,7 @@ impl Reader for Warnings {
         let mut found = Vec::new();
         for (key, job) in &index.jobs {
             let (id, attempt) = (JobId::of(&job.metadata), attempt_of(job));
-            let Some(family) = index.families.get(&id) else { continue };
+            let Some(family) = index.job_states.get(&id) else { continue };
             let is_late = |started: Timestamp| now.duration_since(started) >= ORDINARY;
             let late = family.pods.values().filter(|pod| pod.attempt == attempt && pod.is_silent());
             let late = late.filter(|pod| pod.started.is_some_and(is_late));
@@ -56,9 +56,9 @@ impl Reader for Warnings {
 
     fn take(&self, context: &Context, source: &Source<()>, events: Option<Vec<Event>>, _: Option<Reads>) -> Duration {
         let Some(events) = events else { return PERIOD };
-        let (warning, progress) = (hindrance::warning(&events), hindrance::progress(&events));
+        let (warning, progress) = (blocker::warning(&events), blocker::progress(&events));
         let mut index = context.index();
-        if let Some(family) = index.families.get_mut(&source.job)
+        if let Some(family) = index.job_states.get_mut(&source.job)
             && let Some(pod) = family.pods.values_mut().find(|pod| pod.uid == source.uid)
         {
             // API servers delete events after an hour, so keep the newer progress.

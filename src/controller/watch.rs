@@ -332,10 +332,10 @@ impl Context {
         let (effect, woken, waiting) = {
             let mut index = self.index();
             let effect = change(&mut index);
-            let woken = index.woken(&effect.room);
+            let woken = index.wake(&effect.room);
             let woken = index.in_order(woken);
             let waiting: Vec<Key> =
-                if effect.room.is_empty() { Vec::new() } else { index.waiting.keys().cloned().collect() };
+                if effect.room.is_empty() { Vec::new() } else { index.queue.keys().cloned().collect() };
             (effect, woken, waiting)
         };
         // Pods are watched in all namespaces because of the resources they take, but their jobs may

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use switchyard_ledger::fairness::{Fairness, Weights};
 use switchyard_ledger::index::Index;
-use switchyard_ledger::memory::Memory;
+use switchyard_ledger::leader_state::LeaderState;
 use switchyard_ledger::predictor::Predictor;
 use switchyard_plan::cluster::events::{EventDraft, Severity};
 use switchyard_service::ServerClock;
@@ -104,8 +104,8 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
             let server = Arc::clone(&context.clock);
             let (saved, recalled) = (context.clone(), context.clone());
             let memory = LeaseMemory {
-                save: Box::new(move || saved.index().memory().text()),
-                recall: Box::new(move |text| recalled.index().recall(Memory::read(text))),
+                save: Box::new(move || saved.index().leader_state().to_json()),
+                recall: Box::new(move |text| recalled.index().restore(LeaderState::parse(text))),
             };
             let candidate =
                 Candidate { client, namespace, identity, timing, clock: boot_time, server, memory, policies };
@@ -154,7 +154,7 @@ async fn work(context: &Context, running: &Arc<Semaphore>) {
         // Reconcile everything that may have changed under another leader. Use queue order instead
         // of the order in which the watches scheduled the jobs.
         context.queue.with(Schedule::clear);
-        context.index().families.values_mut().for_each(|family| family.progress.leads_again());
+        context.index().job_states.values_mut().for_each(|family| family.progress.reset_for_new_term());
         context.look_at_all();
         let mut resync = Instant::now() + RESYNC;
         while leading.now() {

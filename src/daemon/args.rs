@@ -17,7 +17,7 @@ pub enum Toggle {
 /// How to estimate the run time of a job that sets no `activeDeadlineSeconds`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "PascalCase")]
-pub enum Guess {
+pub enum QueuePredictor {
     /// No estimate.
     None,
     /// From the run times of this job and similar ones.
@@ -124,8 +124,8 @@ pub struct ControllerArgs {
 
     /// What stands in for activeDeadlineSeconds where a job has none, in the choice of who goes
     /// first; no job is stopped for it.
-    #[arg(long, value_enum, default_value_t = Guess::None)]
-    pub queue_predictor: Guess,
+    #[arg(long, value_enum, default_value_t = QueuePredictor::None)]
+    pub queue_predictor: QueuePredictor,
 
     /// How long the first job of the queue may hold nodes without being able to begin; twice as
     /// long if the limits of the jobs that run there promise that it can by then. After that it

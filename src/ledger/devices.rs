@@ -62,7 +62,7 @@ impl Devices {
             let named = |name: &str| attributes.and_then(|all| all.get(name))?.string.clone();
             // An attribute without a domain is the driver's own.
             let Some(uuid) = named("uuid").or_else(|| named(&format!("{driver}/uuid"))) else { continue };
-            let is_tainted = device.taints.iter().flatten().any(|taint| rules::keeps_away(&taint.effect));
+            let is_tainted = device.taints.iter().flatten().any(|taint| rules::blocks_scheduling(&taint.effect));
             let counters = device.consumes_counters.iter().flatten().map(|of| of.counter_set.clone()).collect();
             let device = (driver.to_string(), slice.spec.pool.name.clone(), device.name.clone());
             let offered = Offered { slice: name.clone(), node: node.clone(), uuid, counters, is_tainted };
@@ -169,14 +169,18 @@ impl Devices {
             if let Some(offered) = self.gpus.get(device) {
                 share.node.clone_from(&offered.node);
                 share.gpus.push(offered.uuid.clone());
-                share.gpus.extend(self.relatives(device, offered));
+                share.gpus.extend(self.counter_siblings(device, offered));
             }
         }
         Some(share).filter(|share| !share.gpus.is_empty())
     }
 
     /// UUIDs of the other devices of a pool that share counters with this one.
-    fn relatives<'a>(&'a self, (driver, pool, name): &'a Device, of: &'a Offered) -> impl Iterator<Item = String> + 'a {
+    fn counter_siblings<'a>(
+        &'a self,
+        (driver, pool, name): &'a Device,
+        of: &'a Offered,
+    ) -> impl Iterator<Item = String> + 'a {
         let first = (driver.clone(), pool.clone(), String::new());
         let of_pool = self.gpus.range(first..).take_while(move |((d, p, _), _)| (d, p) == (driver, pool));
         let others = of_pool.filter(move |((.., other), _)| !of.counters.is_empty() && other != name);

@@ -14,7 +14,7 @@ use switchyard_plan::job::gpus;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Weights {
     /// By namespace; 1 if absent.
-    pub of: BTreeMap<String, u32>,
+    pub by_namespace: BTreeMap<String, u32>,
     /// A week, as in Slurm (`PriorityDecayHalfLife`): long enough that a team which used the
     /// cluster all weekend waits on Monday, and short enough that last month does not matter.
     pub half_life: SignedDuration,
@@ -22,8 +22,8 @@ pub struct Weights {
 
 impl Weights {
     /// Uses a half-life of one week.
-    pub fn new(of: BTreeMap<String, u32>) -> Weights {
-        Weights { of, half_life: SignedDuration::from_hours(7 * 24) }
+    pub fn new(by_namespace: BTreeMap<String, u32>) -> Weights {
+        Weights { by_namespace, half_life: SignedDuration::from_hours(7 * 24) }
     }
 }
 
@@ -56,32 +56,32 @@ impl Fairness {
         let (before, at) = self.ended.get(namespace(job)).copied().unwrap_or((0.0, to.0));
         // The watch may report jobs in any order.
         let now = at.max(to.0);
-        let hours = before * self.left(at, now) + self.hours(job, from.0, to.0, now);
+        let hours = before * self.decay(at, now) + self.hours(job, from.0, to.0, now);
         self.ended.insert(namespace(job).into(), (hours, now));
     }
 
     /// The factor by which usage decays between two times.
-    fn left(&self, from: Timestamp, to: Timestamp) -> f64 {
+    fn decay(&self, from: Timestamp, to: Timestamp) -> f64 {
         (-to.duration_since(from).div_duration_f64(self.weights.half_life)).exp2()
     }
 
     /// Decayed GPU hours at `now` of a job that ran from `from` to `to`.
     fn hours(&self, job: &TrainJob, from: Timestamp, to: Timestamp, now: Timestamp) -> f64 {
         let half_life = self.weights.half_life.as_secs_f64() / 3600.0;
-        let hours = half_life / std::f64::consts::LN_2 * (self.left(to, now) - self.left(from.min(to), now));
+        let hours = half_life / std::f64::consts::LN_2 * (self.decay(to, now) - self.decay(from.min(to), now));
         hours * f64::from(gpus(job)) * f64::from(job.spec.trainer.num_nodes)
     }
 
     /// Recomputes all shares as of `now`.
-    pub(crate) fn count<'a>(&mut self, running: impl Iterator<Item = &'a TrainJob>, now: Timestamp) {
-        let ended = self.ended.iter().map(|(namespace, (hours, at))| (namespace.clone(), hours * self.left(*at, now)));
-        let mut had: BTreeMap<String, f64> = ended.collect();
+    pub(crate) fn recompute<'a>(&mut self, running: impl Iterator<Item = &'a TrainJob>, now: Timestamp) {
+        let ended = self.ended.iter().map(|(namespace, (hours, at))| (namespace.clone(), hours * self.decay(*at, now)));
+        let mut usage: BTreeMap<String, f64> = ended.collect();
         for job in running {
             let Some(from) = job.status.as_ref().and_then(|status| status.placed_time.as_ref()) else { continue };
-            *had.entry(namespace(job).into()).or_default() += self.hours(job, from.0, now, now);
+            *usage.entry(namespace(job).into()).or_default() += self.hours(job, from.0, now, now);
         }
-        let weight = |namespace: &str| f64::from(self.weights.of.get(namespace).copied().unwrap_or(1).max(1));
-        let shares = had.into_iter().map(|(namespace, hours)| {
+        let weight = |namespace: &str| f64::from(self.weights.by_namespace.get(namespace).copied().unwrap_or(1).max(1));
+        let shares = usage.into_iter().map(|(namespace, hours)| {
             let share = (hours / weight(&namespace)).max(0.0) as u64;
             (namespace, share)
         });
@@ -116,23 +116,23 @@ mod tests {
     }
 
     fn fairness(weights: &[(&str, u32)]) -> Fairness {
-        let of = weights.iter().map(|(namespace, weight)| (namespace.to_string(), *weight)).collect();
-        Fairness::new(Weights { of, half_life: SignedDuration::from_hours(100) })
+        let by_namespace = weights.iter().map(|(namespace, weight)| (namespace.to_string(), *weight)).collect();
+        Fairness::new(Weights { by_namespace, half_life: SignedDuration::from_hours(100) })
     }
 
     #[test]
-    fn what_a_namespace_had_counts_half_after_a_half_life_and_by_its_weight() {
+    fn usage_halves_after_a_half_life_and_is_divided_by_the_weight() {
         let mut fairness = fairness(&[("b", 4)]);
         fairness.learn(&job("a", 0, Some(1)));
         fairness.learn(&job("b", 0, Some(1)));
-        fairness.count(std::iter::empty(), at(1));
+        fairness.recompute(std::iter::empty(), at(1));
         assert_eq!((fairness.share("a"), fairness.share("b"), fairness.share("c")), (15, 3, 0));
-        fairness.count(std::iter::empty(), at(101));
+        fairness.recompute(std::iter::empty(), at(101));
         assert_eq!((fairness.share("a"), fairness.share("b")), (7, 1));
     }
 
     #[test]
-    fn jobs_that_run_count_until_now_and_the_order_in_which_ends_are_seen_does_not_matter() {
+    fn running_jobs_count_until_now_in_any_order_of_events() {
         let mut one = fairness(&[]);
         one.learn(&job("a", 0, Some(10)));
         one.learn(&job("a", 20, Some(30)));
@@ -141,7 +141,7 @@ mod tests {
         other.learn(&job("a", 0, Some(10)));
         let running = job("a", 30, None);
         for fairness in [&mut one, &mut other] {
-            fairness.count([&running].into_iter(), at(40));
+            fairness.recompute([&running].into_iter(), at(40));
         }
         assert_eq!(one.share("a"), other.share("a"));
         // 160 GPU hours each, whose mean ages are 5, 15 and 35 hours.

@@ -15,15 +15,15 @@ use switchyard_plan::cluster::avoidance::{Evidence, evidence};
 use switchyard_plan::cluster::view::NodeView;
 
 /// Number of losses within [`PERIOD`] after which a node is avoided.
-const MOST: usize = 3;
+const MAX_LOSSES: usize = 3;
 const PERIOD: SignedDuration = SignedDuration::from_hours(1);
 /// Losses of a node within this time are one incident, because a lost node ends all its jobs.
-const TOGETHER: SignedDuration = SignedDuration::from_secs(120);
+const INCIDENT_WINDOW: SignedDuration = SignedDuration::from_secs(120);
 /// Upper bound of the avoidance period, which starts at [`PERIOD`] and doubles each time.
-const LONGEST: SignedDuration = SignedDuration::from_hours(8);
-const FORGOTTEN: SignedDuration = SignedDuration::from_hours(24);
+const MAX_PERIOD: SignedDuration = SignedDuration::from_hours(8);
+const FORGET_AFTER: SignedDuration = SignedDuration::from_hours(24);
 /// Number of incidents kept per node.
-const KEPT: usize = 32;
+const MAX_INCIDENTS: usize = 32;
 
 #[derive(Debug, Clone, PartialEq)]
 struct Incident {
@@ -38,9 +38,9 @@ struct Incident {
 pub struct Incidents(BTreeMap<String, Vec<Incident>>);
 
 /// Until when a node is avoided, and the reason.
-struct Verdict {
+struct Avoidance {
     until: Timestamp,
-    why: String,
+    reason: String,
 }
 
 impl Incidents {
@@ -65,7 +65,8 @@ impl Incidents {
 
     fn add(&mut self, failure: &NodeFailure, job: &JobId, is_loss: bool) {
         let at = failure.last_time.0;
-        let is_recent = |known: &Vec<Incident>| known.last().is_some_and(|last| at.duration_since(last.at) < FORGOTTEN);
+        let is_recent =
+            |known: &Vec<Incident>| known.last().is_some_and(|last| at.duration_since(last.at) < FORGET_AFTER);
         self.0.retain(|_, known| is_recent(known));
         let known = self.0.entry(failure.node_name.clone()).or_default();
         if known.iter().any(|incident| incident.at == at && incident.job == *job) {
@@ -73,7 +74,7 @@ impl Incidents {
         }
         let position = known.partition_point(|incident| incident.at <= at);
         known.insert(position, Incident { at, job: job.clone(), cause: failure.message.clone(), is_loss });
-        known.drain(..known.len().saturating_sub(KEPT));
+        known.drain(..known.len().saturating_sub(MAX_INCIDENTS));
     }
 
     /// Drops the failed starts of a job on a node on which it now runs.
@@ -91,7 +92,7 @@ impl Incidents {
     ) -> impl Iterator<Item = (&'a String, Vec<&'a Incident>)> {
         self.0.iter().map(|(name, known)| {
             let node = nodes.get(name);
-            (name, known.iter().filter(|incident| node.is_none_or(|node| node.was_there(incident.at))).collect())
+            (name, known.iter().filter(|incident| node.is_none_or(|node| node.existed_at(incident.at))).collect())
         })
     }
 
@@ -103,28 +104,29 @@ impl Incidents {
         now: Timestamp,
     ) -> BTreeMap<String, Avoided> {
         let avoided = self.current(nodes).filter_map(|(node, known)| {
-            if let Some(Verdict { until, why }) = verdict(&known, now) {
-                let why = format!("{why}, and is avoided until {until}");
-                return Some((node.clone(), Avoided { why, is_last_resort: false }));
+            if let Some(Avoidance { until, reason }) = avoidance(&known, now) {
+                let reason = format!("{reason}, and is avoided until {until}");
+                return Some((node.clone(), Avoided { reason, is_last_resort: false }));
             }
-            let of_others = known.iter().rev().find(|incident| !incident.is_loss && incident.job != *job)?;
-            let is_recent = now.duration_since(of_others.at) < PERIOD;
-            let why = format!("a pod of another job could not start there at {}: {}", of_others.at, of_others.cause);
-            is_recent.then(|| (node.clone(), Avoided { why, is_last_resort: true }))
+            let by_other_job = known.iter().rev().find(|incident| !incident.is_loss && incident.job != *job)?;
+            let is_recent = now.duration_since(by_other_job.at) < PERIOD;
+            let reason =
+                format!("a pod of another job could not start there at {}: {}", by_other_job.at, by_other_job.cause);
+            is_recent.then(|| (node.clone(), Avoided { reason, is_last_resort: true }))
         });
         avoided.collect()
     }
 
     /// The earliest time at which one of the avoided nodes becomes usable again.
     pub fn next(&self, nodes: &BTreeMap<String, NodeView>, now: Timestamp) -> Option<Timestamp> {
-        self.current(nodes).filter_map(|(_, known)| verdict(&known, now)).map(|verdict| verdict.until).min()
+        self.current(nodes).filter_map(|(_, known)| avoidance(&known, now)).map(|avoidance| avoidance.until).min()
     }
 }
 
 /// The longest avoidance of a node that is still in effect.
-fn verdict(known: &[&Incident], now: Timestamp) -> Option<Verdict> {
-    let all = [losses(known), starts(known)].into_iter().flatten();
-    all.max_by_key(|verdict| verdict.until).filter(|verdict| verdict.until > now)
+fn avoidance(known: &[&Incident], now: Timestamp) -> Option<Avoidance> {
+    let all = [loss_avoidance(known), start_avoidance(known)].into_iter().flatten();
+    all.max_by_key(|avoidance| avoidance.until).filter(|avoidance| avoidance.until > now)
 }
 
 /// Whether the pods of a job have started, none of them on this node. This shows that the job's
@@ -140,43 +142,43 @@ fn runs_on(job: &TrainJob, status: &TrainJobStatus, node: &str) -> bool {
 }
 
 /// The avoidance of a node that was lost too often.
-fn losses(known: &[&Incident]) -> Option<Verdict> {
-    let mut apart: Vec<&Incident> = Vec::new();
+fn loss_avoidance(known: &[&Incident]) -> Option<Avoidance> {
+    let mut separate_losses: Vec<&Incident> = Vec::new();
     for loss in known.iter().copied().filter(|incident| incident.is_loss) {
-        if apart.last().is_none_or(|last| loss.at.duration_since(last.at) >= TOGETHER) {
-            apart.push(loss);
+        if separate_losses.last().is_none_or(|last| loss.at.duration_since(last.at) >= INCIDENT_WINDOW) {
+            separate_losses.push(loss);
         }
     }
-    let is_often = |losses: &[&Incident]| {
-        let first = losses.len().checked_sub(MOST).map(|first| losses[first].at);
+    let is_frequent = |losses: &[&Incident]| {
+        let first = losses.len().checked_sub(MAX_LOSSES).map(|first| losses[first].at);
         losses.last().zip(first).is_some_and(|(last, first)| last.at.duration_since(first) < PERIOD)
     };
-    let last = apart.last()?;
-    let why = format!("it ended attempts {MOST} times within an hour, last with \"{}\"", last.cause);
-    Some(Verdict { until: until(&apart, is_often)?, why })
+    let last = separate_losses.last()?;
+    let reason = format!("it ended attempts {MAX_LOSSES} times within an hour, last with \"{}\"", last.cause);
+    Some(Avoidance { until: until(&separate_losses, is_frequent)?, reason })
 }
 
 /// The avoidance of a node on which pods of several jobs could not start.
-fn starts(known: &[&Incident]) -> Option<Verdict> {
+fn start_avoidance(known: &[&Incident]) -> Option<Avoidance> {
     let failures: Vec<&Incident> = known.iter().copied().filter(|incident| !incident.is_loss).collect();
     let (last, _) = failures.split_last()?;
-    let is_often = |failures: &[&Incident]| {
+    let is_frequent = |failures: &[&Incident]| {
         let Some((last, before)) = failures.split_last() else { return false };
         before.iter().any(|incident| incident.job != last.job && last.at.duration_since(incident.at) < PERIOD)
     };
-    let why = format!("pods of several jobs could not start there, last with \"{}\"", last.cause);
-    Some(Verdict { until: until(&failures, is_often)?, why })
+    let reason = format!("pods of several jobs could not start there, last with \"{}\"", last.cause);
+    Some(Avoidance { until: until(&failures, is_frequent)?, reason })
 }
 
 /// The end of a node's avoidance: one period after it failed too often, and twice as long each time
 /// it fails again within a period after its avoidance ended.
-fn until(incidents: &[&Incident], is_often: impl Fn(&[&Incident]) -> bool) -> Option<Timestamp> {
+fn until(incidents: &[&Incident], is_frequent: impl Fn(&[&Incident]) -> bool) -> Option<Timestamp> {
     let (mut until, mut pause) = (None::<Timestamp>, PERIOD);
     for (number, incident) in incidents.iter().enumerate() {
         match until.map(|until| incident.at.duration_since(until)) {
             Some(since) if since.is_negative() => {}
-            Some(since) if since < PERIOD => pause = pause.saturating_mul(2).min(LONGEST),
-            _ if is_often(&incidents[..=number]) => pause = PERIOD,
+            Some(since) if since < PERIOD => pause = pause.saturating_mul(2).min(MAX_PERIOD),
+            _ if is_frequent(&incidents[..=number]) => pause = PERIOD,
             _ => continue,
         }
         until = until.max(incident.at.saturating_add(pause).ok());
@@ -228,58 +230,58 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_lost_three_times_in_an_hour_is_avoided_and_for_longer_when_it_is_lost_again() {
+    fn a_node_lost_three_times_in_an_hour_is_avoided_with_growing_periods() {
         let mut incidents = Incidents::default();
         let mut lose = |minute: i64| {
             incidents.observe(&job("a", "Restarting", "x", &[("n", "NodeLost", minute)]));
             avoided(&incidents, minute)
         };
         for minute in [0, 1, 20] {
-            assert_eq!(lose(minute), [], "the losses of the first two minutes are one");
+            assert_eq!(lose(minute), [], "losses within two minutes count once");
         }
         assert_eq!(lose(40), firmly("n"));
-        let why = "it ended attempts 3 times within an hour, last with \"NodeLost: no\", and is avoided until 1970-01-01T01:40:00Z";
-        assert_eq!(incidents.avoided(&other(), &BTreeMap::new(), at(99))["n"].why, why);
+        let reason = "it ended attempts 3 times within an hour, last with \"NodeLost: no\", and is avoided until 1970-01-01T01:40:00Z";
+        assert_eq!(incidents.avoided(&other(), &BTreeMap::new(), at(99))["n"].reason, reason);
         assert_eq!(incidents.next(&BTreeMap::new(), at(99)), Some(at(100)));
         assert_eq!((avoided(&incidents, 100), incidents.next(&BTreeMap::new(), at(100))), (Vec::new(), None));
         incidents.observe(&job("b", "Restarting", "x", &[("n", "NodeLost", 110)]));
         assert_eq!(incidents.next(&BTreeMap::new(), at(110)), Some(at(230)), "twice as long");
         incidents.observe(&job("b", "Restarting", "x", &[("n", "NodeLost", 300)]));
-        assert_eq!(avoided(&incidents, 300), [], "it was good for an hour after it was used again");
+        assert_eq!(avoided(&incidents, 300), [], "it worked for an hour after its avoidance ended");
     }
 
     /// Regression test: only lost nodes were remembered, so each job ran into the same bad node.
     #[test]
-    fn a_node_that_refuses_pods_of_two_jobs_is_avoided_by_all_whoever_leads() {
+    fn a_node_that_refuses_pods_of_two_jobs_is_avoided_by_all_under_any_leader() {
         let refused = |uid: &str, minute: i64| job(uid, "Queued", "x", &[("n", "UnexpectedAdmissionError", minute)]);
         let mut incidents = Incidents::default();
         incidents.observe(&refused("a", 0));
         incidents.observe(&refused("a", 10));
-        assert_eq!(avoided(&incidents, 11), [("n".to_string(), true)], "one job: the last resort of the others");
+        assert_eq!(avoided(&incidents, 11), [("n".to_string(), true)], "one job: a last resort for other jobs");
         assert_eq!(avoided(&incidents, 70), [], "for an hour");
         incidents.observe(&refused("b", 20));
         assert_eq!(avoided(&incidents, 21), firmly("n"));
-        let why = "pods of several jobs could not start there, last with \"UnexpectedAdmissionError: no\", and is avoided until \
+        let reason = "pods of several jobs could not start there, last with \"UnexpectedAdmissionError: no\", and is avoided until \
                    1970-01-01T01:20:00Z";
-        assert_eq!(incidents.avoided(&other(), &BTreeMap::new(), at(21))["n"].why, why);
+        assert_eq!(incidents.avoided(&other(), &BTreeMap::new(), at(21))["n"].reason, reason);
         let again = NodeView { registered: Some(at(21)), ..NodeView::default() };
         assert!(incidents.avoided(&other(), &[("n".to_string(), again)].into(), at(22)).is_empty(), "it was repaired");
-        let mut of_new_leader = Incidents::default();
+        let mut new_leader = Incidents::default();
         for job in [refused("b", 20), refused("a", 10)] {
-            of_new_leader.observe(&job);
-            of_new_leader.observe(&job);
+            new_leader.observe(&job);
+            new_leader.observe(&job);
         }
         assert_eq!(
-            of_new_leader.avoided(&other(), &BTreeMap::new(), at(21)),
+            new_leader.avoided(&other(), &BTreeMap::new(), at(21)),
             incidents.avoided(&other(), &BTreeMap::new(), at(21))
         );
         incidents.observe(&refused("c", 90));
-        assert_eq!(incidents.next(&BTreeMap::new(), at(90)), Some(at(90 + 120)), "it grows");
+        assert_eq!(incidents.next(&BTreeMap::new(), at(90)), Some(at(90 + 120)), "the period grows");
     }
 
     /// Otherwise a template that cannot start anywhere would take all nodes away from other jobs.
     #[test]
-    fn a_sandbox_that_fails_is_the_nodes_fault_once_the_job_runs_elsewhere() {
+    fn a_failed_sandbox_is_the_nodes_fault_once_the_job_runs_elsewhere() {
         let failed = |uid: &str, stage: &str, on: &str| job(uid, stage, on, &[("n", "FailedCreatePodSandBox", 0)]);
         let mut incidents = Incidents::default();
         for uid in ["a", "b"] {

@@ -8,26 +8,26 @@ mod claims;
 mod forecast;
 mod missing;
 mod order;
-mod patience;
-mod places;
+mod placement_delay;
 mod pods;
+mod queue;
 mod reservation;
-mod rest;
-mod waiting;
+mod reservation_limit;
+mod slice_join;
 
-pub use patience::Patience;
-pub use places::{Lack, Places};
+pub use placement_delay::PlacementDelay;
+pub use queue::QueueEntry;
+pub(crate) use queue::WakeCondition;
 pub use reservation::Reservation;
-pub(crate) use reservation::{Place, is_usable};
-pub use waiting::Waiting;
-pub(crate) use waiting::WaitsFor;
+pub(crate) use reservation::{PlannedStart, is_usable};
+pub use slice_join::{MissingSlice, SliceJoin};
 
 use crate::devices::Devices;
 use crate::fairness::Fairness;
-use crate::fleet::Fleet;
 use crate::incidents::Incidents;
 use crate::job::{JobId, Key, attempt_of, is_live, key_of, placement_of};
-use crate::own_writes::{Cache, OwnWrites};
+use crate::mass_outage::MassOutage;
+use crate::pending_writes::{CacheState, PendingWrites};
 use crate::predictor::Predictor;
 use crate::progress::Progress;
 use crate::refusals::Refusals;
@@ -41,10 +41,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 use switchyard_crds::{PlacementStatus, TrainJob, labels};
-use switchyard_plan::cluster::hindrance::Trouble;
+use switchyard_plan::cluster::blocker::WriteError;
 use switchyard_plan::cluster::ownership;
+use switchyard_plan::cluster::queue_order::Slowdown;
 use switchyard_plan::cluster::transport::LogObservation;
-use switchyard_plan::cluster::turn::Lateness;
 use switchyard_plan::cluster::view::{NodeView, ObjectView, PodView};
 use switchyard_plan::objects::Kind;
 use switchyard_worker_contract::event::Summary;
@@ -55,12 +55,12 @@ pub struct Unreadable {
     pub version: String,
     pub why: String,
     /// Whether its status already reports it.
-    pub told: bool,
+    pub reported: bool,
 }
 
 /// Position of a pod in its job. Pods are ordered by attempt and node rank.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Slot {
+pub struct PodKey {
     pub attempt: u32,
     pub node_rank: u32,
     /// Name of the pod, because another client may have created a second pod with our labels.
@@ -69,41 +69,41 @@ pub struct Slot {
 
 /// The key of a pod in the index.
 #[derive(Debug)]
-struct Kept {
+struct PodLocation {
     job: JobId,
-    slot: Slot,
+    pod_key: PodKey,
 }
 
 /// The objects of one job: those in its namespace that carry its UID.
 #[derive(Debug, Default)]
-pub struct Family {
+pub struct JobState {
     pub key: Option<Key>,
-    pub pods: BTreeMap<Slot, PodView>,
+    pub pods: BTreeMap<PodKey, PodView>,
     /// UIDs, by name, of pods that have the job as their controller but lack its label.
     pub unlabelled: BTreeMap<String, String>,
     pub objects: BTreeMap<(Kind, String), ObjectView>,
     /// A placement that was decided a moment ago and is not in the watch cache yet, with its
     /// attempt.
     pub assumed: Option<(u32, PlacementStatus)>,
-    pub own: OwnWrites,
+    pub writes: PendingWrites,
     /// Error of the last write.
-    pub trouble: Option<Trouble>,
+    pub write_error: Option<WriteError>,
     /// When the status was last written.
     pub status_written: Option<Timestamp>,
     /// Latest training summary, and the attempt that wrote it.
     pub summary: Option<(u32, Summary)>,
     pub progress: Progress,
     /// Reports of the links between ranks found in the pods' logs, by attempt and node rank.
-    pub seen: BTreeMap<u32, BTreeMap<u32, LogObservation>>,
+    pub log_observations: BTreeMap<u32, BTreeMap<u32, LogObservation>>,
     /// Whether the namespace enforces Pod Security `restricted`: the API server refuses pods that
     /// do not declare that they run as non-root.
     pub restricted: bool,
     /// The attempt that is being preempted, and the name of the preempting job.
-    pub gives_way_in: Option<u32>,
-    pub gives_way_to: Option<String>,
+    pub preempted_attempt: Option<u32>,
+    pub preempted_by: Option<String>,
 }
 
-impl Family {
+impl JobState {
     /// Records since when the scheduler refuses pods of this job. Refusals do not count while pods
     /// of an earlier attempt still occupy its nodes.
     pub fn note_refusals(&mut self, job: &TrainJob, now: Timestamp) {
@@ -125,33 +125,33 @@ impl Family {
 pub struct Index {
     pub jobs: BTreeMap<Key, Arc<TrainJob>>,
     pub unreadable: BTreeMap<Key, Unreadable>,
-    pub families: BTreeMap<JobId, Family>,
+    pub job_states: BTreeMap<JobId, JobState>,
     pub usage: Usage,
     /// Deleted nodes that still have pods of jobs, and since when they are missing.
     pub missing: BTreeMap<String, Timestamp>,
-    pub fleet: Fleet,
+    pub mass_outage: MassOutage,
     pub incidents: Incidents,
     pub(crate) refusals: Refusals,
     pub devices: Devices,
-    pub places: Places,
+    pub slice_join: SliceJoin,
     pub schedulers: Schedulers,
     /// The position of each of our pods, by UID.
-    pods: BTreeMap<String, Kept>,
+    pods: BTreeMap<String, PodLocation>,
     /// Latest resource version of each kind in each namespace that has jobs. Versions are per
     /// namespace because each may have its own watch, and one may be ahead of another.
     versions: BTreeMap<String, BTreeMap<&'static str, u64>>,
     /// Queued jobs, and what each waits for.
-    pub waiting: BTreeMap<Key, Waiting>,
+    pub queue: BTreeMap<Key, QueueEntry>,
     /// The time at which the queue was last ordered, which determines how late each job is.
-    pub lateness: Lateness,
+    pub slowdown: Slowdown,
     /// The reservation of the head of the queue.
     pub reservation: Option<Reservation>,
     /// Upper bound on the time for which the head may hold its reservation; `None` if unbounded.
     pub longest_reservation: Option<SignedDuration>,
     /// Jobs that held a reservation for too long, and until when they get none.
-    pub(crate) rests: BTreeMap<Key, Timestamp>,
+    pub(crate) cooldowns: BTreeMap<Key, Timestamp>,
     /// UID of the job that held the reservation under an earlier leader, and since when.
-    pub(crate) held_before: Option<(String, Timestamp)>,
+    pub(crate) previous_holder: Option<(String, Timestamp)>,
     /// Estimates run times of jobs without limits; `None` disables the estimates.
     pub predictor: Option<Predictor>,
     /// Orders the queue by past usage of the namespaces; `None` disables fair share.
@@ -163,16 +163,16 @@ pub struct Index {
     /// Whether messages in a job's status name jobs of other namespaces.
     pub names_others: bool,
     /// How long gangs wait for a better placement; `None` if they do not.
-    pub patience: Option<Patience>,
+    pub placement_delay: Option<PlacementDelay>,
     /// Jobs that wait for a better placement, and since when they could have started.
-    pub(crate) could_begin: BTreeMap<Key, Timestamp>,
+    pub(crate) startable_since: BTreeMap<Key, Timestamp>,
     /// Start time estimates of queued jobs.
     pub forecasts: Forecasts,
     /// Jobs whose pods were last refused because of a ResourceQuota. Reading it drops those that
     /// have recovered.
     pub(crate) short_of_quota: BTreeSet<JobId>,
     /// Takers that hold the GPUs of restarting gangs.
-    pub holes: BTreeMap<JobId, Vec<String>>,
+    pub restart_holds: BTreeMap<JobId, Vec<String>>,
 }
 
 /// The consequences of a change.
@@ -193,7 +193,7 @@ impl AsMut<Usage> for Index {
 }
 
 impl Index {
-    pub fn saw(&mut self, kind: &'static str, metadata: &ObjectMeta) {
+    pub fn record_version(&mut self, kind: &'static str, metadata: &ObjectMeta) {
         let version = metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or(0);
         let namespace = metadata.namespace.as_deref().unwrap_or_default();
         if let Some(seen) = self.versions.get_mut(namespace) {
@@ -203,19 +203,19 @@ impl Index {
     }
 
     /// Whether the watch cache shows everything that was written for a job.
-    pub fn catch_up(&mut self, job: &JobId, now: Instant) -> Cache {
+    pub fn catch_up(&mut self, job: &JobId, now: Instant) -> CacheState {
         let seen = self.versions.entry(job.namespace.clone()).or_default();
-        self.families.entry(job.clone()).or_default().own.catch_up(seen, now)
+        self.job_states.entry(job.clone()).or_default().writes.catch_up(seen, now)
     }
 
     fn touch(&self, job: &JobId, effect: &mut Effect) {
-        effect.jobs.extend(self.families.get(job).and_then(|family| family.key.clone()));
+        effect.jobs.extend(self.job_states.get(job).and_then(|state| state.key.clone()));
     }
 
     /// A job appeared or changed.
     pub fn apply_job(&mut self, job: TrainJob) -> Effect {
         self.versions.entry(job.metadata.namespace.clone().unwrap_or_default()).or_default();
-        self.saw("TrainJob", &job.metadata);
+        self.record_version("TrainJob", &job.metadata);
         let mut effect = Effect::default();
         let key = key_of(&job.metadata);
         let id = JobId::of(&job.metadata);
@@ -226,12 +226,12 @@ impl Index {
             // The job was deleted and created again between two events of the watch.
             self.forget_job(&key, &mut effect);
         }
-        let family = self.families.entry(id.clone()).or_default();
-        family.key = Some(key.clone());
+        let state = self.job_states.entry(id.clone()).or_default();
+        state.key = Some(key.clone());
         let attempt = attempt_of(&job);
         let is_placed = placement_of(&job).is_some();
-        if family.assumed.as_ref().is_some_and(|(assumed, _)| attempt > *assumed || is_placed) {
-            family.assumed = None;
+        if state.assumed.as_ref().is_some_and(|(assumed, _)| attempt > *assumed || is_placed) {
+            state.assumed = None;
         }
         self.incidents.observe(&job);
         self.refusals.observe(&job);
@@ -251,7 +251,7 @@ impl Index {
             // reservation.
             effect.room.extend(self.unreserve(|held| held.job == id));
         }
-        effect.room.extend(self.hold_holes(&id));
+        effect.room.extend(self.update_restart_hold(&id));
         effect.room.extend(self.recount(&id));
         effect.jobs.insert(key);
         effect
@@ -259,19 +259,19 @@ impl Index {
 
     /// A TrainJob that is invalid or too large appeared or changed.
     pub fn apply_unreadable(&mut self, metadata: &ObjectMeta, why: String) -> Effect {
-        self.saw("TrainJob", metadata);
+        self.record_version("TrainJob", metadata);
         let key = key_of(metadata);
         let version = metadata.resource_version.clone().unwrap_or_default();
         // Do not report it again: our own status write comes back as a change.
-        let told = self.unreadable.get(&key).is_some_and(|before| before.told && before.why == why);
-        self.unreadable.insert(key.clone(), Unreadable { version, why, told });
-        let jobs = if told { BTreeSet::new() } else { BTreeSet::from([key]) };
+        let reported = self.unreadable.get(&key).is_some_and(|before| before.reported && before.why == why);
+        self.unreadable.insert(key.clone(), Unreadable { version, why, reported });
+        let jobs = if reported { BTreeSet::new() } else { BTreeSet::from([key]) };
         Effect { jobs, ..Effect::default() }
     }
 
     /// A job was deleted.
     pub fn delete_job(&mut self, metadata: &ObjectMeta) -> Effect {
-        self.saw("TrainJob", metadata);
+        self.record_version("TrainJob", metadata);
         let mut effect = Effect::default();
         let key = key_of(metadata);
         self.unreadable.remove(&key);
@@ -285,33 +285,33 @@ impl Index {
     fn forget_job(&mut self, key: &Key, effect: &mut Effect) {
         let Some(id) = self.jobs.get(key).map(|job| JobId::of(&job.metadata)) else { return };
         effect.jobs.insert(key.clone());
-        effect.jobs.extend(self.waits_no_more(key, &id));
+        effect.jobs.extend(self.leave_queue(key, &id));
         if let Some(job) = self.jobs.remove(key) {
             let is_gated =
-                |family: &Family| family.pods.values().all(|pod| pod.gated && !family.own.released(&pod.uid));
-            let pods = self.families.get(&id).filter(|family| !family.pods.is_empty());
+                |state: &JobState| state.pods.values().all(|pod| pod.gated && !state.writes.was_released(&pod.uid));
+            let pods = self.job_states.get(&id).filter(|state| !state.pods.is_empty());
             self.refusals.forget_job(&job, pods.is_some_and(is_gated));
         }
         if !self.jobs.keys().any(|other| other.namespace == key.namespace) {
             self.versions.remove(&key.namespace);
         }
         effect.room.extend(self.recount(&id));
-        effect.room.extend(self.hold_holes(&id));
+        effect.room.extend(self.update_restart_hold(&id));
         self.drop_if_empty(&id);
     }
 
     fn drop_if_empty(&mut self, id: &JobId) {
         let is_known = |key: &Key| self.jobs.get(key).is_some_and(|job| JobId::of(&job.metadata) == *id);
-        let Some(family) = self.families.get(id) else { return };
-        let is_empty = family.pods.is_empty() && family.unlabelled.is_empty() && family.objects.is_empty();
-        if !family.key.as_ref().is_some_and(is_known) && is_empty {
-            self.families.remove(id);
+        let Some(state) = self.job_states.get(id) else { return };
+        let is_empty = state.pods.is_empty() && state.unlabelled.is_empty() && state.objects.is_empty();
+        if !state.key.as_ref().is_some_and(is_known) && is_empty {
+            self.job_states.remove(id);
         }
     }
 
     /// An object other than a pod appeared or changed.
     pub fn apply_object(&mut self, kind: Kind, metadata: &ObjectMeta, content: serde_json::Value) -> Effect {
-        self.saw(kind.name(), metadata);
+        self.record_version(kind.name(), metadata);
         let mut effect = Effect::default();
         let (Some(uid), Some(name)) = (label(metadata, labels::JOB_UID), metadata.name.clone()) else { return effect };
         let owned = ownership::owner(metadata) == Some(uid.as_str());
@@ -322,9 +322,9 @@ impl Index {
             deleting: metadata.deletion_timestamp.is_some(),
             content,
         };
-        let family = self.families.entry(job.clone()).or_default();
-        if family.objects.get(&(kind, name.clone())) != Some(&next) {
-            family.objects.insert((kind, name), next);
+        let state = self.job_states.entry(job.clone()).or_default();
+        if state.objects.get(&(kind, name.clone())) != Some(&next) {
+            state.objects.insert((kind, name), next);
             self.touch(&job, &mut effect);
         }
         effect
@@ -332,19 +332,19 @@ impl Index {
 
     /// An object other than a pod was deleted, or lost its label.
     pub fn delete_object(&mut self, kind: Kind, metadata: &ObjectMeta) -> Effect {
-        self.saw(kind.name(), metadata);
+        self.record_version(kind.name(), metadata);
         let mut effect = Effect::default();
         let name = metadata.name.clone().unwrap_or_default();
-        let place = (kind, name);
+        let key = (kind, name);
         let uid = metadata.uid.clone().unwrap_or_default();
         // Search by UID, because the labels may have changed since.
-        let holds = |family: &Family| family.objects.get(&place).is_some_and(|object| object.uid == uid);
-        let Some(job) = self.families.iter().find(|(_, family)| holds(family)).map(|(job, _)| job.clone()) else {
+        let holds = |state: &JobState| state.objects.get(&key).is_some_and(|object| object.uid == uid);
+        let Some(job) = self.job_states.iter().find(|(_, state)| holds(state)).map(|(job, _)| job.clone()) else {
             return effect;
         };
-        if let Some(family) = self.families.get_mut(&job) {
-            family.objects.remove(&place);
-            family.own.forget(&uid);
+        if let Some(state) = self.job_states.get_mut(&job) {
+            state.objects.remove(&key);
+            state.writes.forget(&uid);
         }
         self.touch(&job, &mut effect);
         self.drop_if_empty(&job);
@@ -353,11 +353,11 @@ impl Index {
 
     /// A node appeared or changed.
     pub fn apply_node(&mut self, node: &Node) -> Effect {
-        self.saw("Node", &node.metadata);
+        self.record_version("Node", &node.metadata);
         let view = NodeView::of(node);
         let name = view.facts.name.clone();
         self.missing.remove(&name);
-        self.fleet.set(&name, view.silent_since.filter(|_| !view.out_of_service));
+        self.mass_outage.set(&name, view.silent_since.filter(|_| !view.out_of_service));
         let readiness = |view: &NodeView| (view.silent_since, view.out_of_service, view.facts.unschedulable);
         let before = self.usage.nodes().get(&name).map(readiness);
         let mut effect = Effect::default();
@@ -372,27 +372,27 @@ impl Index {
 
     /// A node was deleted.
     pub fn delete_node(&mut self, metadata: &ObjectMeta) -> Effect {
-        self.saw("Node", metadata);
+        self.record_version("Node", metadata);
         let mut effect = Effect::default();
         let name = metadata.name.clone().unwrap_or_default();
         self.usage.remove_node(&name);
-        self.fleet.set(&name, None);
+        self.mass_outage.set(&name, None);
         self.touch_node(&name, &mut effect);
         effect
     }
 
     pub fn touch_node(&self, name: &str, effect: &mut Effect) {
-        for family in self.families.values() {
-            if family.pods.values().any(|pod| pod.node.as_deref() == Some(name)) {
-                effect.jobs.extend(family.key.clone());
+        for state in self.job_states.values() {
+            if state.pods.values().any(|pod| pod.node.as_deref() == Some(name)) {
+                effect.jobs.extend(state.key.clone());
             }
         }
     }
 
     /// Applies a placement before the watch cache shows it.
     pub fn assume(&mut self, job: &JobId, attempt: u32, placement: Option<PlacementStatus>) {
-        if let Some(family) = self.families.get_mut(job) {
-            family.assumed = placement.map(|placement| (attempt, placement));
+        if let Some(state) = self.job_states.get_mut(job) {
+            state.assumed = placement.map(|placement| (attempt, placement));
         }
         self.recount(job);
     }

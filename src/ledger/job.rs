@@ -49,19 +49,19 @@ pub(crate) fn is_queued(job: &TrainJob) -> bool {
 
 /// The current placement of a job.
 pub fn placement_of(job: &TrainJob) -> Option<&PlacementStatus> {
-    place_in(job.status.as_ref()?)
+    placement_in(job.status.as_ref()?)
 }
 
 /// The current placement of a job with this status.
-pub fn place_in(status: &TrainJobStatus) -> Option<&PlacementStatus> {
+pub fn placement_in(status: &TrainJobStatus) -> Option<&PlacementStatus> {
     let is_over = status.is(conditions::COMPLETE) || status.is(conditions::FAILED);
     status.placement.as_ref().filter(|_| status.is(conditions::PLACED) && !is_over)
 }
 
 /// Whether the next status changes the placement. A gang that restarts on its old nodes has no
 /// placement in between.
-pub fn is_another_place(job: &TrainJob, next: &TrainJobStatus) -> bool {
-    placement_of(job) != place_in(next)
+pub fn changes_placement(job: &TrainJob, next: &TrainJobStatus) -> bool {
+    placement_of(job) != placement_in(next)
 }
 
 pub fn key_of(metadata: &ObjectMeta) -> Key {

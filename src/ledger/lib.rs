@@ -3,14 +3,14 @@
 //! ```text
 //! watch ─> index (jobs with their pods, nodes) ─┬─> usage, devices (free resources, GPU owners)
 //!                                               ├─> contention (order, reservation, preemption)
-//!                                               ├─> waiting (changes worth a new plan)
+//!                                               ├─> queue (changes worth a new plan)
 //!                                               ├─> forecast (start times of queued jobs)
 //!                                               ├─> predictor (run times of jobs without a limit)
 //!                                               ├─> fairness (decayed usage per namespace)
 //!                                               ├─> quota (the job that keeps its pods)
 //!                                               ├─> refusals (jobs that held nodes in vain)
 //!                                               ├─> schedulers (those known to exist)
-//!                                               └─> own_writes (not in the cache yet)
+//!                                               └─> pending_writes (not in the cache yet)
 //! a file of objects ─> offline ─> the same index ─> placement of a job
 //! ```
 #![forbid(unsafe_code)]
@@ -18,13 +18,13 @@
 pub mod contention;
 pub mod devices;
 pub mod fairness;
-pub mod fleet;
 pub mod incidents;
 pub mod index;
 pub mod job;
-pub mod memory;
+pub mod leader_state;
+pub mod mass_outage;
 pub mod offline;
-pub mod own_writes;
+pub mod pending_writes;
 pub mod predictor;
 pub mod progress;
 pub mod quota;

@@ -6,7 +6,7 @@ mod volumes;
 use self::volumes::{Storage, absent};
 use crate::index::Index;
 use crate::job::{JobId, Key, attempt_of, is_queued, key_of};
-use crate::usage::Without;
+use crate::usage::UsageOverlay;
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -14,16 +14,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use switchyard_crds::TrainJob;
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_plan::cluster::NoPlace;
+use switchyard_plan::cluster::NoPlacement;
 use switchyard_plan::cluster::allocation;
-use switchyard_plan::cluster::fabric::{self, Decided};
-use switchyard_plan::cluster::find::{Found, Nowhere, find};
+use switchyard_plan::cluster::fabric::{self, FabricDecisions};
 use switchyard_plan::cluster::forecast::Forecast;
 use switchyard_plan::cluster::gang::Placed;
 use switchyard_plan::cluster::levels::Levels;
-use switchyard_plan::cluster::turn::Ahead;
+use switchyard_plan::cluster::place_with_fabric::{PlacementFailure, PlacementWithFabric, place_with_fabric};
+use switchyard_plan::cluster::queue_order::JobAhead;
 use switchyard_plan::cluster::view::NodeView;
-use switchyard_plan::cluster::{PlacementRules, Question, Waits};
+use switchyard_plan::cluster::{PlacementRequest, PlacementRules, WaitReason};
 use switchyard_plan::objects::{Defaults, observed_content, pod};
 use switchyard_plan::{Invalid, ValidJob, validate};
 
@@ -59,27 +59,27 @@ pub struct Cluster {
 
 /// Whether the job's current placement counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Earlier {
+pub enum PreviousPlacement {
     /// Ignored, as if the job were new.
-    Forgotten,
+    Ignored,
     /// Counts, as after a failure: the job keeps the nodes that it can.
     Kept,
 }
 
 /// The controller's decision about a job.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Verdict {
+pub struct PlacementVerdict {
     /// The placement, or the reason why there is none.
-    pub place: Result<Placed, NoPlace>,
+    pub placement: Result<Placed, NoPlacement>,
     /// The job ahead in the queue that holds a reservation.
-    pub ahead: Option<Ahead>,
+    pub ahead: Option<JobAhead>,
     /// Estimated start time if the job is queued.
     pub forecast: Option<Forecast>,
     /// Jobs that would be preempted for it.
     pub victims: Vec<String>,
     /// The fabric its processes would use, or the reason why they must not. `None` without a
     /// placement, or if the job needs no fabric.
-    pub fabric: Option<Result<Decided, String>>,
+    pub fabric: Option<Result<FabricDecisions, String>>,
 }
 
 impl Cluster {
@@ -95,14 +95,14 @@ impl Cluster {
         for (position, item) in items.iter().enumerate() {
             let name = item.pointer("/metadata/name").and_then(Value::as_str).unwrap_or("-");
             let kind = item.get("kind").and_then(Value::as_str).unwrap_or("-");
-            cluster.take(kind, item).map_err(|error| format!("items[{position}] ({kind} {name}): {error}"))?;
+            cluster.add(kind, item).map_err(|error| format!("items[{position}] ({kind} {name}): {error}"))?;
         }
         // The user has these objects, and so already knows all names.
         cluster.index.names_others = true;
-        let ids: Vec<JobId> = cluster.index.families.keys().cloned().collect();
+        let ids: Vec<JobId> = cluster.index.job_states.keys().cloned().collect();
         ids.iter().for_each(|id| cluster.resolve(id));
         cluster.index.show_all();
-        cluster.queue();
+        cluster.fill_queue();
         Ok(cluster)
     }
 
@@ -119,14 +119,14 @@ impl Cluster {
 
     /// Resolves from which nodes the pods of a job can use their volumes.
     fn resolve(&mut self, id: &JobId) {
-        let pods = self.index.families.get_mut(id).into_iter().flat_map(|family| family.pods.values_mut());
+        let pods = self.index.job_states.get_mut(id).into_iter().flat_map(|state| state.pods.values_mut());
         for rules in pods.filter_map(|pod| pod.rules.as_mut()).filter(|rules| !rules.is_known()) {
             self.storage.resolve(&id.namespace, Arc::make_mut(rules));
         }
     }
 
-    fn take(&mut self, kind: &str, item: &Value) -> Result<(), serde_json::Error> {
-        self.storage.take(kind, item)?;
+    fn add(&mut self, kind: &str, item: &Value) -> Result<(), serde_json::Error> {
+        self.storage.add(kind, item)?;
         let index = &mut self.index;
         match kind {
             "Node" => drop(index.apply_node(&read(item)?)),
@@ -157,20 +157,20 @@ impl Cluster {
 
     /// The first missing object among those that the job's pods reference.
     fn absent(&self, job: &TrainJob) -> Option<&str> {
-        let family = self.index.families.get(&JobId::of(&job.metadata));
-        absent(family.into_iter().flat_map(|family| family.pods.values()))
+        let state = self.index.job_states.get(&JobId::of(&job.metadata));
+        absent(state.into_iter().flat_map(|state| state.pods.values()))
     }
 
     /// Queues the waiting jobs, in order, so that the head of the queue gets its reservation.
-    fn queue(&mut self) {
+    fn fill_queue(&mut self) {
         let is_waiting = |job: &TrainJob| is_queued(job) && self.absent(job).is_none();
         let waiting = self.index.jobs.iter().filter(|(_, job)| is_waiting(job));
         let mut waiting: Vec<Key> = waiting.map(|(key, _)| key.clone()).collect();
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now: self.now };
-        self.index.lateness.at = self.now;
-        waiting.sort_by_key(|key| self.index.jobs.get(key).map(|job| self.index.turn(job)));
+        self.index.slowdown.at = self.now;
+        waiting.sort_by_key(|key| self.index.jobs.get(key).map(|job| self.index.queue_position(job)));
         for key in waiting {
-            self.index.waits(&key, Waits::Room { open: 0 }, rules);
+            self.index.enqueue(&key, WaitReason::Room { open: 0 }, rules);
         }
     }
 
@@ -203,11 +203,11 @@ impl Cluster {
     }
 
     /// The controller's decision about a new job, about a job of the cluster if it had to be placed
-    /// now, or, with [`Earlier::Kept`], about a job after a failure.
+    /// now, or, with [`PreviousPlacement::Kept`], about a job after a failure.
     ///
     /// # Errors
     /// The job is invalid.
-    pub fn look(&mut self, job: &TrainJob, earlier: Earlier) -> Result<Verdict, Vec<Invalid>> {
+    pub fn explain(&mut self, job: &TrainJob, earlier: PreviousPlacement) -> Result<PlacementVerdict, Vec<Invalid>> {
         let mut job = job.clone();
         let valid = validate(&job)?;
         job.metadata.uid.get_or_insert_with(|| "new".to_string());
@@ -218,10 +218,10 @@ impl Cluster {
         let status = job.status.get_or_insert_default();
         (status.device_allocation, status.attempt) = (allocation, Some(attempt as i32));
         status.fabric = None;
-        let before = fabric::before(&job, &valid, &self.defaults, self.index.usage.nodes());
+        let before = fabric::pod_resources(&job, &valid, &self.defaults, self.index.usage.nodes());
         job.status.get_or_insert_default().fabric = before;
         let status = job.status.get_or_insert_default();
-        if earlier == Earlier::Forgotten {
+        if earlier == PreviousPlacement::Ignored {
             status.placement = None;
         }
         let key = key_of(&job.metadata);
@@ -229,30 +229,37 @@ impl Cluster {
             self.submit(&job, &valid, attempt);
         }
         if let Some(absent) = self.absent(&job) {
-            let place = Err(NoPlace::impossible(absent.to_string()));
-            return Ok(Verdict { place, ahead: None, forecast: None, victims: Vec::new(), fabric: None });
+            let placement = Err(NoPlacement::impossible(absent.to_string()));
+            return Ok(PlacementVerdict { placement, ahead: None, forecast: None, victims: Vec::new(), fabric: None });
         }
-        let left_out = self.index.left_out(&id, self.now);
+        let avoided_nodes = self.index.avoided_nodes(&id, self.now);
         // The job's own shares do not block it.
         let own = self.index.takers_of(&id, |_| true);
-        let mut without = Without::new(&mut self.index, &own);
-        let ahead = without.ahead_of(&job, self.now);
-        let free = without.not_in_the_way(&job, self.now);
-        without.and(&free);
+        let mut overlay = UsageOverlay::new(&mut self.index, &own);
+        let ahead = overlay.job_ahead(&job, self.now);
+        let free = overlay.ignorable_takers(&job, self.now);
+        overlay.remove(&free);
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now: self.now };
-        let admitted = without.admitted(&job, &valid);
-        let question = Question { job: &job, valid: &valid, rules, admitted: &admitted, left_out: &left_out };
-        let (place, fabric) = match find(&question, without.usage.nodes()) {
-            Ok(Found { placed, fabric }) => (Ok(placed), fabric.map(Ok)),
-            Err(Nowhere::WrongFabric(found)) => (Ok(found.placed), Some(Err(found.why))),
-            Err(Nowhere::NoRoom(why)) => (Err(why), None),
+        let admitted = overlay.admitted(&job, &valid);
+        let request =
+            PlacementRequest { job: &job, valid: &valid, rules, admitted: &admitted, avoided_nodes: &avoided_nodes };
+        let (placement, fabric) = match place_with_fabric(&request, overlay.usage.nodes()) {
+            Ok(PlacementWithFabric { placed, fabric }) => (Ok(placed), fabric.map(Ok)),
+            Err(PlacementFailure::WrongFabric(found)) => (Ok(found.placed), Some(Err(found.why))),
+            Err(PlacementFailure::NoRoom(why)) => (Err(why), None),
         };
-        let turn = without.turn(&job);
-        let departure = if place.is_err() { without.departure(&question, &turn) } else { None };
-        let victims = departure.map(|departure| departure.victims).unwrap_or_default();
-        drop(without);
+        let position = overlay.queue_position(&job);
+        let preemption = if placement.is_err() { overlay.plan_preemption(&request, &position) } else { None };
+        let victims = preemption.map(|preemption| preemption.victims).unwrap_or_default();
+        drop(overlay);
         let forecast = self.index.forecast(&key, self.now);
-        Ok(Verdict { place, ahead, forecast, victims: victims.iter().map(ToString::to_string).collect(), fabric })
+        Ok(PlacementVerdict {
+            placement,
+            ahead,
+            forecast,
+            victims: victims.iter().map(ToString::to_string).collect(),
+            fabric,
+        })
     }
 
     /// Adds a job as if its pods had been created, because the priority, and with it the queue
@@ -270,13 +277,13 @@ impl Cluster {
     }
 
     /// Places a job: its resources are taken in all later decisions.
-    pub fn settle(&mut self, job: &TrainJob, placed: &Placed) {
+    pub fn commit_placement(&mut self, job: &TrainJob, placed: &Placed) {
         let Ok(valid) = validate(job) else { return };
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now: self.now };
         let takers = (0..).map(|rank: usize| format!("settled/{}/{rank}", key_of(&job.metadata)));
         let admitted = self.index.admitted(job, &valid);
         self.index.hold(
-            &Question { job, valid: &valid, rules, admitted: &admitted, left_out: &BTreeMap::new() },
+            &PlacementRequest { job, valid: &valid, rules, admitted: &admitted, avoided_nodes: &BTreeMap::new() },
             takers,
             &placed.status.nodes,
         );

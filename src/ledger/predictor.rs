@@ -9,64 +9,64 @@ use switchyard_plan::job::gpus;
 /// Parameters of the estimates. `cargo xtask bench queue --part constants` measures the effect of
 /// halving and doubling each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Guess {
+pub struct PredictorSettings {
     /// Number of run times kept per kind of job. If run times are independent of their order, the
     /// next job outlasts all of 20 with probability 1/21, whatever their distribution.
-    pub kept: usize,
+    pub samples: usize,
     /// Median remaining run time of a running job, in percent of its elapsed time. 100 because run
     /// times are heavy-tailed (see `plan::cluster::forecast` for the source).
-    pub again_percent: i32,
+    pub remaining_percent: i32,
     /// Lower bound on the remaining run time, because start-up and compilation say nothing about
     /// the total.
-    pub least: SignedDuration,
+    pub min_remaining: SignedDuration,
 }
 
-impl Default for Guess {
-    fn default() -> Guess {
-        Guess { kept: 20, again_percent: 100, least: SignedDuration::from_mins(10) }
+impl Default for PredictorSettings {
+    fn default() -> PredictorSettings {
+        PredictorSettings { samples: 20, remaining_percent: 100, min_remaining: SignedDuration::from_mins(10) }
     }
 }
 
 /// Jobs considered alike: same namespace, number of pods, and GPUs per pod.
-type Likeness = (Option<String>, i32, u32);
+type JobKind = (Option<String>, i32, u32);
 
 /// Run times of the last jobs of each kind.
 #[derive(Debug, Default)]
 pub struct Predictor {
-    guess: Guess,
-    past: BTreeMap<Likeness, VecDeque<SignedDuration>>,
+    settings: PredictorSettings,
+    past: BTreeMap<JobKind, VecDeque<SignedDuration>>,
 }
 
 impl Predictor {
     /// Starts without any run times.
-    pub fn new(guess: Guess) -> Predictor {
-        Predictor { guess, past: BTreeMap::new() }
+    pub fn new(settings: PredictorSettings) -> Predictor {
+        Predictor { settings, past: BTreeMap::new() }
     }
 
     /// Adds the run time of a job that has ended.
     pub(crate) fn learn(&mut self, job: &TrainJob) {
         let Some(status) = &job.status else { return };
         let (Some(from), Some(to)) = (&status.placed_time, &status.completion_time) else { return };
-        let past = self.past.entry(likeness(job)).or_default();
-        past.truncate(self.guess.kept - 1);
+        let past = self.past.entry(job_kind(job)).or_default();
+        past.truncate(self.settings.samples - 1);
         past.push_front(to.0.duration_since(from.0));
     }
 
     /// Estimated end of a job if it starts now and runs no longer than the earlier ones; `None` if
     /// too few are known.
     pub(crate) fn end_of_next(&self, job: &TrainJob, now: Timestamp) -> Option<Timestamp> {
-        let past = self.past.get(&likeness(job)).filter(|past| past.len() == self.guess.kept)?;
+        let past = self.past.get(&job_kind(job)).filter(|past| past.len() == self.settings.samples)?;
         now.checked_add(*past.iter().max()?).ok()
     }
 
     /// Median estimate of when a running job ends.
     pub(crate) fn end_of_running(&self, job: &TrainJob, now: Timestamp) -> Option<Timestamp> {
         let since = job.status.as_ref()?.placed_time.as_ref()?.0;
-        let again = now.duration_since(since).saturating_mul(self.guess.again_percent) / 100;
-        now.checked_add(again.max(self.guess.least)).ok()
+        let remaining = now.duration_since(since).saturating_mul(self.settings.remaining_percent) / 100;
+        now.checked_add(remaining.max(self.settings.min_remaining)).ok()
     }
 }
 
-fn likeness(job: &TrainJob) -> Likeness {
+fn job_kind(job: &TrainJob) -> JobKind {
     (job.metadata.namespace.clone(), job.spec.trainer.num_nodes, gpus(job))
 }

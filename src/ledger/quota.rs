@@ -6,70 +6,70 @@
 
 use crate::index::Index;
 use crate::job::{JobId, Key, attempt_of, is_live, key_of, placement_of};
-use crate::usage::Without;
+use crate::usage::UsageOverlay;
 use std::sync::Arc;
 use switchyard_crds::TrainJob;
 use switchyard_plan::cluster::PlacementRules;
-use switchyard_plan::cluster::find::find;
-use switchyard_plan::cluster::hindrance::Trouble;
-use switchyard_plan::cluster::turn::Turn;
+use switchyard_plan::cluster::blocker::WriteError;
+use switchyard_plan::cluster::place_with_fabric::place_with_fabric;
+use switchyard_plan::cluster::queue_order::QueuePosition;
 
 /// Number of jobs to check for room, because each check costs a placement.
-const MOST_TRIED: usize = 4;
+const MAX_TRIED: usize = 4;
 
 impl Index {
     /// Records that the API server refused pods of a job because of a quota.
-    pub fn lacks_quota(&mut self, job: &JobId) {
+    pub fn mark_short_of_quota(&mut self, job: &JobId) {
         self.short_of_quota.insert(job.clone());
     }
 
     /// The jobs of a namespace whose pods cannot be created for lack of quota, in queue order.
-    pub fn short_of_quota_in(&mut self, namespace: &str) -> Vec<(Turn, Arc<TrainJob>)> {
+    pub fn short_of_quota_in(&mut self, namespace: &str) -> Vec<(QueuePosition, Arc<TrainJob>)> {
         if self.short_of_quota.is_empty() {
             return Vec::new();
         }
-        let families = &self.families;
-        let trouble = |id: &JobId| families.get(id).and_then(|family| family.trouble.as_ref());
-        self.short_of_quota.retain(|id| trouble(id).is_some_and(Trouble::is_for_quota));
-        let of_namespace = self.short_of_quota.iter().filter(|id| id.namespace == namespace);
-        let jobs = of_namespace.filter_map(|id| self.jobs.get(self.families.get(id)?.key.as_ref()?));
+        let job_states = &self.job_states;
+        let write_error = |id: &JobId| job_states.get(id).and_then(|state| state.write_error.as_ref());
+        self.short_of_quota.retain(|id| write_error(id).is_some_and(WriteError::is_quota));
+        let in_namespace = self.short_of_quota.iter().filter(|id| id.namespace == namespace);
+        let jobs = in_namespace.filter_map(|id| self.jobs.get(self.job_states.get(id)?.key.as_ref()?));
         let waits = |job: &&Arc<TrainJob>| is_live(job) && !job.spec.suspend && placement_of(job).is_none();
-        let mut jobs: Vec<_> = jobs.filter(waits).map(|job| (self.turn(job), job.clone())).collect();
+        let mut jobs: Vec<_> = jobs.filter(waits).map(|job| (self.queue_position(job), job.clone())).collect();
         jobs.sort_by(|a, b| a.0.cmp(&b.0));
         jobs
     }
 
     /// The job in the same namespace for which an unplaced job must give up its pods and their
     /// quota; `None` if it keeps them.
-    pub fn quota_goes_to(&mut self, job: &TrainJob, rules: PlacementRules<'_>) -> Option<Key> {
+    pub fn quota_recipient(&mut self, job: &TrainJob, rules: PlacementRules<'_>) -> Option<Key> {
         let id = JobId::of(&job.metadata);
         let mut short = self.short_of_quota_in(&id.namespace);
         let attempt = attempt_of(job);
-        let has_pods = self.families.get(&id)?.pods.values().any(|pod| pod.attempt == attempt);
+        let has_pods = self.job_states.get(&id)?.pods.values().any(|pod| pod.attempt == attempt);
         if !has_pods || placement_of(job).is_some() {
             return None;
         }
-        let turn = self.turn(job);
-        let is_short = short.iter().any(|(own, _)| *own == turn);
-        short.retain(|(other, _)| *other != turn);
+        let position = self.queue_position(job);
+        let is_short = short.iter().any(|(other, _)| *other == position);
+        short.retain(|(other, _)| *other != position);
         if is_short {
             let (first, other) = short.first()?;
-            return (*first < turn).then(|| key_of(&other.metadata));
+            return (*first < position).then(|| key_of(&other.metadata));
         }
-        if !self.waiting.contains_key(&key_of(&job.metadata)) {
+        if !self.queue.contains_key(&key_of(&job.metadata)) {
             return None;
         }
-        let has_room = |(_, other): &(Turn, Arc<TrainJob>)| self.has_room_now(other, rules);
-        let (_, other) = short.into_iter().take(MOST_TRIED).find(has_room)?;
+        let has_room = |(_, other): &(QueuePosition, Arc<TrainJob>)| self.has_room_now(other, rules);
+        let (_, other) = short.into_iter().take(MAX_TRIED).find(has_room)?;
         Some(key_of(&other.metadata))
     }
 
     /// Whether a job could start now if its pods existed.
     fn has_room_now(&mut self, job: &TrainJob, rules: PlacementRules<'_>) -> bool {
-        let found = self.asked(job, rules, |index, question| {
-            let aside = index.not_in_the_way(job, rules.now);
-            let without = Without::new(&mut index.usage, &aside);
-            find(question, without.nodes()).is_ok()
+        let found = self.with_request(job, rules, |index, request| {
+            let ignorable = index.ignorable_takers(job, rules.now);
+            let overlay = UsageOverlay::new(&mut index.usage, &ignorable);
+            place_with_fabric(request, overlay.nodes()).is_ok()
         });
         found.unwrap_or(false)
     }
@@ -78,8 +78,8 @@ impl Index {
     /// may have freed some quota. Returns that job.
     pub(crate) fn quota_freed(&mut self, namespace: &str) -> Option<Key> {
         let (_, job) = self.short_of_quota_in(namespace).into_iter().next()?;
-        let family = self.families.get_mut(&JobId::of(&job.metadata))?;
-        family.own.release_hold();
+        let state = self.job_states.get_mut(&JobId::of(&job.metadata))?;
+        state.writes.end_backoff();
         Some(key_of(&job.metadata))
     }
 }
@@ -92,7 +92,7 @@ mod tests {
     use k8s_openapi::api::core::v1::{Node, Pod};
     use serde_json::{Value, json};
     use switchyard_crds::labels;
-    use switchyard_plan::cluster::Waits;
+    use switchyard_plan::cluster::WaitReason;
     use switchyard_plan::cluster::levels::Levels;
     use switchyard_plan::objects::Defaults;
 
@@ -133,30 +133,30 @@ mod tests {
 
     fn refuse(index: &mut Index, name: &str) {
         let text = format!("cannot create Pod {name}-1-9: pods is forbidden: exceeded quota: q");
-        let trouble = Trouble::after(None, text, true, Timestamp::UNIX_EPOCH);
-        index.families.get_mut(&id(name)).unwrap().trouble = Some(trouble);
-        index.lacks_quota(&id(name));
+        let write_error = WriteError::after(None, text, true, Timestamp::UNIX_EPOCH);
+        index.job_states.get_mut(&id(name)).unwrap().write_error = Some(write_error);
+        index.mark_short_of_quota(&id(name));
     }
 
-    fn goes_to(index: &mut Index, name: &str, then: impl Fn(&mut Index, PlacementRules<'_>)) -> Option<String> {
+    fn recipient(index: &mut Index, name: &str, then: impl Fn(&mut Index, PlacementRules<'_>)) -> Option<String> {
         let (defaults, levels) = (Defaults::default(), Levels::default());
         let rules = PlacementRules { defaults: &defaults, levels: &levels, now: Timestamp::from_second(100).unwrap() };
         then(index, rules);
         let job = index.jobs.get(&key(name)).unwrap().clone();
-        index.quota_goes_to(&job, rules).map(|key| key.name)
+        index.quota_recipient(&job, rules).map(|key| key.name)
     }
 
     #[test]
-    fn of_gangs_that_lack_quota_the_first_of_the_namespace_keeps_its_pods() {
+    fn the_first_gang_short_of_quota_keeps_its_pods() {
         let mut index = Index::default();
         for (name, second, pods) in [("a", 1, 2), ("b", 2, 2), ("c", 3, 0)] {
             create(&mut index, name, second, 3, pods);
         }
-        let all = |index: &mut Index| ["a", "b", "c"].map(|name| goes_to(index, name, |_, _| {}));
-        assert_eq!(all(&mut index), [None, None, None], "nobody lacks any");
+        let all = |index: &mut Index| ["a", "b", "c"].map(|name| recipient(index, name, |_, _| {}));
+        assert_eq!(all(&mut index), [None, None, None], "no job is short of quota");
         ["a", "b", "c"].iter().for_each(|name| refuse(&mut index, name));
-        assert_eq!(all(&mut index), [None, Some("a".into()), None], "c has nothing to give back");
-        index.families.get_mut(&id("a")).unwrap().trouble = None;
+        assert_eq!(all(&mut index), [None, Some("a".into()), None], "c has no pods to delete");
+        index.job_states.get_mut(&id("a")).unwrap().write_error = None;
         assert_eq!(all(&mut index), [None, None, None], "a has all its pods");
         // The first job is tried again once pods of the namespace are deleted.
         refuse(&mut index, "a");
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gang_that_waits_for_room_leaves_the_quota_to_one_that_has_room() {
+    fn a_gang_without_room_leaves_the_quota_to_one_with_room() {
         let mut index = Index::default();
         let ready = json!([{"type": "Ready", "status": "True"}]);
         let node = |name: &str| -> Value {
@@ -182,12 +182,12 @@ mod tests {
             create(&mut index, name, second, nodes, pods);
         }
         let waits = |index: &mut Index, rules: PlacementRules<'_>| {
-            drop(index.waits(&key("wide"), Waits::Room { open: 2 }, rules));
+            drop(index.enqueue(&key("wide"), WaitReason::Room { open: 2 }, rules));
         };
-        assert_eq!(goes_to(&mut index, "wide", waits), None, "nobody lacks quota");
+        assert_eq!(recipient(&mut index, "wide", waits), None, "no job is short of quota");
         refuse(&mut index, "large");
-        assert_eq!(goes_to(&mut index, "wide", waits), None, "it has no room either");
+        assert_eq!(recipient(&mut index, "wide", waits), None, "it has no room either");
         refuse(&mut index, "small");
-        assert_eq!(goes_to(&mut index, "wide", waits), Some("small".into()));
+        assert_eq!(recipient(&mut index, "wide", waits), Some("small".into()));
     }
 }

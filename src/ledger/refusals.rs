@@ -10,17 +10,17 @@ use jiff::Timestamp;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use switchyard_crds::{TrainJob, conditions};
-use switchyard_plan::cluster::turn::{is_recent, refused_at};
+use switchyard_plan::cluster::queue_order::{is_recent, refused_at};
 
 /// Number of recent refused jobs after which all jobs of a namespace go to the end of the queue.
-const MOST: usize = 3;
+const REFUSALS_TO_DEMOTE: usize = 3;
 /// Number of refused jobs remembered per namespace.
-const REMEMBERED: usize = 16;
+const MAX_REMEMBERED: usize = 16;
 
 /// The last refusal of each job, by namespace and UID.
 #[derive(Debug, Default)]
 pub struct Refusals {
-    of: BTreeMap<String, BTreeMap<String, Timestamp>>,
+    by_namespace: BTreeMap<String, BTreeMap<String, Timestamp>>,
 }
 
 impl Refusals {
@@ -28,9 +28,9 @@ impl Refusals {
     pub fn observe(&mut self, job: &TrainJob) {
         let JobId { namespace, uid } = JobId::of(&job.metadata);
         match refused_at(job) {
-            Some(at) => self.note(JobId { namespace, uid }, at),
+            Some(at) => self.record(JobId { namespace, uid }, at),
             // The API server accepted the objects later.
-            None => drop(self.of.get_mut(&namespace).and_then(|of_namespace| of_namespace.remove(&uid))),
+            None => drop(self.by_namespace.get_mut(&namespace).and_then(|jobs| jobs.remove(&uid))),
         }
     }
 
@@ -39,43 +39,43 @@ impl Refusals {
     pub fn forget_job(&mut self, job: &TrainJob, is_gated: bool) {
         let placed = placement_of(job).and(job.status.as_ref()).and_then(|status| status.condition(conditions::PLACED));
         if let Some(placed) = placed.filter(|_| is_gated) {
-            self.note(JobId::of(&job.metadata), placed.last_transition_time.0);
+            self.record(JobId::of(&job.metadata), placed.last_transition_time.0);
         }
     }
 
     /// Records that a job held nodes in vain.
-    pub(crate) fn note(&mut self, job: JobId, at: Timestamp) {
-        let of_namespace = self.of.entry(job.namespace).or_default();
-        of_namespace.insert(job.uid, at);
-        if of_namespace.len() > REMEMBERED
-            && let Some(oldest) = of_namespace.iter().min_by_key(|(_, at)| **at).map(|(uid, _)| uid.clone())
+    pub(crate) fn record(&mut self, job: JobId, at: Timestamp) {
+        let jobs = self.by_namespace.entry(job.namespace).or_default();
+        jobs.insert(job.uid, at);
+        if jobs.len() > MAX_REMEMBERED
+            && let Some(oldest) = jobs.iter().min_by_key(|(_, at)| **at).map(|(uid, _)| uid.clone())
         {
-            of_namespace.remove(&oldest);
+            jobs.remove(&oldest);
         }
     }
 
     /// Whether the jobs of a namespace go to the end of the queue.
-    pub fn set_back(&self, namespace: &str, now: Timestamp) -> bool {
-        let times = self.of.get(namespace).into_iter().flat_map(BTreeMap::values);
-        times.filter(|at| is_recent(**at, now)).count() >= MOST
+    pub fn is_demoted(&self, namespace: &str, now: Timestamp) -> bool {
+        let times = self.by_namespace.get(namespace).into_iter().flat_map(BTreeMap::values);
+        times.filter(|at| is_recent(**at, now)).count() >= REFUSALS_TO_DEMOTE
     }
 
     /// The refusals of the `most` namespaces with the latest ones, each cut to the number that sets
     /// it back.
     pub(crate) fn latest(&self, most: usize) -> BTreeMap<String, BTreeMap<String, Timestamp>> {
-        let mut namespaces: Vec<_> = self.of.iter().collect();
+        let mut namespaces: Vec<_> = self.by_namespace.iter().collect();
         namespaces.sort_by_key(|(_, jobs)| Reverse(jobs.values().max()));
         let cut = |jobs: &BTreeMap<String, Timestamp>| {
             let mut jobs: Vec<_> = jobs.iter().collect();
             jobs.sort_by_key(|(_, at)| Reverse(**at));
-            jobs.into_iter().take(MOST).map(|(uid, at)| (uid.clone(), *at)).collect()
+            jobs.into_iter().take(REFUSALS_TO_DEMOTE).map(|(uid, at)| (uid.clone(), *at)).collect()
         };
         namespaces.into_iter().take(most).map(|(namespace, jobs)| (namespace.clone(), cut(jobs))).collect()
     }
 
     /// Forgets refusals that are no longer recent.
     pub fn forget(&mut self, now: Timestamp) {
-        self.of.retain(|_, times| {
+        self.by_namespace.retain(|_, times| {
             times.retain(|_, at| is_recent(*at, now));
             !times.is_empty()
         });
@@ -110,12 +110,12 @@ mod tests {
 
     /// Regression test: one tenant held nodes for 10 s with one job after another.
     #[test]
-    fn a_namespace_whose_jobs_are_refused_one_after_the_other_comes_after_all_others() {
+    fn a_namespace_with_repeated_refusals_comes_last() {
         let mut index = Index::default();
         let (old, new) = (job("z", "good", None), job("fresh", "evil", None));
         let is_first = |index: &mut Index, second: i64| {
-            index.lateness.at = at(second);
-            index.turn(&new) < index.turn(&old)
+            index.slowdown.at = at(second);
+            index.queue_position(&new) < index.queue_position(&old)
         };
         for number in 0..3 {
             assert!(is_first(&mut index, number * 10), "after {number} jobs");
@@ -123,14 +123,14 @@ mod tests {
             index.apply_job(refused.clone());
             index.delete_job(&refused.metadata);
         }
-        assert!(!is_first(&mut index, 30) && index.turn(&new).is_set_back());
-        assert!(!index.turn(&old).is_set_back());
+        assert!(!is_first(&mut index, 30) && index.queue_position(&new).is_demoted());
+        assert!(!index.queue_position(&old).is_demoted());
         assert!(!is_first(&mut index, 3599) && is_first(&mut index, 3600), "an hour after the first of three");
     }
 
     /// A job that its tenant deletes before the refusal is reported has still held nodes.
     #[test]
-    fn jobs_that_are_deleted_while_they_hold_nodes_for_nothing_count_too() {
+    fn jobs_deleted_while_holding_nodes_in_vain_count() {
         for is_gated in [true, false] {
             let mut index = Index::default();
             for number in 0..3 {
@@ -152,23 +152,23 @@ mod tests {
                 index.apply_pod(&serde_json::from_value(pod).unwrap());
                 index.delete_job(&placed.metadata);
             }
-            assert_eq!(index.refusals.set_back("evil", at(10)), is_gated);
+            assert_eq!(index.refusals.is_demoted("evil", at(10)), is_gated);
         }
     }
 
     #[test]
-    fn what_is_accepted_later_and_what_is_old_is_forgotten() {
+    fn accepted_and_old_refusals_are_forgotten() {
         let mut refusals = Refusals::default();
         for number in 0..100 {
             refusals.observe(&job(&format!("j{number}"), "evil", Some(("True", number))));
         }
-        assert_eq!(refusals.of["evil"].len(), REMEMBERED);
+        assert_eq!(refusals.by_namespace["evil"].len(), MAX_REMEMBERED);
         let mut few = Refusals::default();
         (0..3).for_each(|number| few.observe(&job(&format!("j{number}"), "evil", Some(("True", number)))));
-        assert!(few.set_back("evil", at(3)) && !few.set_back("good", at(3)));
+        assert!(few.is_demoted("evil", at(3)) && !few.is_demoted("good", at(3)));
         few.observe(&job("j0", "evil", Some(("False", 4))));
-        assert!(!few.set_back("evil", at(4)));
+        assert!(!few.is_demoted("evil", at(4)));
         few.forget(at(10_000));
-        assert!(few.of.is_empty());
+        assert!(few.by_namespace.is_empty());
     }
 }

@@ -23,7 +23,7 @@ impl Schedulers {
     }
 
     /// Whether the job's scheduler is known to exist. Every cluster has the default one.
-    pub fn know(&self, job: &TrainJob) -> bool {
+    pub fn is_known(&self, job: &TrainJob) -> bool {
         let spec = job.spec.template.as_ref().and_then(|template| template.spec.as_ref());
         let name = spec.and_then(|spec| spec.scheduler_name.as_ref());
         name.is_none_or(|name| name == DEFAULT_SCHEDULER || self.0.contains(name))
@@ -58,16 +58,16 @@ mod tests {
             }))
             .unwrap()
         };
-        let mut seen = |pod: &Pod| schedulers.observe(pod, &PodView::of(pod));
-        seen(&pod("volcano", json!({"schedulingGates": [{"name": "other"}]})));
+        let mut observe = |pod: &Pod| schedulers.observe(pod, &PodView::of(pod));
+        observe(&pod("volcano", json!({"schedulingGates": [{"name": "other"}]})));
         let bound = pod("bins", json!({"nodeName": "n0"}));
-        seen(&bound);
+        observe(&bound);
         let mut refused = pod("spread", json!({}));
-        let said = json!({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]});
-        refused.status = serde_json::from_value(said).unwrap();
-        seen(&refused);
+        let condition = json!({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]});
+        refused.status = serde_json::from_value(condition).unwrap();
+        observe(&refused);
         let names = [json!(null), json!("default-scheduler"), json!("bins"), json!("spread"), json!("volcano")];
-        let known = names.map(|name| schedulers.know(&job(name)));
+        let known = names.map(|name| schedulers.is_known(&job(name)));
         assert_eq!(known, [true, true, true, true, false]);
     }
 }

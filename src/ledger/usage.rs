@@ -6,14 +6,14 @@ use std::ops::{Deref, DerefMut};
 use switchyard_core::quantity::Resources;
 use switchyard_crds::device_use::DeviceUse;
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_plan::cluster::is_old;
+use switchyard_plan::cluster::is_stale;
 use switchyard_plan::cluster::machine::{Machine, Shapes};
 use switchyard_plan::cluster::view::NodeView;
 
 /// Name prefixes of the takers that hold resources for restarting gangs, and for the head of the
 /// queue.
-pub(crate) const HOLE: &str = "hole/";
-pub(crate) const HELD: &str = "held/";
+pub(crate) const RESTART_PREFIX: &str = "restart/";
+pub(crate) const RESERVED_PREFIX: &str = "reserved/";
 
 /// Nodes and their usage.
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ pub struct Usage {
     /// Shares by taker: the UID of a pod, a claim, or another name.
     shares: BTreeMap<String, Share>,
     /// Takers by node, including nodes that are not known yet.
-    on: BTreeMap<String, Vec<String>>,
+    takers_by_node: BTreeMap<String, Vec<String>>,
     /// Agents' reports, by node.
     reports: BTreeMap<String, Report>,
     /// UUIDs of GPUs that drivers offer for claims, by node and slice.
@@ -52,49 +52,49 @@ impl AsMut<Usage> for Usage {
 /// Usage, or a type that contains it, without some shares. Dropping this restores the shares, even
 /// after a panic, because a lost share would be allocated twice.
 #[derive(Debug)]
-pub struct Without<'a, T: AsMut<Usage>> {
-    whole: &'a mut T,
-    aside: Vec<(String, Share)>,
+pub struct UsageOverlay<'a, T: AsMut<Usage>> {
+    base: &'a mut T,
+    removed: Vec<(String, Share)>,
 }
 
-impl<'a, T: AsMut<Usage>> Without<'a, T> {
+impl<'a, T: AsMut<Usage>> UsageOverlay<'a, T> {
     /// Takes out the shares of these takers until this is dropped.
-    pub fn new<S: AsRef<str>>(whole: &'a mut T, takers: &[S]) -> Without<'a, T> {
-        let mut without = Without { whole, aside: Vec::new() };
-        without.and(takers);
-        without
+    pub fn new<S: AsRef<str>>(base: &'a mut T, takers: &[S]) -> UsageOverlay<'a, T> {
+        let mut overlay = UsageOverlay { base, removed: Vec::new() };
+        overlay.remove(takers);
+        overlay
     }
 
     /// Takes out more shares.
-    pub fn and<S: AsRef<str>>(&mut self, takers: &[S]) {
-        let usage = self.whole.as_mut();
+    pub fn remove<S: AsRef<str>>(&mut self, takers: &[S]) {
+        let usage = self.base.as_mut();
         for taker in takers.iter().map(AsRef::as_ref) {
             if let Some(share) = usage.shares.get(taker).cloned() {
-                self.aside.push((taker.to_string(), share));
+                self.removed.push((taker.to_string(), share));
                 usage.set_share(taker, None);
             }
         }
     }
 }
 
-impl<T: AsMut<Usage>> Deref for Without<'_, T> {
+impl<T: AsMut<Usage>> Deref for UsageOverlay<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        self.whole
+        self.base
     }
 }
 
-impl<T: AsMut<Usage>> DerefMut for Without<'_, T> {
+impl<T: AsMut<Usage>> DerefMut for UsageOverlay<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        self.whole
+        self.base
     }
 }
 
-impl<T: AsMut<Usage>> Drop for Without<'_, T> {
+impl<T: AsMut<Usage>> Drop for UsageOverlay<'_, T> {
     fn drop(&mut self) {
-        for (taker, share) in std::mem::take(&mut self.aside) {
-            self.whole.as_mut().set_share(&taker, Some(share));
+        for (taker, share) in std::mem::take(&mut self.removed) {
+            self.base.as_mut().set_share(&taker, Some(share));
         }
     }
 }
@@ -118,7 +118,7 @@ impl Usage {
         if let Some(before) = self.nodes.get(&name).filter(|before| before.facts.labels == view.facts.labels) {
             view.facts.labels = before.facts.labels.clone();
         }
-        for share in self.on.get(&name).into_iter().flatten().map(|taker| &self.shares[taker]) {
+        for share in self.takers_by_node.get(&name).into_iter().flatten().map(|taker| &self.shares[taker]) {
             view.free = view.free.less(&share.amount);
             if share.is_lasting {
                 view.lasting = view.lasting.plus(&share.amount);
@@ -143,10 +143,10 @@ impl Usage {
         }
         let freed = self.shares.remove(taker);
         if let Some(before) = &freed {
-            if let Some(takers) = self.on.get_mut(&before.node) {
+            if let Some(takers) = self.takers_by_node.get_mut(&before.node) {
                 takers.retain(|other| other != taker);
                 if takers.is_empty() {
-                    self.on.remove(&before.node);
+                    self.takers_by_node.remove(&before.node);
                 }
             }
             if let Some(node) = self.nodes.get_mut(&before.node) {
@@ -155,7 +155,7 @@ impl Usage {
                     node.lasting = node.lasting.less(&before.amount);
                 }
             }
-            self.count_taken(&before.node);
+            self.recount_gpus(&before.node);
         }
         if let Some(share) = share {
             let node = share.node.clone();
@@ -165,22 +165,22 @@ impl Usage {
                     node.lasting = node.lasting.plus(&share.amount);
                 }
             }
-            self.on.entry(node.clone()).or_default().push(taker.to_string());
+            self.takers_by_node.entry(node.clone()).or_default().push(taker.to_string());
             self.shares.insert(taker.to_string(), share);
-            self.count_taken(&node);
+            self.recount_gpus(&node);
         }
         freed.map(|share| share.node)
     }
 
     /// A node without some of its takers.
-    pub fn node_without(&self, name: &str, is_aside: impl Fn(&str) -> bool) -> Option<NodeView> {
+    pub fn node_without(&self, name: &str, is_removed: impl Fn(&str) -> bool) -> Option<NodeView> {
         let mut view = self.nodes.get(name)?.clone();
-        let takers = self.on.get(name).into_iter().flatten();
-        let (aside, stay): (Vec<&String>, Vec<&String>) = takers.partition(|taker| is_aside(taker));
-        for taker in &aside {
+        let takers = self.takers_by_node.get(name).into_iter().flatten();
+        let (removed, stay): (Vec<&String>, Vec<&String>) = takers.partition(|taker| is_removed(taker));
+        for taker in &removed {
             view.free = view.free.plus(&self.shares[*taker].amount);
         }
-        if !aside.is_empty() {
+        if !removed.is_empty() {
             view.taken = self.gpus_of(name, stay.into_iter());
         }
         Some(view)
@@ -211,7 +211,7 @@ impl Usage {
         let is_new = self.reports.get(&name).is_none_or(|before| {
             let mut same = before.clone();
             if let (Ok(same), Ok(next)) = (&mut same.machine, &next.machine) {
-                let is_late = same.observed.zip(next.observed).is_some_and(|(before, now)| is_old(before, now));
+                let is_late = same.observed.zip(next.observed).is_some_and(|(before, now)| is_stale(before, now));
                 same.observed = next.observed.filter(|_| !is_late);
             }
             same != next
@@ -245,7 +245,7 @@ impl Usage {
     }
 
     /// UUIDs of the GPUs that the kubelet assigned to a pod, as reported by the node's agent.
-    pub fn given(&self, node: &str, namespace: &str, pod: &str) -> Vec<String> {
+    pub fn assigned_gpus(&self, node: &str, namespace: &str, pod: &str) -> Vec<String> {
         let uses = self.reports.get(node).map(|report| report.in_use.as_slice()).unwrap_or_default();
         let is_theirs = |used: &&DeviceUse| used.namespace == namespace && used.pod == pod;
         uses.iter().filter(is_theirs).map(|used| used.device.clone()).collect()
@@ -274,8 +274,8 @@ impl Usage {
 
     /// Recomputes the allocated GPUs of a node, and those among them that are released only when a
     /// pod is deleted.
-    fn count_taken(&mut self, name: &str) {
-        let takers = || self.on.get(name).into_iter().flatten();
+    fn recount_gpus(&mut self, name: &str) {
+        let takers = || self.takers_by_node.get(name).into_iter().flatten();
         let taken = self.gpus_of(name, takers());
         let lasting = self.gpus_of(name, takers().filter(|taker| self.is_lasting(taker)));
         if let Some(view) = self.nodes.get_mut(name) {
@@ -293,7 +293,7 @@ impl Usage {
 
     /// Recomputes the GPU state of a node from reports and offers.
     fn refresh(&mut self, name: &str) {
-        self.count_taken(name);
+        self.recount_gpus(name);
         let report = self.reports.get(name);
         let machine = report.and_then(|report| report.machine.as_ref().ok());
         let mask = |uuids: &mut dyn Iterator<Item = &String>| {
@@ -311,13 +311,13 @@ impl Usage {
 
 #[cfg(test)]
 mod tests {
-    use super::{Share, Usage, Without};
+    use super::{Share, Usage, UsageOverlay};
     use serde_json::json;
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use switchyard_plan::cluster::view::NodeView;
 
     #[test]
-    fn a_report_is_missed_only_where_there_are_gpus() {
+    fn a_report_counts_as_missing_only_on_gpu_nodes() {
         let mut usage = Usage::default();
         for (name, gpus) in [("cpu", "0"), ("plugin", "8"), ("driver", "0")] {
             let node =
@@ -329,15 +329,15 @@ mod tests {
     }
 
     #[test]
-    fn shares_that_are_set_aside_are_back_after_a_panic() {
+    fn removed_shares_are_restored_after_a_panic() {
         let mut usage = Usage::default();
         let share = |gpu: &str| Share { node: "n".into(), gpus: vec![gpu.into()], ..Share::default() };
         usage.set_share("a", Some(share("GPU-1")));
         usage.set_share("b", Some(share("GPU-2")));
         let caught = catch_unwind(AssertUnwindSafe(|| {
-            let mut without = Without::new(&mut usage, &["a", "nobody"]);
-            without.and(&["b"]);
-            assert!(without.share("a").is_none() && without.share("b").is_none());
+            let mut overlay = UsageOverlay::new(&mut usage, &["a", "nobody"]);
+            overlay.remove(&["b"]);
+            assert!(overlay.share("a").is_none() && overlay.share("b").is_none());
             panic!("in the middle");
         }));
         assert!(caught.is_err());

@@ -32,28 +32,28 @@ pub enum Unfit {
     NotReady,
     #[error("cordoned")]
     Cordoned,
-    #[error("taint {} is not tolerated", words(.0))]
+    #[error("taint {} is not tolerated", describe_taint(.0))]
     Tainted(Taint),
-    #[error("label {0} is not what spec.template.spec.nodeSelector asks for")]
+    #[error("label {0} does not match spec.template.spec.nodeSelector")]
     Selector(String),
     #[error("spec.template.spec.affinity.nodeAffinity does not match")]
     Affinity,
-    #[error("label {0} is not what the nodeSelector asks for that admission gave the pods")]
+    #[error("label {0} does not match the nodeSelector added at admission")]
     AddedSelector(String),
-    #[error("the node affinity that admission gave the pods does not match")]
+    #[error("the node affinity added at admission does not match")]
     AddedAffinity,
     #[error("PersistentVolumeClaim {0} has no volume there (spec.template.spec.volumes)")]
     Volume(String),
 }
 
 /// Prefixes of taints that mark unhealthy nodes, rather than dedicated ones.
-const TROUBLE: [&str; 2] = ["node.kubernetes.io/", "node.cloudprovider.kubernetes.io/"];
+const NODE_CONDITION_PREFIXES: [&str; 2] = ["node.kubernetes.io/", "node.cloudprovider.kubernetes.io/"];
 
 impl Unfit {
     /// The manifest change that lifts the restriction.
     pub fn change(&self) -> Option<String> {
         match self {
-            Unfit::Tainted(taint) if !TROUBLE.iter().any(|prefix| taint.key.starts_with(prefix)) => {
+            Unfit::Tainted(taint) if !NODE_CONDITION_PREFIXES.iter().any(|prefix| taint.key.starts_with(prefix)) => {
                 let value = taint.value.as_ref().filter(|value| !value.is_empty());
                 let with = value.map_or_else(|| "operator: Exists".into(), |value| format!("value: {value}"));
                 Some(format!("template.spec.tolerations: {{key: {}, {with}, effect: {}}}", taint.key, taint.effect))
@@ -69,7 +69,7 @@ impl Unfit {
 }
 
 /// A taint as kubectl writes it: `KEY=VALUE:EFFECT`.
-fn words(taint: &Taint) -> String {
+fn describe_taint(taint: &Taint) -> String {
     let value =
         taint.value.as_ref().filter(|value| !value.is_empty()).map_or(String::new(), |value| format!("={value}"));
     format!("{}{value}:{}", taint.key, taint.effect)
@@ -153,8 +153,8 @@ impl NodeRules {
 }
 
 fn device_sources(pod: &PodSpec) -> Vec<DeviceSource> {
-    let of_others = pod.resource_claims.iter().flatten().filter(|claim| claim.name != DEVICES);
-    let sources = of_others.filter_map(|claim| {
+    let not_ours = pod.resource_claims.iter().flatten().filter(|claim| claim.name != DEVICES);
+    let sources = not_ours.filter_map(|claim| {
         let by_name = claim.resource_claim_name.clone().map(DeviceSource::Claim);
         by_name.or_else(|| claim.resource_claim_template_name.clone().map(DeviceSource::Template))
     });
@@ -165,7 +165,7 @@ fn device_sources(pod: &PodSpec) -> Vec<DeviceSource> {
 ///
 /// # Errors
 /// The first reason why it may not.
-pub fn may_run(pod: &NodeRules, node: &NodeFacts) -> Result<(), Unfit> {
+pub fn can_run(pod: &NodeRules, node: &NodeFacts) -> Result<(), Unfit> {
     if !node.ready {
         return Err(Unfit::NotReady);
     }
@@ -266,9 +266,9 @@ mod tests {
 
     #[test]
     fn state_of_the_node() {
-        assert_eq!(may_run(&pod(json!({})), &node(|_| {})), Ok(()));
-        assert_eq!(may_run(&pod(json!({})), &node(|n| n.ready = false)), Err(Unfit::NotReady));
-        assert_eq!(may_run(&pod(json!({})), &node(|n| n.unschedulable = true)), Err(Unfit::Cordoned));
+        assert_eq!(can_run(&pod(json!({})), &node(|_| {})), Ok(()));
+        assert_eq!(can_run(&pod(json!({})), &node(|n| n.ready = false)), Err(Unfit::NotReady));
+        assert_eq!(can_run(&pod(json!({})), &node(|n| n.unschedulable = true)), Err(Unfit::Cordoned));
     }
 
     #[test]
@@ -278,31 +278,31 @@ mod tests {
                 Taint { key: "gpu".into(), value: Some("yes".into()), effect: effect.into(), ..Taint::default() };
             node(|n| n.taints = vec![taint])
         };
-        assert_eq!(may_run(&pod(json!({})), &taint("PreferNoSchedule")), Ok(()));
+        assert_eq!(can_run(&pod(json!({})), &taint("PreferNoSchedule")), Ok(()));
         for effect in ["NoSchedule", "NoExecute"] {
-            let refused = may_run(&pod(json!({})), &taint(effect)).unwrap_err();
+            let refused = can_run(&pod(json!({})), &taint(effect)).unwrap_err();
             assert_eq!(refused.to_string(), format!("taint gpu=yes:{effect} is not tolerated"));
             let change = format!("template.spec.tolerations: {{key: gpu, value: yes, effect: {effect}}}");
             assert_eq!(refused.change(), Some(change));
-            assert_eq!(may_run(&pod(json!({})).without(&refused), &taint(effect)), Ok(()));
+            assert_eq!(can_run(&pod(json!({})).without(&refused), &taint(effect)), Ok(()));
             for toleration in [
                 json!({"operator": "Exists"}),
                 json!({"key": "gpu", "operator": "Exists"}),
                 json!({"key": "gpu", "value": "yes"}),
                 json!({"key": "gpu", "value": "yes", "effect": effect}),
             ] {
-                assert_eq!(may_run(&pod(json!({"tolerations": [toleration]})), &taint(effect)), Ok(()), "{toleration}");
+                assert_eq!(can_run(&pod(json!({"tolerations": [toleration]})), &taint(effect)), Ok(()), "{toleration}");
             }
             let wrong = json!({"tolerations": [{"key": "gpu", "value": "no"}, {"key": "other", "operator": "Exists"}]});
-            assert!(may_run(&pod(wrong), &taint(effect)).is_err());
+            assert!(can_run(&pod(wrong), &taint(effect)).is_err());
         }
     }
 
     #[test]
     fn selector_and_affinity() {
-        assert_eq!(may_run(&pod(json!({"nodeSelector": {"zone": "a"}})), &node(|_| {})), Ok(()));
+        assert_eq!(can_run(&pod(json!({"nodeSelector": {"zone": "a"}})), &node(|_| {})), Ok(()));
         assert_eq!(
-            may_run(&pod(json!({"nodeSelector": {"zone": "b"}})), &node(|_| {})),
+            can_run(&pod(json!({"nodeSelector": {"zone": "b"}})), &node(|_| {})),
             Err(Unfit::Selector("zone".into()))
         );
         let affinity = |terms: Value| {
@@ -331,7 +331,7 @@ mod tests {
                 true,
             ),
         ] {
-            assert_eq!(may_run(&affinity(term.clone()), &node(|_| {})).is_ok(), fits, "{term}");
+            assert_eq!(can_run(&affinity(term.clone()), &node(|_| {})).is_ok(), fits, "{term}");
         }
     }
 }

@@ -36,7 +36,7 @@ pub const GATES: &str = "kueue.x-k8s.io/";
 pub const STOPPED: &str = "TerminationTarget";
 
 /// Maximum length of the job name in a group name, which must fit into a label.
-const LONGEST_NAME: usize = 40;
+const MAX_NAME: usize = 40;
 
 /// The queue of a job's pods. The template takes precedence over the job, as everywhere.
 pub fn queue(job: &TrainJob) -> Option<&str> {
@@ -71,12 +71,12 @@ pub(crate) fn join(
 /// Group name of an attempt. It contains the UID to avoid the Workload of an earlier job of the
 /// same name.
 fn group(job: &TrainJob, valid: &ValidJob, attempt: u32) -> String {
-    let name: String = valid.name.chars().take(LONGEST_NAME).collect();
+    let name: String = valid.name.chars().take(MAX_NAME).collect();
     format!("{name}-{}-{attempt}", short_uid(job))
 }
 
 /// Kueue's last message about a Workload, from its events.
-pub fn last_words(events: &[Event]) -> Option<String> {
+pub fn last_message(events: &[Event]) -> Option<String> {
     let last = events.iter().max_by_key(|event| crate::cluster::clock::time_of(event))?;
     last.note.clone().filter(|note| !note.is_empty())
 }

@@ -38,7 +38,7 @@ pub struct Finding {
     pub fault: String,
     /// True if the policy refuses pods that are not ours, false if it accepts pods that it should
     /// refuse.
-    pub locks: bool,
+    pub blocks_pods: bool,
 }
 
 impl Probe {
@@ -84,12 +84,10 @@ impl Probe {
     }
 
     /// Name suffix of the policy that must refuse the probe, and a description of the probe.
-    fn refused_by(self) -> Option<(&'static str, &'static str)> {
+    fn refusing_policy(self) -> Option<(&'static str, &'static str)> {
         match self {
             Probe::Foreign => None,
-            Probe::Forged => {
-                Some(("-children", "a pod with the label of a job, by somebody other than the controller"))
-            }
+            Probe::Forged => Some(("-children", "a pod with a job's label from a client other than the controller")),
             Probe::Ownerless => Some(("-controller", "a pod of the controller that belongs to no TrainJob")),
             Probe::Ungated => Some(("-controller-pods", "a pod of the controller without a scheduling gate")),
         }
@@ -98,18 +96,18 @@ impl Probe {
     /// Evaluates the API server's response to a probe. `answer` is `Ok` if it would create the pod,
     /// otherwise the error message. Refusals by anything else (a quota, another policy, a webhook)
     /// prove nothing.
-    pub fn judge(self, policies: &[String], answer: Result<(), &str>) -> Option<Finding> {
-        let by = answer.err().and_then(denier).filter(|name| policies.iter().any(|policy| policy == name));
-        match (self.refused_by(), answer) {
-            (None, Err(words)) => by.map(|policy| Finding {
+    pub fn evaluate(self, policies: &[String], answer: Result<(), &str>) -> Option<Finding> {
+        let by = answer.err().and_then(denying_policy).filter(|name| policies.iter().any(|policy| policy == name));
+        match (self.refusing_policy(), answer) {
+            (None, Err(message)) => by.map(|policy| Finding {
                 policy: policy.into(),
-                fault: format!("refuses pods that are not ours: {words}"),
-                locks: true,
+                fault: format!("refuses pods that are not ours: {message}"),
+                blocks_pods: true,
             }),
             (Some((end, what)), Ok(())) => policies.iter().find(|policy| policy.ends_with(end)).map(|policy| Finding {
                 policy: policy.clone(),
                 fault: format!("does not refuse {what}"),
-                locks: false,
+                blocks_pods: false,
             }),
             (None, Ok(())) | (Some(_), Err(_)) => None,
         }
@@ -117,8 +115,8 @@ impl Probe {
 }
 
 /// The ValidatingAdmissionPolicy that refused a request, from the API server's message.
-pub fn denier(words: &str) -> Option<&str> {
-    let (_, rest) = words.split_once("ValidatingAdmissionPolicy '")?;
+pub fn denying_policy(message: &str) -> Option<&str> {
+    let (_, rest) = message.split_once("ValidatingAdmissionPolicy '")?;
     rest.split_once('\'').map(|(name, _)| name)
 }
 
@@ -127,10 +125,10 @@ pub fn fault(
     policy: Option<&ValidatingAdmissionPolicy>,
     binding: Option<&ValidatingAdmissionPolicyBinding>,
 ) -> Option<&'static str> {
-    let Some(policy) = policy else { return Some("there is no such ValidatingAdmissionPolicy") };
+    let Some(policy) = policy else { return Some("the ValidatingAdmissionPolicy does not exist") };
     let bound = binding.and_then(|binding| binding.spec.as_ref());
     let Some(bound) = bound.filter(|bound| bound.policy_name == policy.metadata.name) else {
-        return Some("it has no ValidatingAdmissionPolicyBinding of its name");
+        return Some("no ValidatingAdmissionPolicyBinding has its name");
     };
     let denies = bound.validation_actions.iter().flatten().any(|action| action == "Deny");
     (!denies).then_some("its binding does not deny")
@@ -157,18 +155,18 @@ mod tests {
         assert_eq!(found(policy(), binding("a", "Deny")), None);
         assert_eq!(found(policy(), binding("a", "Audit")), Some("its binding does not deny"));
         for other in [None, binding("b", "Deny")] {
-            assert_eq!(found(policy(), other), Some("it has no ValidatingAdmissionPolicyBinding of its name"));
+            assert_eq!(found(policy(), other), Some("no ValidatingAdmissionPolicyBinding has its name"));
         }
-        assert_eq!(found(None, binding("a", "Deny")), Some("there is no such ValidatingAdmissionPolicy"));
+        assert_eq!(found(None, binding("a", "Deny")), Some("the ValidatingAdmissionPolicy does not exist"));
     }
 
     #[test]
-    fn a_probe_blames_the_policy_that_locks_or_lets_through_and_no_other() {
+    fn a_probe_blames_only_the_policy_that_blocks_or_admits_it() {
         let refusal = |name: &str| {
             format!("pods \"a\" is forbidden: ValidatingAdmissionPolicy '{name}' with binding 'b' denied request: no")
         };
         let found = |probe: Probe, answer: Result<(), &str>| {
-            probe.judge(&release(), answer).map(|finding| (finding.policy, finding.locks))
+            probe.evaluate(&release(), answer).map(|finding| (finding.policy, finding.blocks_pods))
         };
         let ours = refusal("switchyard-controller-pods");
         assert_eq!(found(Probe::Foreign, Ok(())), None);
@@ -187,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_is_turned_off_is_not_missed() {
-        assert_eq!(Probe::Forged.judge(&["switchyard-controller".into()], Ok(())), None);
+    fn a_disabled_policy_is_not_reported() {
+        assert_eq!(Probe::Forged.evaluate(&["switchyard-controller".into()], Ok(())), None);
     }
 }

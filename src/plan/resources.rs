@@ -15,11 +15,11 @@ pub fn of_quantities(quantities: &BTreeMap<String, Quantity>) -> Resources {
 /// container if that is more, plus the overhead. Init containers that keep running (sidecars) count
 /// as containers
 /// (<https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers>).
-pub fn of_pod(spec: &PodSpec) -> Resources {
+pub fn pod_requests(spec: &PodSpec) -> Resources {
     let mut steady = Resources::default();
     let mut peak = Resources::default();
     for container in spec.init_containers.iter().flatten() {
-        let amount = of_container(container);
+        let amount = container_requests(container);
         if container.restart_policy.as_deref() == Some("Always") {
             steady = steady.plus(&amount);
             peak = peak.max(&steady);
@@ -28,7 +28,7 @@ pub fn of_pod(spec: &PodSpec) -> Resources {
         }
     }
     for container in &spec.containers {
-        steady = steady.plus(&of_container(container));
+        steady = steady.plus(&container_requests(container));
     }
     let mut sum = steady.max(&peak);
     if let Some(overhead) = &spec.overhead {
@@ -39,7 +39,7 @@ pub fn of_pod(spec: &PodSpec) -> Resources {
 
 /// Requests of a container. A limit without a request counts as a request, because the API server
 /// defaults it.
-fn of_container(container: &Container) -> Resources {
+fn container_requests(container: &Container) -> Resources {
     let ResourceRequirements { limits, requests, .. } = container.resources.clone().unwrap_or_default();
     let mut amounts = limits.unwrap_or_default();
     amounts.extend(requests.unwrap_or_default());
@@ -58,17 +58,17 @@ pub fn gigabytes_per_second(rate: &Quantity) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::of_pod;
+    use super::pod_requests;
     use k8s_openapi::api::core::v1::PodSpec;
     use serde_json::{Value, json};
     use switchyard_core::quantity::Resources;
 
     fn of(spec: Value) -> Resources {
-        of_pod(&serde_json::from_value::<PodSpec>(spec).unwrap())
+        pod_requests(&serde_json::from_value::<PodSpec>(spec).unwrap())
     }
 
     #[test]
-    fn a_pod_asks_for_what_its_containers_ask_for_together_or_the_largest_init_container() {
+    fn a_pod_requests_the_sum_of_its_containers_or_its_largest_init_container() {
         let container = |name: &str, cpu: &str| json!({"name": name, "resources": {"requests": {"cpu": cpu}}});
         let mut sidecar = container("side", "250m");
         sidecar["restartPolicy"] = "Always".into();

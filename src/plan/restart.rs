@@ -11,16 +11,16 @@ use switchyard_crds::{ExitCodeOperator, FailureAction, FailurePolicy, FailureRul
 use switchyard_worker_contract::exit::Exit;
 
 /// An attempt that lasted this long resets the backoff between attempts.
-const LASTED: SignedDuration = SignedDuration::from_secs(600);
+const STABLE_AFTER: SignedDuration = SignedDuration::from_secs(600);
 /// Backoff in seconds before the second consecutive restart. The first has none, and each further
 /// one doubles it.
 const FIRST_PAUSE: i64 = 10;
-pub const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(300);
+pub const MAX_PAUSE: SignedDuration = SignedDuration::from_secs(300);
 /// Time after which a restart no longer counts against the infrastructure or preemption budget: of
 /// thousands of GPUs some fail each day, for as long as the job runs.
 const WINDOW: SignedDuration = SignedDuration::from_hours(24);
 /// Restarts within this time share one entry.
-const ENTRY: SignedDuration = SignedDuration::from_hours(1);
+const BUCKET: SignedDuration = SignedDuration::from_hours(1);
 
 /// The budget that a failure counts against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,7 +92,7 @@ pub enum Decision {
 /// Why a job is not retried.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GiveUp {
-    #[error("failurePolicy.rules[{0}] says FailTrainJob")]
+    #[error("failurePolicy.rules[{0}] has action FailTrainJob")]
     Rule(u32),
     /// Wrong data, a wrong command line or manifest, or a diverging training.
     #[error("it would fail the same way again")]
@@ -155,7 +155,7 @@ pub fn decide_at(failure: &Failure, policy: &FailurePolicy, restarts: &Restarts,
     let age = |entry: &RecentRestarts| now.duration_since(entry.since.0);
     let mut recent = restarts.recent.clone();
     // Entries of a clock that was ahead must not count forever.
-    recent.retain(|entry| (-ENTRY..WINDOW).contains(&age(entry)));
+    recent.retain(|entry| (-BUCKET..WINDOW).contains(&age(entry)));
     let used = Restarts {
         infrastructure: recent.iter().map(|entry| entry.infrastructure).sum(),
         preemption: recent.iter().map(|entry| entry.preemption).sum(),
@@ -168,7 +168,7 @@ pub fn decide_at(failure: &Failure, policy: &FailurePolicy, restarts: &Restarts,
     let infrastructure = next.infrastructure - used.infrastructure;
     let preemption = next.preemption - used.preemption;
     if infrastructure + preemption > 0 {
-        if recent.last().is_none_or(|last| age(last) >= ENTRY) {
+        if recent.last().is_none_or(|last| age(last) >= BUCKET) {
             recent.push(RecentRestarts { since: time(now), infrastructure: 0, preemption: 0 });
         }
         if let Some(entry) = recent.last_mut() {
@@ -186,11 +186,11 @@ pub fn decide_at(failure: &Failure, policy: &FailurePolicy, restarts: &Restarts,
 
 /// Backoff before the next attempt, after this many restarts and an attempt that lasted this long.
 pub fn pause(restarts: i32, lasted: SignedDuration) -> SignedDuration {
-    if restarts == 0 || lasted >= LASTED {
+    if restarts == 0 || lasted >= STABLE_AFTER {
         return SignedDuration::ZERO;
     }
     let doublings = (restarts - 1).clamp(0, 16) as u32;
-    SignedDuration::from_secs(FIRST_PAUSE << doublings).min(LONGEST_PAUSE)
+    SignedDuration::from_secs(FIRST_PAUSE << doublings).min(MAX_PAUSE)
 }
 
 fn matches(rule: &FailureRule, failure: &Failure) -> bool {
@@ -262,7 +262,7 @@ mod tests {
     /// Regression test: the budget was ten node failures for the whole job. 8,000 GPUs at published
     /// failure rates use that up in two days.
     #[test]
-    fn the_budget_of_the_infrastructure_refills_and_that_of_the_program_does_not() {
+    fn the_infrastructure_budget_refills_and_the_application_budget_does_not() {
         let at = |minute: i64| Timestamp::from_second(1_000_000 + 60 * minute).unwrap();
         let policy = FailurePolicy { max_infrastructure_restarts: 2, max_restarts: 1, ..FailurePolicy::default() };
         let failure = |class| Failure { class, permanent: false, code: None, conditions: Vec::new() };
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_the_job_is_permanent() {
+    fn faults_of_the_job_itself_are_permanent() {
         let permanent: Vec<u8> =
             Exit::ALL.iter().filter(|(exit, _)| is_permanent(*exit)).map(|(exit, _)| exit.code()).collect();
         assert_eq!(permanent, [2, 3, 6, 7, 8, 9]);

@@ -9,7 +9,7 @@ use switchyard_worker_contract::event::{GpuTrouble, Item, Slowest, Summary};
 use switchyard_worker_contract::gpu::GpuFault;
 
 /// Maximum length of a condition message, in characters: enough for one sentence with a cause.
-const MESSAGE: usize = 1024;
+const MAX_MESSAGE: usize = 1024;
 
 /// A status under construction.
 #[derive(Debug)]
@@ -82,7 +82,7 @@ impl<'a> Draft<'a> {
 
     /// Sets a condition. Its transition time changes only with its status.
     pub fn condition(&mut self, kind: &str, state: &str, reason: &str, message: String) {
-        let message: String = message.chars().take(MESSAGE).collect();
+        let message: String = message.chars().take(MAX_MESSAGE).collect();
         let generation = self.job.metadata.generation;
         let position = self.next.conditions.iter().position(|condition| condition.type_ == kind);
         let position = position.unwrap_or_else(|| {
@@ -113,7 +113,7 @@ impl<'a> Draft<'a> {
         set.for_each(|condition| condition.last_transition_time = time(since));
     }
 
-    pub(crate) fn without(&mut self, kind: &str) {
+    pub(crate) fn remove_condition(&mut self, kind: &str) {
         self.next.conditions.retain(|condition| condition.type_ != kind);
     }
 
@@ -125,18 +125,18 @@ impl<'a> Draft<'a> {
             _ => "Unknown",
         };
         if !matches!(stage, Stage::Starting | Stage::Running) {
-            let of_steps = [conditions::PROGRESSING, conditions::STRAGGLER];
-            for kind in of_steps {
+            let progress_conditions = [conditions::PROGRESSING, conditions::STRAGGLER];
+            for kind in progress_conditions {
                 if self.next.is(kind) {
                     self.condition(kind, "False", stage.reason(), message.clone());
                 }
             }
         }
         if stage != Stage::Queued {
-            self.without(conditions::NODES_REQUESTED);
+            self.remove_condition(conditions::NODES_REQUESTED);
         }
         if !matches!(stage, Stage::Placing | Stage::Restarting | Stage::Failed) {
-            self.without(conditions::PODS_CREATED);
+            self.remove_condition(conditions::PODS_CREATED);
         }
         self.condition(conditions::SUCCEEDED, state, stage.reason(), message);
     }
@@ -167,7 +167,7 @@ impl<'a> Draft<'a> {
     }
 
     /// Sets the counts to zero because nothing runs any more.
-    pub(crate) fn rest(&mut self) {
+    pub(crate) fn clear_running(&mut self) {
         if let Some(counts) = self.next.nodes.take() {
             self.counts(NodeCounts { ready: 0, active: 0, ..counts });
         }
@@ -176,17 +176,17 @@ impl<'a> Draft<'a> {
     /// Copies figures. A newer time alone does not count as a change.
     pub fn figures(&mut self, figures: &Summary, at: Timestamp) {
         let next = trainer_status(figures, at);
-        let untimed = |status: &TrainerStatus| TrainerStatus { last_updated_time: None, ..status.clone() };
+        let without_time = |status: &TrainerStatus| TrainerStatus { last_updated_time: None, ..status.clone() };
         let previous = self.next.trainer_status.as_ref();
         let is_step = previous.is_none_or(|previous| previous.step != next.step);
-        if previous.is_none_or(|previous| untimed(previous) != untimed(&next)) {
+        if previous.is_none_or(|previous| without_time(previous) != without_time(&next)) {
             self.next.trainer_status = Some(next);
         }
         self.progressing(figures, is_step);
         if is_step {
             self.straggler(figures.slowest.filter(Slowest::is_straggler));
         }
-        self.gpu_trouble(figures.gpu);
+        self.gpu_fault(figures.gpu);
     }
 
     /// Reports whether training makes progress. `is_step`: there is a new step. Only the state
@@ -194,12 +194,12 @@ impl<'a> Draft<'a> {
     fn progressing(&mut self, figures: &Summary, is_step: bool) {
         let hung = reason_of(&self.next, conditions::PROGRESSING) == Some(conditions::HUNG);
         if let Some(stuck) = figures.stuck {
-            let more = if stuck.ranks > 1 { format!(" ({} ranks stand still)", stuck.ranks) } else { String::new() };
+            let more = if stuck.ranks > 1 { format!(" ({} ranks are hung)", stuck.ranks) } else { String::new() };
             let since =
                 Timestamp::from_second(i64::try_from(stuck.since).unwrap_or(i64::MAX)).unwrap_or(Timestamp::MAX);
             let rank = self.rank_on_node(stuck.rank, stuck.node_rank);
             let message =
-                format!("{rank} stands still since {since} in {}{more}; the job goes on waiting", stuck.doing());
+                format!("{rank} has been hung since {since} in {}{more}; the job keeps waiting", stuck.doing());
             self.condition(conditions::PROGRESSING, "False", conditions::HUNG, message);
         } else if is_step || hung {
             let message = format!("step {} of {}", figures.step, figures.total_steps);
@@ -224,7 +224,7 @@ impl<'a> Draft<'a> {
     }
 
     /// Reports which GPU needs attention, and when none does any more.
-    fn gpu_trouble(&mut self, gpu: Option<GpuTrouble>) {
+    fn gpu_fault(&mut self, gpu: Option<GpuTrouble>) {
         if let Some(gpu) = gpu {
             let reason = match gpu.trouble {
                 GpuFault::Xid { .. } => conditions::XID_ERROR,
@@ -236,7 +236,7 @@ impl<'a> Draft<'a> {
             let message = format!("{}, {}", self.rank_on_node(gpu.rank, gpu.node_rank), gpu.what());
             self.condition(conditions::GPU_TROUBLE, "True", reason, message);
         } else if self.next.is(conditions::GPU_TROUBLE) {
-            let message = "the driver reports nothing of the GPUs of this attempt".to_owned();
+            let message = "the driver reports no GPU problem in this attempt".to_owned();
             self.condition(conditions::GPU_TROUBLE, "False", conditions::GPUS_WELL, message);
         }
     }
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_straggler_is_a_condition_that_changes_with_the_rank_and_not_with_the_figure() {
+    fn the_straggler_condition_changes_with_the_rank_only() {
         let mut job = crate::job::tests::job("life", serde_json::json!({}));
         let figures = |step, slowest| Summary {
             step,
@@ -350,7 +350,7 @@ mod tests {
         };
         let (slowest, condition) = step(100, slow(3, 14.9));
         assert_eq!((slowest.rank, slowest.node_rank, slowest.over_median_percent.as_str()), (3, 1, "14.9"));
-        assert_eq!(condition, None, "never so");
+        assert_eq!(condition, None, "not set");
         let (_, first) = step(200, slow(3, 15.0));
         let (state, reason, message, since) = first.clone().unwrap();
         assert_eq!((state.as_str(), reason.as_str(), since), ("True", "SlowRank", at(200)));
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gpu_that_a_person_should_look_at_is_a_condition() {
+    fn the_worst_gpu_fault_is_a_condition() {
         let mut job = crate::job::tests::job("life", serde_json::json!({}));
         let mut step = |step: u64, gpu: serde_json::Value| {
             let mut draft = Draft::new(&job, at(step as i64));
@@ -380,27 +380,27 @@ mod tests {
             condition.map(|c| (c.status, c.reason, c.message, c.last_transition_time.0))
         };
         let gpu = |trouble: serde_json::Value| serde_json::json!({"rank": 1, "nodeRank": 0, "bus": "0000:17:00.0", "trouble": trouble});
-        let told = |state: &str, reason: &str, message: &str, since: i64| {
+        let expected = |state: &str, reason: &str, message: &str, since: i64| {
             Some((state.to_owned(), reason.to_owned(), message.to_owned(), at(since)))
         };
-        assert_eq!(step(1, serde_json::Value::Null), None, "never so");
+        assert_eq!(step(1, serde_json::Value::Null), None, "not set");
         let lowered = "rank 1 on a, GPU 0000:17:00.0: clocks are lowered by temperature";
         let slowed = gpu(serde_json::json!({"kind": "slowed", "by": "temperature"}));
-        assert_eq!(step(2, slowed.clone()), told("True", "LoweredClocks", lowered, 2));
-        assert_eq!(step(3, slowed), told("True", "LoweredClocks", lowered, 2));
+        assert_eq!(step(2, slowed.clone()), expected("True", "LoweredClocks", lowered, 2));
+        assert_eq!(step(3, slowed), expected("True", "LoweredClocks", lowered, 2));
         let xid = gpu(serde_json::json!({"kind": "xid", "xid": 79}));
         let message = "rank 1 on a, GPU 0000:17:00.0: XID 79 (GPU has fallen off the bus)";
-        assert_eq!(step(4, xid), told("True", "XidError", message, 2), "the state has not changed");
-        let well = "the driver reports nothing of the GPUs of this attempt";
-        assert_eq!(step(5, serde_json::Value::Null), told("False", "GPUsWell", well, 5));
+        assert_eq!(step(4, xid), expected("True", "XidError", message, 2), "the state has not changed");
+        let well = "the driver reports no GPU problem in this attempt";
+        assert_eq!(step(5, serde_json::Value::Null), expected("False", "GPUsWell", well, 5));
     }
 
     #[test]
-    fn messages_are_cut_and_times_have_whole_seconds() {
+    fn messages_are_truncated_and_times_have_whole_seconds() {
         let job = crate::job::tests::job("life", serde_json::json!({}));
         let mut draft = Draft::new(&job, at(1).saturating_add(jiff::SignedDuration::from_millis(7)).unwrap());
-        draft.stage(Stage::Running, "ä".repeat(2 * MESSAGE));
+        draft.stage(Stage::Running, "ä".repeat(2 * MAX_MESSAGE));
         let condition = &draft.next.conditions[0];
-        assert_eq!((condition.message.chars().count(), condition.last_transition_time.0), (MESSAGE, at(1)));
+        assert_eq!((condition.message.chars().count(), condition.last_transition_time.0), (MAX_MESSAGE, at(1)));
     }
 }

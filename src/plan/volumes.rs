@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use switchyard_core::quantity::parse_quantity;
 
 /// Provisioner of classes whose volumes are created in advance by an administrator.
-const BY_HAND: &str = "kubernetes.io/no-provisioner";
+const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 /// Default volume mode.
 const FILESYSTEM: &str = "Filesystem";
 
@@ -28,11 +28,11 @@ pub fn class(claim: &PersistentVolumeClaim) -> Option<&str> {
 }
 
 /// Whether a claim of this class gets one of the existing volumes once its pod has a node.
-pub fn is_chosen(class: &StorageClass) -> bool {
-    waits(class) && class.provisioner == BY_HAND
+pub fn selects_existing_volume(class: &StorageClass) -> bool {
+    binds_on_first_consumer(class) && class.provisioner == NO_PROVISIONER
 }
 
-fn waits(class: &StorageClass) -> bool {
+fn binds_on_first_consumer(class: &StorageClass) -> bool {
     class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer")
 }
 
@@ -49,7 +49,7 @@ pub fn reach(
             let volume = volumes.iter().find(|volume| volume.metadata.name.as_deref() == Some(name))?;
             affinity(volume.spec.as_ref()?)?.clone()
         }
-        (None, Some(class)) if is_chosen(class) => {
+        (None, Some(class)) if selects_existing_volume(class) => {
             let fits = |spec: &&PersistentVolumeSpec| fits(claim, spec);
             let candidates = volumes.iter().filter(|volume| is_selected(claim, volume));
             let candidates = candidates.filter_map(|volume| volume.spec.as_ref()).filter(fits);
@@ -58,7 +58,7 @@ pub fn reach(
             // No matching volume means no node.
             NodeSelector { node_selector_terms: terms?.concat() }
         }
-        (None, Some(class)) if waits(class) => {
+        (None, Some(class)) if binds_on_first_consumer(class) => {
             let terms = class.allowed_topologies.as_ref().filter(|terms| !terms.is_empty())?;
             NodeSelector { node_selector_terms: terms.iter().map(term).collect() }
         }
@@ -109,7 +109,7 @@ fn is_selected(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> bool
 fn fits(claim: &PersistentVolumeClaim, volume: &PersistentVolumeSpec) -> bool {
     let PersistentVolumeClaimSpec { storage_class_name, access_modes, volume_mode, resources, .. } =
         claim.spec.clone().unwrap_or_default();
-    let is_for_it = volume.claim_ref.as_ref().is_none_or(|holder| {
+    let is_available = volume.claim_ref.as_ref().is_none_or(|holder| {
         (&holder.name, &holder.namespace) == (&claim.metadata.name, &claim.metadata.namespace)
             && holder.uid.as_ref().is_none_or(|uid| Some(uid) == claim.metadata.uid.as_ref())
     });
@@ -118,7 +118,7 @@ fn fits(claim: &PersistentVolumeClaim, volume: &PersistentVolumeSpec) -> bool {
         amounts.and_then(|amounts| parse_quantity(&amounts.get("storage")?.0)).unwrap_or(0.0)
     };
     let modes = volume.access_modes.clone().unwrap_or_default();
-    is_for_it
+    is_available
         && volume.storage_class_name == storage_class_name
         && mode(&volume.volume_mode) == mode(&volume_mode)
         && access_modes.unwrap_or_default().iter().all(|wanted| modes.contains(wanted))
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_claim_is_where_its_volume_is() {
+    fn a_bound_claim_is_reachable_where_its_volume_is() {
         let volumes = [volume("pv-1", "n1", json!({})), volume("pv-2", "n2", json!({}))];
         assert_eq!(nodes(reach(&claim("pv-2"), None, &volumes)), Some(vec!["n2".into()]));
         assert_eq!(nodes(reach(&claim("gone"), None, &volumes)), None);
@@ -175,8 +175,8 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_waits_for_its_pod_can_go_where_a_volume_is_that_fits() {
-        let by_hand = class(BY_HAND, "WaitForFirstConsumer", json!(null));
+    fn a_claim_that_waits_for_its_pod_can_use_any_matching_volume() {
+        let by_hand = class(NO_PROVISIONER, "WaitForFirstConsumer", json!(null));
         let holder = |name: &str| json!({"claimRef": {"name": name, "namespace": "team"}});
         let volumes = [
             volume("fits", "n1", json!({})),
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_that_is_made_later_stays_within_the_topologies_of_its_class() {
+    fn a_volume_provisioned_later_stays_within_its_class_topologies() {
         let zones = json!([{"matchLabelExpressions": [{"key": "zone", "values": ["a", "b"]}]}]);
         let made = class("csi.example.com", "WaitForFirstConsumer", zones.clone());
         assert_eq!(nodes(reach(&claim(""), Some(&made), &[])), Some(vec!["a".into(), "b".into()]));
@@ -206,13 +206,13 @@ mod tests {
             nodes(reach(&claim(""), Some(&class("csi.example.com", "WaitForFirstConsumer", json!(null))), &[])),
             None
         );
-        assert_eq!(nodes(reach(&claim(""), None, &[])), None, "a class that is not there");
+        assert_eq!(nodes(reach(&claim(""), None, &[])), None, "a missing class");
     }
 
     /// Regression test: the scheduler rejects its pods until the volume is bound. On a busy control
     /// plane that twice took longer than the 10 s for which a refusal is tolerated.
     #[test]
-    fn a_claim_that_is_bound_at_once_can_be_used_nowhere_before_it_has_its_volume() {
+    fn an_unbound_immediate_claim_is_usable_nowhere() {
         let at_once = class("csi.example.com", "Immediate", json!(null));
         assert_eq!(nodes(reach(&claim(""), Some(&at_once), &[])), Some(vec![]));
         let mut without_class = claim("");

@@ -12,8 +12,8 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_ledger::fairness::Weights;
-use switchyard_ledger::index::Patience;
-use switchyard_ledger::predictor::Guess;
+use switchyard_ledger::index::PlacementDelay;
+use switchyard_ledger::predictor::PredictorSettings;
 
 /// Two leaves of two hosts.
 fn fabric() -> Fabric {
@@ -245,7 +245,7 @@ fn with_weights_the_team_with_the_least_usage_goes_first() {
 #[test]
 fn a_gang_waits_for_a_better_placement_for_a_share_of_its_limit() {
     for (limit, waits) in [(20_000.0, true), (5000.0, false)] {
-        let mut product = product(&fabric()).with_patience(Patience::default());
+        let mut product = product(&fabric()).with_placement_delay(PlacementDelay::default());
         for (number, limit) in [(0, Some(1000.0)), (1, None), (2, None)] {
             product.submitted(&job(number, 1, 0, limit)).unwrap();
         }
@@ -412,7 +412,8 @@ fn wrong(
     jobs.sort_by(|a, b| a.0.total_cmp(&b.0));
     // At full speed everywhere, because slower jobs would exceed their limits.
     let fabric = Fabric { oversubscription: [1.0, 1.0], ..fabric() };
-    let product = if predicts { product(&fabric).with_predictor(Guess::default()) } else { product(&fabric) };
+    let product =
+        if predicts { product(&fabric).with_predictor(PredictorSettings::default()) } else { product(&fabric) };
     let forecasts = failures.is_none().then(BTreeMap::new);
     let mut rule = Checked { product, forecasts, wrong: Vec::new() };
     replay(

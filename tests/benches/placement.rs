@@ -17,7 +17,7 @@ use switchyard_core::placement::gpus::{Fleet, Group, Level, MinLink, Request, Sh
 use switchyard_plan::cluster::admitted::Admitted;
 use switchyard_plan::cluster::gang;
 use switchyard_plan::cluster::levels::Levels;
-use switchyard_plan::cluster::{PlacementRules, Question};
+use switchyard_plan::cluster::{PlacementRequest, PlacementRules};
 use switchyard_plan::objects::Defaults;
 use switchyard_plan::validate;
 use switchyard_tests::Random;
@@ -329,9 +329,9 @@ fn time() -> Vec<Value> {
         let (valid, defaults) = (validate(&job).unwrap(), Defaults::default());
         let rules = PlacementRules { defaults: &defaults, levels: &levels, now: Timestamp::now() };
         let admitted = &Admitted::of_template(&valid, job.status.as_ref());
-        let question = Question { job: &job, valid: &valid, rules, admitted, left_out: &BTreeMap::new() };
-        assert_eq!(gang::place(&question, &nodes).is_ok(), !required);
-        once(what, 30, Box::new(|| drop(black_box(gang::place(&question, &nodes)))));
+        let request = PlacementRequest { job: &job, valid: &valid, rules, admitted, avoided_nodes: &BTreeMap::new() };
+        assert_eq!(gang::place(&request, &nodes).is_ok(), !required);
+        once(what, 30, Box::new(|| drop(black_box(gang::place(&request, &nodes)))));
     }
     rows
 }

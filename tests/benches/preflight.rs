@@ -17,7 +17,7 @@ use stage::{NOW, Stage};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 use switchyard_crds::TrainJob;
-use switchyard_ledger::offline::{Cluster, Earlier};
+use switchyard_ledger::offline::{Cluster, PreviousPlacement};
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::objects::Defaults;
 
@@ -69,7 +69,7 @@ fn timed(what: &str, stage: &Stage, mode: &str) -> Value {
     let mut times: Vec<Duration> = (0..REPEATS)
         .map(|_| {
             let start = Instant::now();
-            let verdict = black_box(cluster.look(&job, Earlier::Forgotten).unwrap());
+            let verdict = black_box(cluster.explain(&job, PreviousPlacement::Ignored).unwrap());
             let time = start.elapsed();
             let preflight = verdict.fabric.unwrap().unwrap().status.preflight;
             findings = preflight.map_or(0, |preflight| preflight.findings.len());

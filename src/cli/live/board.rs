@@ -335,7 +335,7 @@ pub(super) fn pod_state(pod: &PodView, now: Timestamp) -> String {
         Phase::Unknown => "Unknown".into(),
         _ => {
             let state = if pod.ready { "Ready" } else { "Running" };
-            let stopped = pod.sidecars.iter().map(|sidecar| format!(", {} {}", sidecar.name, sidecar.what));
+            let stopped = pod.sidecars.iter().map(|sidecar| format!(", {} {}", sidecar.name, sidecar.description));
             format!("{state}{}", stopped.collect::<String>())
         }
     }

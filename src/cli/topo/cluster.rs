@@ -23,7 +23,7 @@ use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_ledger::offline::Cluster;
 use switchyard_plan::cluster::machine::Machine;
 use switchyard_plan::cluster::view::NodeView;
-use switchyard_plan::cluster::{Excluded, is_old};
+use switchyard_plan::cluster::{Excluded, is_stale};
 use switchyard_plan::eligible::Unfit;
 use switchyard_topology::report;
 use switchyard_worker_contract::exit::Exit;
@@ -174,7 +174,7 @@ fn excluded(view: &NodeView, now: Option<Timestamp>) -> Option<Excluded> {
     match (&view.machine, now) {
         (None, _) => Some(Excluded::NoReport),
         (Some(Err(why)), _) => Some(Excluded::Report(why.clone())),
-        (Some(Ok(machine)), Some(now)) => machine.observed.filter(|at| is_old(*at, now)).map(Excluded::Stale),
+        (Some(Ok(machine)), Some(now)) => machine.observed.filter(|at| is_stale(*at, now)).map(Excluded::Stale),
         _ => None,
     }
 }

@@ -4,7 +4,7 @@
 use super::*;
 use crate::snapshot;
 use switchyard_crds::validate::train_job;
-use switchyard_ledger::offline::Earlier;
+use switchyard_ledger::offline::PreviousPlacement;
 
 const CLUSTER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/clusters/two-racks.json");
 const JOB: &str = include_str!("../../../examples/clusters/gpt-rack.yaml");
@@ -21,7 +21,7 @@ fn job(change: impl FnOnce(&mut Value)) -> TrainJob {
 
 fn planned(job: &TrainJob) -> String {
     let mut cluster = open();
-    let verdict = cluster.look(job, Earlier::Forgotten).unwrap();
+    let verdict = cluster.explain(job, PreviousPlacement::Ignored).unwrap();
     table(job, &verdict, &cluster, false)
 }
 
@@ -43,7 +43,7 @@ fn a_job_that_does_not_fit() {
 fn a_job_that_runs_is_explained() {
     let mut cluster = open();
     let job = cluster.job("default", "gpt-124m").unwrap().clone();
-    let now = cluster.look(&job, Earlier::Forgotten).unwrap();
+    let now = cluster.explain(&job, PreviousPlacement::Ignored).unwrap();
     insta::assert_snapshot!(explanation(&job, &now, &cluster, false));
 }
 
@@ -53,10 +53,13 @@ fn a_snapshot_reproduces_the_controllers_decision() {
     let mut cluster = open();
     let job = cluster.job("default", "gpt-124m").unwrap().clone();
     let decided = job.status.as_ref().unwrap().placement.clone().unwrap();
-    let again = cluster.look(&job, Earlier::Forgotten).unwrap().place.unwrap();
+    let again = cluster.explain(&job, PreviousPlacement::Ignored).unwrap().placement.unwrap();
     assert_eq!(again.status.nodes, decided.nodes);
-    let text = |verdict: &Verdict| json(&job, verdict).to_string();
-    let (one, other) = (open().look(&job, Earlier::Kept).unwrap(), open().look(&job, Earlier::Kept).unwrap());
+    let text = |verdict: &PlacementVerdict| json(&job, verdict).to_string();
+    let (one, other) = (
+        open().explain(&job, PreviousPlacement::Kept).unwrap(),
+        open().explain(&job, PreviousPlacement::Kept).unwrap(),
+    );
     assert_eq!(text(&one), text(&other));
 }
 
@@ -78,7 +81,7 @@ fn conditions_that_keep_pods_from_starting_are_explained() {
             (condition.reason, condition.message) = (Stage::Starting.reason().into(), why.into());
         }
     }
-    let now = cluster.look(&job, Earlier::Forgotten).unwrap();
+    let now = cluster.explain(&job, PreviousPlacement::Ignored).unwrap();
     let text = explanation(&job, &now, &cluster, false);
     assert!(text.contains(&format!("waits     {why}")), "{text}");
 }
@@ -87,7 +90,7 @@ fn conditions_that_keep_pods_from_starting_are_explained() {
 fn the_last_step_and_blockers_of_a_job_are_explained() {
     let mut cluster = open();
     let mut job = cluster.job("default", "gpt-124m").unwrap().clone();
-    let now = cluster.look(&job, Earlier::Forgotten).unwrap();
+    let now = cluster.explain(&job, PreviousPlacement::Ignored).unwrap();
     let mut explained = |kind: &str, state: &str, message: &str| {
         let condition = serde_json::json!({"type": kind, "status": state, "reason": "R", "message": message,
             "lastTransitionTime": "2026-11-20T12:00:00Z"});
@@ -124,7 +127,7 @@ fn an_old_step_is_explained_with_its_age() {
         serde_json::json!({"step": 5, "totalSteps": 9, "progressPercentage": 55, "lastUpdatedTime": read}),
     )
     .unwrap();
-    let now = cluster.look(&job, Earlier::Forgotten).unwrap();
+    let now = cluster.explain(&job, PreviousPlacement::Ignored).unwrap();
     let text = explanation(&job, &now, &cluster, false);
     assert!(text.contains("progress  step 5 of 9 (8m00s ago)"), "{text}");
 }
@@ -162,9 +165,9 @@ fn only_the_controllers_message_explains_the_queue_of_a_waiting_job() {
     let conditions = [condition("Succeeded", "Queued"), condition("Placed", "NoRoom")];
     waits.status = serde_json::from_value(serde_json::json!({"conditions": conditions})).unwrap();
     let mut cluster = open();
-    let mut now = cluster.look(&waits, Earlier::Forgotten).unwrap();
-    now.place.as_mut().unwrap_err().changes.clear();
-    now.ahead = Some(switchyard_plan::cluster::turn::Ahead {
+    let mut now = cluster.explain(&waits, PreviousPlacement::Ignored).unwrap();
+    now.placement.as_mut().unwrap_err().changes.clear();
+    now.ahead = Some(switchyard_plan::cluster::queue_order::JobAhead {
         name: "other/job".into(),
         nodes: vec!["gpu-01".into()],
         start: None,

@@ -13,12 +13,12 @@ impl Context {
         let now = Instant::now();
         let orphans: Vec<(JobId, Vec<Action>)> = {
             let index = self.index();
-            let of_job = index.families.iter().filter(|(_, family)| family.key.as_ref() == Some(key));
+            let of_job = index.job_states.iter().filter(|(_, family)| family.key.as_ref() == Some(key));
             of_job
                 .map(|(id, family)| {
                     let pods: Vec<&PodView> =
-                        family.pods.values().filter(|pod| !family.own.deleted(&pod.uid, now)).collect();
-                    (id.clone(), cluster::remove(&pods))
+                        family.pods.values().filter(|pod| !family.writes.was_deleted(&pod.uid, now)).collect();
+                    (id.clone(), cluster::delete_pods(&pods))
                 })
                 .filter(|(_, actions)| !actions.is_empty())
                 .collect()

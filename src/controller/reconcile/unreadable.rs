@@ -9,7 +9,7 @@ use tracing::warn;
 impl Context {
     /// Reports an invalid job in the log and, unless the server refuses that write, in its status.
     pub(super) async fn refuse(&self, key: &Key, job: Unreadable) -> Outcome {
-        if job.told {
+        if job.reported {
             return Outcome::Quiet;
         }
         warn!(job = %key, error = job.why, "the job cannot be read");
@@ -23,7 +23,7 @@ impl Context {
         if written.is_ok()
             && let Some(now) = self.index().unreadable.get_mut(key).filter(|now| now.why == job.why)
         {
-            now.told = true;
+            now.reported = true;
         }
         self.ended(key, None, written.err())
     }

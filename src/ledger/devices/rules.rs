@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 
 /// Whether a taint keeps away pods whose claims do not tolerate it. Our claims tolerate none.
-pub(super) fn keeps_away(effect: &str) -> bool {
+pub(super) fn blocks_scheduling(effect: &str) -> bool {
     matches!(effect, "NoSchedule" | "NoExecute")
 }
 
@@ -52,7 +52,7 @@ impl DeviceRule {
     pub fn of(spec: &Value) -> Result<Option<DeviceRule>, String> {
         let Spec { device_selector, taint } = Spec::deserialize(spec).map_err(|error| error.to_string())?;
         // Without a selector, a rule selects nothing.
-        let Some(selector) = device_selector.filter(|_| keeps_away(&taint.effect)) else { return Ok(None) };
+        let Some(selector) = device_selector.filter(|_| blocks_scheduling(&taint.effect)) else { return Ok(None) };
         let Selector { driver, pool, device, device_class_name, selectors } = selector;
         if device_class_name.is_some() || !selectors.is_empty() {
             return Err("it selects devices by deviceClassName or selectors, which are not evaluated".into());

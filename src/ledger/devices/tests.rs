@@ -30,7 +30,7 @@ fn claim(pools: &[&str]) -> ResourceClaim {
 /// A watch can merge several changes into one, such as a deallocation and a new allocation
 /// elsewhere.
 #[test]
-fn a_claim_that_moved_is_not_looked_for_in_its_old_pool() {
+fn a_moved_claim_is_removed_from_its_old_pool() {
     let (mut devices, mut usage) = (Devices::default(), Usage::default());
     for node in ["a", "b"] {
         devices.apply_slice(&slice(node, node, node), DRIVER, &mut usage);
@@ -47,7 +47,7 @@ fn a_claim_that_moved_is_not_looked_for_in_its_old_pool() {
 
 /// A restarted driver publishes its GPUs in a new slice, before or after the old one is deleted.
 #[test]
-fn a_slice_that_goes_takes_only_what_it_offers_itself() {
+fn deleting_a_slice_removes_only_its_own_devices() {
     let (mut devices, mut usage) = (Devices::default(), Usage::default());
     devices.apply_slice(&slice("old", "a", "a"), DRIVER, &mut usage);
     devices.apply_slice(&slice("new", "a", "a"), DRIVER, &mut usage);
@@ -59,7 +59,7 @@ fn a_slice_that_goes_takes_only_what_it_offers_itself() {
 /// Regression test: a gang was placed on a GPU whose partition was in use. The scheduler refused
 /// the GPU, and the gang was placed there again after 10 s.
 #[test]
-fn a_partition_in_use_takes_its_gpu_and_nothing_else() {
+fn a_partition_in_use_blocks_only_its_gpu() {
     let (mut devices, mut usage) = (Devices::default(), Usage::default());
     let device = |name: &str, uuid: &str, set: &str| {
         let counters = json!([{"counterSet": set, "counters": {"memory": {"value": "10Gi"}}}]);
@@ -83,14 +83,14 @@ fn a_partition_in_use_takes_its_gpu_and_nothing_else() {
     let taken = |usage: &Usage| usage.share(&taker("c")).map(|share| share.gpus.clone()).unwrap_or_default();
     devices.apply_claim(&allocated("gpu-0-part-0"), &mut usage);
     assert_eq!(taken(&usage), ["MIG-0", "GPU-0", "MIG-1"]);
-    assert_eq!(devices.allocated("c"), Some(vec!["MIG-0".to_string()]), "the pod has its partition only");
+    assert_eq!(devices.allocated("c"), Some(vec!["MIG-0".to_string()]), "the pod has only its partition");
     devices.apply_claim(&allocated("gpu-1"), &mut usage);
     assert_eq!(taken(&usage), ["GPU-1"]);
 }
 
 /// A device tainted by a driver or an administrator is not offered until the taint is removed.
 #[test]
-fn a_device_with_a_taint_that_keeps_pods_away_is_not_offered() {
+fn a_device_with_a_blocking_taint_is_not_offered() {
     for (effect, is_offered) in [("NoSchedule", false), ("NoExecute", false), ("None", true)] {
         let (mut devices, mut usage) = (Devices::default(), Usage::default());
         let mut tainted = slice("s", "pool", "n");
@@ -98,7 +98,7 @@ fn a_device_with_a_taint_that_keeps_pods_away_is_not_offered() {
         tainted.spec.devices.as_mut().unwrap()[0].taints = serde_json::from_value(taint).unwrap();
         let offered = |usage: &Usage| usage.offered("n").map(Iterator::count);
         devices.apply_slice(&tainted, DRIVER, &mut usage);
-        assert_eq!(offered(&usage), Some(usize::from(is_offered)), "{effect}: by claims in any case");
+        assert_eq!(offered(&usage), Some(usize::from(is_offered)), "{effect}: still by claims");
         devices.apply_slice(&slice("s", "pool", "n"), DRIVER, &mut usage);
         assert_eq!(offered(&usage), Some(1), "{effect}");
         devices.delete_slice("s", &mut usage);
@@ -109,7 +109,7 @@ fn a_device_with_a_taint_that_keeps_pods_away_is_not_offered() {
 /// Regression test: a gang was placed on devices that a rule taints. The scheduler refused them,
 /// and the gang was placed there again after 10 s.
 #[test]
-fn a_device_that_a_rule_taints_is_not_offered_whichever_comes_first() {
+fn a_device_tainted_by_a_rule_is_not_offered_in_either_order() {
     let rule = |selector: serde_json::Value, effect: &str| {
         DeviceRule::of(&json!({"deviceSelector": selector, "taint": {"key": "k", "effect": effect}}))
     };
@@ -130,7 +130,7 @@ fn a_device_that_a_rule_taints_is_not_offered_whichever_comes_first() {
         devices.apply_slice(&slice("a", "a", "a"), DRIVER, &mut usage);
         devices.apply_slice(&slice("b", "b", "b"), DRIVER, &mut usage);
         assert_eq!(set(&mut devices, &mut usage, &parsed), nodes, "{selector} {effect}");
-        assert_eq!(set(&mut devices, &mut usage, &parsed), [""; 0], "the same again");
+        assert_eq!(set(&mut devices, &mut usage, &parsed), [""; 0], "unchanged");
         // A restarted driver publishes its slice while the rule applies.
         devices.apply_slice(&slice("c", "a", "a"), DRIVER, &mut usage);
         assert_eq!(usage.offered("a").unwrap().count() == 0, nodes.contains(&"a"), "{selector} {effect}");

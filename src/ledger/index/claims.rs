@@ -10,7 +10,7 @@ use switchyard_plan::objects::Kind;
 impl Index {
     /// The report of a node's agent appeared or changed, or is invalid.
     pub fn apply_report(&mut self, metadata: &ObjectMeta, report: Result<&GPUTopology, String>) -> Effect {
-        self.saw("GPUTopology", metadata);
+        self.record_version("GPUTopology", metadata);
         let name = metadata.name.as_deref().unwrap_or_default();
         let mut effect = Effect::default();
         if self.usage.set_report(name, report) {
@@ -23,20 +23,20 @@ impl Index {
 
     /// The report of a node was deleted.
     pub fn delete_report(&mut self, metadata: &ObjectMeta) -> Effect {
-        self.saw("GPUTopology", metadata);
+        self.record_version("GPUTopology", metadata);
         self.usage.remove_report(metadata.name.as_deref().unwrap_or_default());
         Effect::default()
     }
 
     /// A driver's slice appeared or changed.
     pub fn apply_slice(&mut self, slice: &ResourceSlice, driver: &str) -> Effect {
-        self.saw("ResourceSlice", &slice.metadata);
+        self.record_version("ResourceSlice", &slice.metadata);
         Effect { room: self.devices.apply_slice(slice, driver, &mut self.usage), ..Effect::default() }
     }
 
     /// A driver's slice was deleted.
     pub fn delete_slice(&mut self, metadata: &ObjectMeta) -> Effect {
-        self.saw("ResourceSlice", metadata);
+        self.record_version("ResourceSlice", metadata);
         let name = metadata.name.as_deref().unwrap_or_default();
         Effect { room: self.devices.delete_slice(name, &mut self.usage), ..Effect::default() }
     }

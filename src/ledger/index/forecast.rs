@@ -1,28 +1,30 @@
 //! Start time estimates of queued jobs, from the running jobs and the queue. The rules are in
 //! `plan::cluster::forecast`; this module applies them to the index.
 
-use super::{Index, Waiting};
+use super::{Index, QueueEntry};
 use crate::job::{JobId, Key};
-use crate::usage::HELD;
+use crate::usage::RESERVED_PREFIX;
 use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
 use switchyard_crds::names::GPU_RESOURCE;
-use switchyard_plan::cluster::forecast::{EARLY, Forecast, Held, MOST_AHEAD, Queued, Runs, Scene, Unknown};
-use switchyard_plan::cluster::turn::{Basis, Turn};
+use switchyard_plan::cluster::forecast::{
+    EARLY, Forecast, ForecastInput, HeldResources, MAX_AHEAD, QueuedJob, RunningJob, Unknown,
+};
+use switchyard_plan::cluster::queue_order::{Basis, QueuePosition};
 use switchyard_plan::cluster::waiting_period;
 
 /// Forecasts computed together.
 #[derive(Debug)]
 pub struct Forecasts {
     at: Timestamp,
-    of: BTreeMap<Key, Forecast>,
+    by_job: BTreeMap<Key, Forecast>,
     /// See `plan::cluster::forecast::EARLY`.
     pub early: i32,
 }
 
 impl Default for Forecasts {
     fn default() -> Forecasts {
-        Forecasts { at: Timestamp::default(), of: BTreeMap::new(), early: EARLY }
+        Forecasts { at: Timestamp::default(), by_job: BTreeMap::new(), early: EARLY }
     }
 }
 
@@ -31,31 +33,31 @@ impl Index {
     /// forecasts are computed together, and only as often as their statuses may be written. Even
     /// with hundreds of queued jobs their cost is negligible next to the plans.
     pub fn forecast(&mut self, key: &Key, now: Timestamp) -> Option<Forecast> {
-        let turn = self.waiting.get(key).filter(|own| is_asked(own))?.turn.clone();
-        let ahead = self.ahead_of_turn(&turn).count();
-        if ahead >= MOST_AHEAD {
+        let position = self.queue.get(key).filter(|entry| can_get_room(entry))?.position.clone();
+        let ahead = self.ahead_of_position(&position).count();
+        if ahead >= MAX_AHEAD {
             return Some(Forecast { ahead, window: Err(Unknown::Far) });
         }
         let age = now.duration_since(self.forecasts.at);
-        let is_fresh = (SignedDuration::ZERO..waiting_period(self.waiting.len())).contains(&age);
-        let made = self.forecasts.of.get(key).filter(|_| is_fresh);
+        let is_fresh = (SignedDuration::ZERO..waiting_period(self.queue.len())).contains(&age);
+        let cached = self.forecasts.by_job.get(key).filter(|_| is_fresh);
         // The queue may have moved since the forecast was computed, so recompute the position and
         // the reason together.
-        if let Some(Forecast { window: Err(Unknown::Ahead { .. }), .. }) = made {
-            let without = self.ahead_of_turn(&turn).filter(|key| self.has_no_limit(key)).count();
+        if let Some(Forecast { window: Err(Unknown::Ahead { .. }), .. }) = cached {
+            let without = self.ahead_of_position(&position).filter(|key| self.has_no_limit(key)).count();
             if without > 0 {
                 return Some(Forecast { ahead, window: Err(Unknown::Ahead { without, all: ahead }) });
             }
-        } else if let Some(made) = made {
-            return Some(Forecast { ahead, ..*made });
+        } else if let Some(cached) = cached {
+            return Some(Forecast { ahead, ..*cached });
         }
-        (self.forecasts.at, self.forecasts.of) = (now, self.forecasts_of_all(now));
-        self.forecasts.of.get(key).map(|forecast| Forecast { ahead, ..*forecast })
+        (self.forecasts.at, self.forecasts.by_job) = (now, self.compute_forecasts(now));
+        self.forecasts.by_job.get(key).map(|forecast| Forecast { ahead, ..*forecast })
     }
 
-    /// Queued jobs that come before this turn.
-    fn ahead_of_turn(&self, turn: &Turn) -> impl Iterator<Item = &Key> {
-        let before = self.waiting.iter().filter(move |(_, other)| is_asked(other) && other.turn < *turn);
+    /// Queued jobs that are ahead of this position.
+    fn ahead_of_position(&self, position: &QueuePosition) -> impl Iterator<Item = &Key> {
+        let before = self.queue.iter().filter(move |(_, other)| can_get_room(other) && other.position < *position);
         before.map(|(key, _)| key)
     }
 
@@ -63,48 +65,54 @@ impl Index {
         self.jobs.get(key).is_none_or(|job| job.spec.active_deadline_seconds.is_none())
     }
 
-    fn forecasts_of_all(&self, now: Timestamp) -> BTreeMap<Key, Forecast> {
-        let mut waiting: Vec<(&Key, &Waiting)> = self.waiting.iter().filter(|(_, waiting)| is_asked(waiting)).collect();
-        waiting.sort_by_key(|(_, waiting)| &waiting.turn);
-        waiting.truncate(MOST_AHEAD);
-        let queued = waiting.iter().copied().filter_map(|(key, waiting)| {
+    fn compute_forecasts(&self, now: Timestamp) -> BTreeMap<Key, Forecast> {
+        let mut waiting: Vec<(&Key, &QueueEntry)> =
+            self.queue.iter().filter(|(_, entry)| can_get_room(entry)).collect();
+        waiting.sort_by_key(|(_, entry)| &entry.position);
+        waiting.truncate(MAX_AHEAD);
+        let queued = waiting.iter().copied().filter_map(|(key, entry)| {
             let job = self.jobs.get(key)?;
             let limit = job.spec.active_deadline_seconds.map(SignedDuration::from_secs);
             let pods = usize::try_from(job.spec.trainer.num_nodes).ok()?;
-            Some((key, Queued { demand: waiting.waits_for.demand()?, pods, limit }))
+            Some((key, QueuedJob { demand: entry.wake_condition.demand()?, pods, limit }))
         });
-        let (keys, queue): (Vec<&Key>, Vec<Queued<'_>>) = queued.unzip();
+        let (keys, queue): (Vec<&Key>, Vec<QueuedJob<'_>>) = queued.unzip();
         let names: BTreeMap<&str, usize> =
             self.usage.nodes().keys().enumerate().map(|(at, name)| (name.as_str(), at)).collect();
-        let is_held = |taker: &str| taker.starts_with(HELD);
+        let is_held = |taker: &str| taker.starts_with(RESERVED_PREFIX);
         let nodes = self.reservation.iter().flat_map(|held| &held.nodes).map(|placed| placed.node_name.as_str());
-        let held =
+        let reserved =
             nodes.filter_map(|name| Some((*names.get(name)?, self.usage.node_without(name, is_held)?))).collect();
-        let holds = |taker: &String| {
+        let held_resources = |taker: &String| {
             let share = self.usage.share(taker)?;
             let counted = share.amount.get(GPU_RESOURCE) / 1000;
             let gpus = share.gpus.len().max(usize::try_from(counted).unwrap_or(0)) as u32;
-            Some(Held { node: *names.get(share.node.as_str())?, amount: &share.amount, gpus })
+            Some(HeldResources { node: *names.get(share.node.as_str())?, amount: &share.amount, gpus })
         };
-        let runs = |id: &JobId| {
-            let holds: Vec<Held<'_>> = self.takers_of(id, |_| true).iter().filter_map(holds).collect();
+        let running_job = |id: &JobId| {
+            let held: Vec<HeldResources<'_>> = self.takers_of(id, |_| true).iter().filter_map(held_resources).collect();
             let status = self.job_of(id).and_then(|job| job.status.as_ref());
             let since = status.and_then(|status| status.placed_time.as_ref().or(status.start_time.as_ref()));
-            Runs { holds, since: since.map(|since| since.0), end: self.end_of(id, now) }
+            RunningJob { held, since: since.map(|since| since.0), end: self.end_of(id, now) }
         };
-        let scene = Scene {
+        let input = ForecastInput {
             now,
             nodes: self.usage.nodes().values().collect(),
-            held,
-            runs: self.families.keys().map(runs).filter(|run| !run.holds.is_empty()).collect(),
+            reserved,
+            running_jobs: self
+                .job_states
+                .keys()
+                .map(running_job)
+                .filter(|job: &RunningJob<'_>| !job.held.is_empty())
+                .collect(),
             queue,
             early: self.forecasts.early,
         };
-        let mut forecasts = scene.forecasts();
+        let mut forecasts = input.forecasts();
         // The nodes reserved for the head also satisfy its levels and links, which the forecast
         // ignores.
-        let is_head = |turn: &Turn| waiting.first().is_some_and(|(_, first)| first.turn == *turn);
-        let start = self.reservation.as_ref().filter(|held| is_head(&held.turn)).and_then(|held| held.start);
+        let is_head = |position: &QueuePosition| waiting.first().is_some_and(|(_, first)| first.position == *position);
+        let start = self.reservation.as_ref().filter(|held| is_head(&held.position)).and_then(|held| held.start);
         if let (Some(Forecast { window: Ok(window), .. }), Some((start, Basis::Limits))) =
             (forecasts.first_mut(), start)
         {
@@ -115,6 +123,6 @@ impl Index {
 }
 
 /// Whether the job is queued for room and could get it.
-fn is_asked(waiting: &Waiting) -> bool {
-    !waiting.hopeless && waiting.waits_for.demand().is_some()
+fn can_get_room(entry: &QueueEntry) -> bool {
+    !entry.hopeless && entry.wake_condition.demand().is_some()
 }

@@ -12,7 +12,7 @@ impl Index {
     pub fn note_missing(&mut self, job: &JobId, now: Timestamp) {
         // Entries whose pods are gone as well are never used again.
         self.missing.retain(|_, since| now.duration_since(*since) < MISSING_FOR);
-        let pods = self.families.get(job).into_iter().flat_map(|family| family.pods.values());
+        let pods = self.job_states.get(job).into_iter().flat_map(|state| state.pods.values());
         for node in pods.filter(|pod| !pod.is_over()).filter_map(|pod| pod.node.as_ref()) {
             if !self.usage.nodes().contains_key(node) {
                 self.missing.entry(node.clone()).or_insert(now);

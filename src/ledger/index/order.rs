@@ -1,12 +1,12 @@
 //! Order of the queue. It changes with time, because queued jobs become late and the shares of
-//! namespaces change. The rules are in `plan::cluster::turn` and `fairness`; this module applies
-//! them to the index.
+//! namespaces change. The rules are in `plan::cluster::queue_order` and `fairness`; this
+//! module applies them to the index.
 
 use super::Index;
 use crate::job::{Key, is_live, placement_of};
 use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeSet;
-use switchyard_plan::cluster::turn::Turn;
+use switchyard_plan::cluster::queue_order::QueuePosition;
 use switchyard_plan::cluster::waiting_period;
 
 impl Index {
@@ -14,7 +14,7 @@ impl Index {
     /// matters because the first job reconciled takes the free nodes.
     pub fn in_order(&self, jobs: BTreeSet<Key>) -> Vec<Key> {
         let mut jobs: Vec<Key> = jobs.into_iter().collect();
-        jobs.sort_by_key(|key| self.waiting.get(key).map(|waiting| &waiting.turn));
+        jobs.sort_by_key(|key| self.queue.get(key).map(|entry| &entry.position));
         jobs
     }
 
@@ -23,13 +23,14 @@ impl Index {
     /// would take the nodes that the first one held.
     pub fn all_in_order(&mut self, now: Timestamp) -> Vec<Key> {
         self.reorder(now);
-        let of_families = self.families.values().filter_map(|family| family.key.as_ref());
-        let keys: BTreeSet<&Key> = self.jobs.keys().chain(self.unreadable.keys()).chain(of_families).collect();
-        let turn = |key: &Key| {
+        let from_state = self.job_states.values().filter_map(|state| state.key.as_ref());
+        let keys: BTreeSet<&Key> = self.jobs.keys().chain(self.unreadable.keys()).chain(from_state).collect();
+        let position = |key: &Key| {
             let job = self.jobs.get(key).filter(|job| is_live(job) && placement_of(job).is_none())?;
-            Some(self.turn(job))
+            Some(self.queue_position(job))
         };
-        let mut keys: Vec<(Option<Turn>, Key)> = keys.into_iter().map(|key| (turn(key), key.clone())).collect();
+        let mut keys: Vec<(Option<QueuePosition>, Key)> =
+            keys.into_iter().map(|key| (position(key), key.clone())).collect();
         keys.sort();
         keys.into_iter().map(|(_, key)| key).collect()
     }
@@ -37,28 +38,30 @@ impl Index {
     /// Updates the order of the queue, at most as often as forecasts are computed. Returns the head
     /// of the queue if it changed.
     pub(crate) fn reorder(&mut self, now: Timestamp) -> Option<Key> {
-        let period = waiting_period(self.waiting.len());
-        if (SignedDuration::ZERO..period).contains(&now.duration_since(self.lateness.at)) {
+        let period = waiting_period(self.queue.len());
+        if (SignedDuration::ZERO..period).contains(&now.duration_since(self.slowdown.at)) {
             return None;
         }
         let head = self.head();
-        self.lateness.at = now;
+        self.slowdown.at = now;
         self.refusals.forget(now);
         if let Some(fairness) = &mut self.fairness {
             let running =
                 self.jobs.values().map(|job| &**job).filter(|job| is_live(job) && placement_of(job).is_some());
-            fairness.count(running, now);
+            fairness.recompute(running, now);
         }
-        let turns = self.waiting.keys().filter_map(|key| Some((key.clone(), self.turn(self.jobs.get(key)?))));
-        let turns: Vec<_> = turns.collect();
-        for (key, turn) in turns {
-            if let Some(waiting) = self.waiting.get_mut(&key) {
-                waiting.turn = turn;
+        let positions =
+            self.queue.keys().filter_map(|key| Some((key.clone(), self.queue_position(self.jobs.get(key)?))));
+        let positions: Vec<_> = positions.collect();
+        for (key, position) in positions {
+            if let Some(entry) = self.queue.get_mut(&key) {
+                entry.position = position;
             }
         }
-        let holder = self.reservation.as_ref().and_then(|held| self.job_of(&held.job)).map(|job| self.turn(job));
-        if let (Some(held), Some(turn)) = (&mut self.reservation, holder) {
-            held.turn = turn;
+        let holder =
+            self.reservation.as_ref().and_then(|held| self.job_of(&held.job)).map(|job| self.queue_position(job));
+        if let (Some(held), Some(position)) = (&mut self.reservation, holder) {
+            held.position = position;
         }
         self.head().filter(|now| Some(now) != head.as_ref())
     }

@@ -1,6 +1,6 @@
 //! Pods: the jobs they belong to, and the resources they take.
 
-use super::{Effect, Family, Index, Kept, Slot};
+use super::{Effect, Index, JobState, PodKey, PodLocation};
 use crate::job::{JobId, Key, attempt_of, placement_of};
 use crate::usage::Share;
 use k8s_openapi::api::core::v1::Pod;
@@ -14,7 +14,7 @@ use switchyard_plan::cluster::view::{Phase, PodView};
 impl Index {
     /// A pod appeared or changed, whether or not it belongs to a job.
     pub fn apply_pod(&mut self, pod: &Pod) -> Effect {
-        self.saw("Pod", &pod.metadata);
+        self.record_version("Pod", &pod.metadata);
         let mut effect = Effect::default();
         let Some(uid) = pod.metadata.uid.clone() else { return effect };
         let Some(parent) = ownership::parent(&pod.metadata) else {
@@ -35,10 +35,10 @@ impl Index {
         let job = JobId { namespace: namespace.clone(), uid: parent.uid.clone() };
         let mut next = PodView::of(pod);
         self.schedulers.observe(pod, &next);
-        let slot = Slot { attempt: next.attempt, node_rank: next.node_rank, name: next.name.clone() };
-        let family = self.families.entry(job.clone()).or_default();
-        family.key.get_or_insert_with(|| Key { namespace, name: parent.name.clone() });
-        if let Some(before) = family.pods.get(&slot).filter(|before| before.uid == next.uid) {
+        let pod_key = PodKey { attempt: next.attempt, node_rank: next.node_rank, name: next.name.clone() };
+        let state = self.job_states.entry(job.clone()).or_default();
+        state.key.get_or_insert_with(|| Key { namespace, name: parent.name.clone() });
+        if let Some(before) = state.pods.get(&pod_key).filter(|before| before.uid == next.uid) {
             if let Some(refused) = &mut next.unschedulable {
                 refused.since = before.unschedulable.as_ref().and_then(|before| before.since);
             }
@@ -54,18 +54,18 @@ impl Index {
             next.progress = before.progress.clone().filter(|_| next.is_silent());
             next.admission = before.admission.clone().filter(|_| next.waits_for_kueue());
         }
-        let before = self.pods.insert(uid.clone(), Kept { job: job.clone(), slot: slot.clone() });
-        if let Some(Kept { slot: before, .. }) = before.filter(|before| before.slot != slot) {
-            family.pods.remove(&before);
+        let before = self.pods.insert(uid.clone(), PodLocation { job: job.clone(), pod_key: pod_key.clone() });
+        if let Some(PodLocation { pod_key: before, .. }) = before.filter(|before| before.pod_key != pod_key) {
+            state.pods.remove(&before);
         }
-        family.unlabelled.remove(&slot.name);
+        state.unlabelled.remove(&pod_key.name);
         // Only changes that the plan reads count, not a new resource version alone.
-        let is_news = family.pods.get_mut(&slot).is_none_or(|before| {
+        let is_news = state.pods.get_mut(&pod_key).is_none_or(|before| {
             before.version.clone_from(&next.version);
             *before != next
         });
-        family.pods.insert(slot.clone(), next);
-        effect.room.extend(self.recount_pod(&job, &slot));
+        state.pods.insert(pod_key.clone(), next);
+        effect.room.extend(self.recount_pod(&job, &pod_key));
         if is_news {
             self.touch(&job, &mut effect);
         }
@@ -79,28 +79,28 @@ impl Index {
         let named = ownership::named_parent(metadata).map(|owner| JobId { namespace, uid: owner.uid.clone() });
         let name = metadata.name.clone().unwrap_or_default();
         let is_known = |index: &Index, job: &JobId| {
-            index.families.get(job).is_some_and(|family| family.unlabelled.get(&name).is_some_and(|known| known == uid))
+            index.job_states.get(job).is_some_and(|state| state.unlabelled.get(&name).is_some_and(|known| known == uid))
         };
         if named.as_ref().is_some_and(|job| is_known(self, job)) {
             return;
         }
         self.forget_pod(uid, effect);
         if let (Some(job), Some((attempt, node_rank))) = (named, ownership::position(&name)) {
-            self.families.entry(job.clone()).or_default().unlabelled.insert(name.clone(), uid.to_string());
+            self.job_states.entry(job.clone()).or_default().unlabelled.insert(name.clone(), uid.to_string());
             self.touch(&job, effect);
-            self.pods.insert(uid.to_string(), Kept { job, slot: Slot { attempt, node_rank, name } });
+            self.pods.insert(uid.to_string(), PodLocation { job, pod_key: PodKey { attempt, node_rank, name } });
         }
     }
 
     /// Removes a pod from its job.
     fn forget_pod(&mut self, uid: &str, effect: &mut Effect) {
-        let Some(Kept { job, slot }) = self.pods.remove(uid) else { return };
-        if let Some(family) = self.families.get_mut(&job) {
-            if family.pods.get(&slot).is_some_and(|pod| pod.uid == uid) {
-                family.pods.remove(&slot);
+        let Some(PodLocation { job, pod_key }) = self.pods.remove(uid) else { return };
+        if let Some(state) = self.job_states.get_mut(&job) {
+            if state.pods.get(&pod_key).is_some_and(|pod| pod.uid == uid) {
+                state.pods.remove(&pod_key);
             }
-            if family.unlabelled.get(&slot.name).is_some_and(|known| known == uid) {
-                family.unlabelled.remove(&slot.name);
+            if state.unlabelled.get(&pod_key.name).is_some_and(|known| known == uid) {
+                state.unlabelled.remove(&pod_key.name);
             }
         }
         self.touch(&job, effect);
@@ -109,14 +109,14 @@ impl Index {
 
     /// A pod was deleted.
     pub fn delete_pod(&mut self, metadata: &ObjectMeta) -> Effect {
-        self.saw("Pod", metadata);
+        self.record_version("Pod", metadata);
         let mut effect = Effect::default();
         let Some(uid) = &metadata.uid else { return effect };
         effect.room.extend(self.usage.set_share(uid, None));
         effect.quota = self.quota_freed(metadata.namespace.as_deref().unwrap_or_default());
-        if let Some(family) = self.pods.get(uid).and_then(|kept| self.families.get_mut(&kept.job)) {
-            family.own.forget(uid);
-            family.progress.forget(uid);
+        if let Some(state) = self.pods.get(uid).and_then(|location| self.job_states.get_mut(&location.job)) {
+            state.writes.forget(uid);
+            state.progress.forget(uid);
         }
         self.forget_pod(uid, &mut effect);
         effect
@@ -124,22 +124,22 @@ impl Index {
 
     /// Recounts the resources of a job's pods. Returns the nodes on which some were released.
     pub(super) fn recount(&mut self, job: &JobId) -> BTreeSet<String> {
-        let slots: Vec<_> =
-            self.families.get(job).map(|family| family.pods.keys().cloned().collect()).unwrap_or_default();
-        slots.iter().filter_map(|slot| self.recount_pod(job, slot)).collect()
+        let pod_keys: Vec<_> =
+            self.job_states.get(job).map(|state| state.pods.keys().cloned().collect()).unwrap_or_default();
+        pod_keys.iter().filter_map(|pod_key| self.recount_pod(job, pod_key)).collect()
     }
 
     /// Recounts the resources of a pod. It takes them on the node to which it is bound, or will be
     /// once the placement of its gang is decided.
-    fn recount_pod(&mut self, job: &JobId, slot: &Slot) -> Option<String> {
-        let family = self.families.get(job)?;
-        let pod = family.pods.get(slot)?;
-        let promised = self.promised(family, pod);
+    fn recount_pod(&mut self, job: &JobId, pod_key: &PodKey) -> Option<String> {
+        let state = self.job_states.get(job)?;
+        let pod = state.pods.get(pod_key)?;
+        let promised = self.promised(state, pod);
         // The resources promised to a pod of an ended attempt stay taken until the pod is gone: its
         // gate is lifted, so it may be bound or run, and its claim may get devices, before the
         // cache shows any of this. The cache may show the end of the job before it shows the lifted
         // gate.
-        let is_open = !pod.gated || family.own.released(&pod.uid);
+        let is_open = !pod.gated || state.writes.was_released(&pod.uid);
         let before = self.usage.share(&pod.uid).filter(|_| promised.is_none() && is_open);
         let promised = promised.map(|placed| (placed.node_name.as_str(), placed.gpus.as_slice()));
         let promised = promised.or(before.map(|share| (share.node.as_str(), share.gpus.as_slice())));
@@ -155,10 +155,10 @@ impl Index {
     }
 
     /// The placement of a pod according to the last decision.
-    fn promised<'a>(&'a self, family: &'a Family, pod: &PodView) -> Option<&'a PlacedNode> {
-        let job = self.jobs.get(family.key.as_ref()?)?;
+    fn promised<'a>(&'a self, state: &'a JobState, pod: &PodView) -> Option<&'a PlacedNode> {
+        let job = self.jobs.get(state.key.as_ref()?)?;
         let attempt = attempt_of(job);
-        let (attempt, placement) = match &family.assumed {
+        let (attempt, placement) = match &state.assumed {
             Some((attempt, placement)) => (*attempt, placement),
             None => (attempt, placement_of(job)?),
         };

@@ -91,57 +91,57 @@ fn gang_waits(priority: i32) -> Vec<Value> {
     items
 }
 
-fn nodes(verdict: &Verdict) -> Vec<&str> {
-    let placed = verdict.place.as_ref().unwrap();
+fn nodes(verdict: &PlacementVerdict) -> Vec<&str> {
+    let placed = verdict.placement.as_ref().unwrap();
     placed.status.nodes.iter().map(|node| node.node_name.as_str()).collect()
 }
 
 /// The message about the job ahead.
-fn words(verdict: &Verdict) -> String {
+fn ahead_message(verdict: &PlacementVerdict) -> String {
     verdict.ahead.as_ref().map(ToString::to_string).unwrap_or_default()
 }
 
 #[test]
-fn the_head_of_the_queue_holds_its_nodes_against_those_behind_it() {
-    let late = cluster(&gang_waits(0)).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
-    assert!(late.place.is_err(), "two nodes are free, and held");
-    assert_eq!(words(&late), "3 nodes are held for ns/gang, which is ahead in the queue");
+fn the_head_of_the_queue_reserves_its_nodes() {
+    let late = cluster(&gang_waits(0)).explain(&fresh("late", 1, json!({})), PreviousPlacement::Ignored).unwrap();
+    assert!(late.placement.is_err(), "two nodes are free but reserved");
+    assert_eq!(ahead_message(&late), "3 nodes are reserved for ns/gang, which is ahead in the queue");
     let class = json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "high"}, "value": 9});
     let mut items = gang_waits(0);
     items.push(class);
     let high = fresh("high", 1, json!({"template": {"spec": {"priorityClassName": "high"}}}));
     assert_eq!(
-        nodes(&cluster(&items).look(&high, Earlier::Forgotten).unwrap()),
+        nodes(&cluster(&items).explain(&high, PreviousPlacement::Ignored).unwrap()),
         ["n2"],
-        "what comes first is not held up"
+        "a job ahead is not delayed"
     );
 }
 
 #[test]
-fn what_could_never_run_holds_nothing() {
+fn a_job_that_can_never_run_reserves_nothing() {
     let mut items = gang_waits(0);
     items.retain(|item| item["metadata"]["name"] != "n3");
-    let late = cluster(&items).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
-    assert_eq!((nodes(&late), words(&late)), (vec!["n2"], String::new()));
+    let late = cluster(&items).explain(&fresh("late", 1, json!({})), PreviousPlacement::Ignored).unwrap();
+    assert_eq!((nodes(&late), ahead_message(&late)), (vec!["n2"], String::new()));
 }
 
 #[test]
-fn only_as_many_nodes_are_held_as_have_to_be() {
+fn only_as_many_nodes_are_reserved_as_needed() {
     let mut items = gang_waits(0);
     items.extend(["n4", "n5"].map(node));
     items.push(job("other", 2, "2026-01-01T00:00:00Z", placed(&["n4", "n5"])));
     items.extend(["n4", "n5"].iter().enumerate().map(|(rank, node)| pod("other", rank, Some(node), 0)));
-    let late = cluster(&items).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
-    assert_eq!(words(&late), "3 nodes are held for ns/gang, which is ahead in the queue");
+    let late = cluster(&items).explain(&fresh("late", 1, json!({})), PreviousPlacement::Ignored).unwrap();
+    assert_eq!(ahead_message(&late), "3 nodes are reserved for ns/gang, which is ahead in the queue");
     // A sixth node is not reserved.
     items.push(node("n6"));
     items.push(node("n7"));
-    let late = cluster(&items).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
+    let late = cluster(&items).explain(&fresh("late", 1, json!({})), PreviousPlacement::Ignored).unwrap();
     assert_eq!(nodes(&late), ["n7"], "the gang has n2, n3 and n6");
 }
 
 #[test]
-fn as_few_jobs_as_possible_of_the_lowest_priority_give_way() {
+fn the_fewest_jobs_of_the_lowest_priority_are_preempted() {
     let mut items: Vec<Value> = ["n1", "n2", "n3", "n4"].map(node).into();
     let mut runs = |name: &str, on: &[&str], priority: i32, created: &str| {
         items.push(job(name, on.len(), created, placed(on)));
@@ -153,23 +153,23 @@ fn as_few_jobs_as_possible_of_the_lowest_priority_give_way() {
     runs("high", &["n4"], 9, "2026-01-01T00:00:00Z");
     let class = |name: &str, value: i32| json!({"kind": "PriorityClass", "metadata": {"name": name}, "value": value});
     items.extend([class("seven", 7), class("low", 0)]);
-    let ask = |nodes: usize, class: &str, policy: &str| {
+    let explain = |nodes: usize, class: &str, policy: &str| {
         let spec = json!({
             "template": {"spec": {"priorityClassName": class}}, "topologyPolicy": {"preemption": policy},
         });
-        cluster(&items).look(&fresh("new", nodes, spec), Earlier::Forgotten).unwrap()
+        cluster(&items).explain(&fresh("new", nodes, spec), PreviousPlacement::Ignored).unwrap()
     };
-    assert_eq!(ask(1, "seven", "LowerPriority").victims, ["ns/lowest"]);
-    let mut two = ask(2, "seven", "LowerPriority").victims;
+    assert_eq!(explain(1, "seven", "LowerPriority").victims, ["ns/lowest"]);
+    let mut two = explain(2, "seven", "LowerPriority").victims;
     two.sort();
     assert_eq!(two, ["ns/lowest", "ns/middle-young"]);
-    assert!(ask(4, "seven", "LowerPriority").victims.is_empty(), "it would not fit then either");
-    assert!(ask(1, "seven", "Never").victims.is_empty());
-    assert!(ask(1, "low", "LowerPriority").victims.is_empty());
+    assert!(explain(4, "seven", "LowerPriority").victims.is_empty(), "preemption would not help");
+    assert!(explain(1, "seven", "Never").victims.is_empty());
+    assert!(explain(1, "low", "LowerPriority").victims.is_empty());
 }
 
 #[test]
-fn a_gang_that_starts_again_keeps_its_gpus_until_it_finds_no_place() {
+fn a_restarting_gang_keeps_its_gpus_until_it_finds_no_placement() {
     let mut restarting = placed(&["n1", "n2"]);
     restarting["attempt"] = 2.into();
     restarting["placement"]["nodes"][0]["gpus"] = json!(["GPU-a"]);
@@ -188,19 +188,19 @@ fn a_gang_that_starts_again_keeps_its_gpus_until_it_finds_no_place() {
 }
 
 #[test]
-fn what_cannot_be_read_is_named() {
+fn invalid_objects_are_named() {
     let wrong = json!({"kind": "Node", "metadata": {"name": "n1"}, "spec": {"taints": 7}});
     let error = Cluster::of(&[wrong], Defaults::default(), Levels::default(), Timestamp::now()).err().unwrap();
     assert!(error.starts_with("items[0] (Node n1): invalid type: integer `7`"), "{error}");
     let report = json!({"kind": "GPUTopology", "metadata": {"name": "n1"}, "status": {"gpus": 7}});
     let cluster = cluster(&[node("n1"), report]);
-    assert!(matches!(&cluster.nodes()["n1"].machine, Some(Err(_))), "a report costs its own node only");
+    assert!(matches!(&cluster.nodes()["n1"].machine, Some(Err(_))), "an invalid report affects only its node");
 }
 
 /// Otherwise a tenant could idle a whole cluster with `numNodes` set to all nodes and a fabric that
 /// no node has.
 #[test]
-fn a_job_that_may_not_start_on_the_nodes_it_waits_for_holds_none() {
+fn a_job_that_must_not_start_on_its_nodes_reserves_none() {
     for (mode, holds) in [("Auto", true), ("Required", false)] {
         let mut items: Vec<Value> = ["n1", "n2"].map(node).into();
         for item in &mut items {
@@ -213,8 +213,8 @@ fn a_job_that_may_not_start_on_the_nodes_it_waits_for_holds_none() {
         all["spec"]["fabric"] = json!({"mode": mode});
         items.push(all);
         items.extend([pod("all", 0, None, 0), pod("all", 1, None, 0)]);
-        let verdict = cluster(&items).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
-        assert_eq!((verdict.ahead.is_some(), verdict.place.is_err()), (holds, holds), "{mode}: {verdict:?}");
+        let verdict = cluster(&items).explain(&fresh("late", 1, json!({})), PreviousPlacement::Ignored).unwrap();
+        assert_eq!((verdict.ahead.is_some(), verdict.placement.is_err()), (holds, holds), "{mode}: {verdict:?}");
     }
 }
 
@@ -226,22 +226,22 @@ fn preempting(change: impl Fn(&mut Vec<Value>)) -> Cluster {
     cluster(&items)
 }
 
-fn gives_way_to(cluster: &Cluster, namespace: &str) -> Option<String> {
-    cluster.index.families[&JobId { namespace: namespace.into(), uid: "small".into() }].gives_way_to.clone()
+fn preempted_by(cluster: &Cluster, namespace: &str) -> Option<String> {
+    cluster.index.job_states[&JobId { namespace: namespace.into(), uid: "small".into() }].preempted_by.clone()
 }
 
 #[test]
-fn a_priority_class_that_never_preempts_does_not_unless_that_is_meant_for_the_scheduler() {
-    assert_eq!(gives_way_to(&preempting(|_| {}), "ns").as_deref(), Some("ns/gang (priority 9)"));
+fn a_never_preempting_class_does_not_preempt_unless_it_is_a_gang_class() {
+    assert_eq!(preempted_by(&preempting(|_| {}), "ns").as_deref(), Some("ns/gang (priority 9)"));
     let mut never = preempting(|items| {
         for pod in &mut items[6..9] {
             (pod["spec"]["preemptionPolicy"], pod["spec"]["priorityClassName"]) = (json!("Never"), json!("polite"));
         }
     });
-    assert_eq!(gives_way_to(&never, "ns"), None);
+    assert_eq!(preempted_by(&never, "ns"), None);
     never.index.gang_classes.insert("polite".into());
-    never.queue();
-    assert_eq!(gives_way_to(&never, "ns").as_deref(), Some("ns/gang (priority 9)"));
+    never.fill_queue();
+    assert_eq!(preempted_by(&never, "ns").as_deref(), Some("ns/gang (priority 9)"));
 }
 
 /// Regression test: the status of a tenant's job named the projects of other tenants.
@@ -252,16 +252,16 @@ fn jobs_of_other_namespaces_are_not_named() {
             item["metadata"]["namespace"] = json!("theirs");
         }
     });
-    assert_eq!(gives_way_to(&cluster, "theirs").as_deref(), Some("ns/gang (priority 9)"), "a reader of all objects");
+    assert_eq!(preempted_by(&cluster, "theirs").as_deref(), Some("ns/gang (priority 9)"), "the reader has all objects");
     cluster.index.names_others = false;
     let small = JobId { namespace: "theirs".into(), uid: "small".into() };
-    cluster.index.families.get_mut(&small).unwrap().gives_way_in = None;
-    cluster.queue();
-    assert_eq!(gives_way_to(&cluster, "theirs").as_deref(), Some("a job of another namespace (priority 9)"));
+    cluster.index.job_states.get_mut(&small).unwrap().preempted_attempt = None;
+    cluster.fill_queue();
+    assert_eq!(preempted_by(&cluster, "theirs").as_deref(), Some("a job of another namespace (priority 9)"));
     let ahead = |cluster: &Cluster, namespace: &str| {
         let mut late = fresh("late", 1, json!({}));
         late.metadata.namespace = Some(namespace.into());
-        cluster.index.ahead_of(&late, cluster.now).map(|ahead| ahead.name)
+        cluster.index.job_ahead(&late, cluster.now).map(|ahead| ahead.name)
     };
     assert_eq!(ahead(&cluster, "theirs").as_deref(), Some("a job of another namespace"));
     assert_eq!(ahead(&cluster, "ns").as_deref(), Some("ns/gang"));

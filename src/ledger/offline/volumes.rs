@@ -20,7 +20,7 @@ pub(super) struct Storage {
 }
 
 impl Storage {
-    pub(super) fn take(&mut self, kind: &str, item: &Value) -> Result<(), Error> {
+    pub(super) fn add(&mut self, kind: &str, item: &Value) -> Result<(), Error> {
         let text = |path: &str| item.pointer(path).and_then(Value::as_str).unwrap_or_default().to_string();
         let name = (text("/metadata/namespace"), text("/metadata/name"));
         match kind {

@@ -18,7 +18,7 @@ pub struct Admitted {
     pub rules: Vec<Arc<NodeRules>>,
     /// Index into `rules` by node rank if the pods' rules differ: Kueue may pin each pod to a
     /// different node.
-    pub of_rank: Vec<usize>,
+    pub rule_of_rank: Vec<usize>,
 }
 
 impl Admitted {
@@ -37,11 +37,11 @@ impl Admitted {
                 rules.len() - 1
             })
         };
-        let mut of_rank: Vec<usize> = of_ranks.into_iter().map(&mut position).collect();
+        let mut rule_of_rank: Vec<usize> = of_ranks.into_iter().map(&mut position).collect();
         if rules.len() < 2 {
-            of_rank.clear();
+            rule_of_rank.clear();
         }
-        Admitted { requests, rules, of_rank }
+        Admitted { requests, rules, rule_of_rank }
     }
 
     /// Derives it from the template, for pods that do not exist yet.
@@ -63,7 +63,7 @@ impl Admitted {
             by_rank.insert(pod.node_rank, own.clone());
         }
         let Some(first) = by_rank.values().next().cloned() else { return Admitted::of_template(valid, status) };
-        let of_rank = |rank| by_rank.get(&rank).unwrap_or(&first).clone();
-        Admitted::new(requests, (0..valid.request.nodes).map(of_rank))
+        let rule_of_rank = |rank| by_rank.get(&rank).unwrap_or(&first).clone();
+        Admitted::new(requests, (0..valid.request.nodes).map(rule_of_rank))
     }
 }

@@ -22,12 +22,12 @@ pub fn allocation(job: &TrainJob, nodes: &BTreeMap<String, NodeView>) -> Option<
 /// created before a driver existed, or while all drivers were down.
 pub fn other(job: &TrainJob, nodes: &BTreeMap<String, NodeView>) -> Option<DeviceAllocation> {
     let chosen = job.status.as_ref()?.device_allocation?;
-    let is_given = |way| {
-        nodes.values().any(|node| match way {
+    let is_provided = |mechanism| {
+        nodes.values().any(|node| match mechanism {
             DeviceAllocation::Claims => node.offered.is_some(),
             DeviceAllocation::DevicePlugin => node.allocatable.get(GPU_RESOURCE) > 0,
             DeviceAllocation::Unknown => false,
         })
     };
-    allocation(job, nodes).filter(|now| *now != chosen && is_given(*now) && !is_given(chosen))
+    allocation(job, nodes).filter(|now| *now != chosen && is_provided(*now) && !is_provided(chosen))
 }

@@ -8,10 +8,10 @@ use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::{PlacedNode, conditions};
 
 /// Time within which a scheduler is expected to report on a pod.
-const HEARD_WITHIN: SignedDuration = SignedDuration::from_secs(10);
+const SCHEDULER_RESPONSE_TIME: SignedDuration = SignedDuration::from_secs(10);
 /// How long a gang keeps its nodes if no scheduler reports on its pods and its scheduler has never
 /// been observed.
-const UNHEARD_FOR: SignedDuration = SignedDuration::from_secs(60);
+const NO_SCHEDULER_TIMEOUT: SignedDuration = SignedDuration::from_secs(60);
 
 /// The current attempt and its pods.
 pub(super) struct Attempt<'a> {
@@ -41,7 +41,7 @@ impl<'a> Attempt<'a> {
         self.snapshot.rules.now
     }
 
-    pub fn lasted(&self) -> SignedDuration {
+    pub fn duration(&self) -> SignedDuration {
         let since = self.snapshot.job.status.as_ref().and_then(|status| status.attempt_time.as_ref());
         since.map(|since| self.now().duration_since(since.0)).unwrap_or_default()
     }
@@ -82,44 +82,42 @@ impl<'a> Attempt<'a> {
         let nodes = &self.snapshot.job.status.as_ref()?.placement.as_ref()?.nodes;
         let first = i32::try_from(node_rank * self.valid.request.processes_per_node).ok()?;
         // The list is written in rank order, but check the rank because a status can be edited.
-        let guess = nodes.get(node_rank as usize).filter(|node| node.first_rank == first);
-        guess.or_else(|| nodes.iter().find(|node| node.first_rank == first))
+        let by_rank = nodes.get(node_rank as usize).filter(|node| node.first_rank == first);
+        by_rank.or_else(|| nodes.iter().find(|node| node.first_rank == first))
     }
 
     /// Time limit for binding the gang.
     pub fn schedule_timeout(&self) -> SignedDuration {
-        let asked = SignedDuration::from_secs(self.snapshot.job.spec.gang_policy.schedule_timeout_seconds.into());
-        let asked = asked.min(self.snapshot.longest_schedule_timeout);
-        if !self.snapshot.scheduler_is_known && self.all(|pod| self.unheard(pod).is_some()) {
-            asked.min(UNHEARD_FOR)
+        let requested = SignedDuration::from_secs(self.snapshot.job.spec.gang_policy.schedule_timeout_seconds.into());
+        let requested = requested.min(self.snapshot.longest_schedule_timeout);
+        if !self.snapshot.scheduler_is_known && self.all(|pod| self.unresponsive_scheduler(pod).is_some()) {
+            requested.min(NO_SCHEDULER_TIMEOUT)
         } else {
-            asked
+            requested
         }
     }
 
     /// Message for an unbound pod that no scheduler has reported on. `None` if one has, or still
     /// has time to.
-    pub fn unheard(&self, pod: &PodView) -> Option<String> {
+    pub fn unresponsive_scheduler(&self, pod: &PodView) -> Option<String> {
         let is_silent = pod.node.is_none() && !pod.gated && pod.unschedulable.is_none();
-        let by = self.heard_by(self.placed_at()?);
-        (is_silent && clock::is_over(by, HEARD_WITHIN, self.now())).then(|| {
+        let by = self.scheduler_report_due(self.placed_at()?);
+        (is_silent && clock::is_over(by, SCHEDULER_RESPONSE_TIME, self.now())).then(|| {
             let name = self.valid.pod.spec.scheduler_name.as_deref().unwrap_or(DEFAULT_SCHEDULER);
             if self.snapshot.scheduler_is_known {
-                return format!("the scheduler {name} has not said anything of it yet");
+                return format!("the scheduler {name} has not reported on it yet");
             }
-            format!(
-                "no scheduler has said anything of it: is there one named {name} (spec.template.spec.schedulerName)?"
-            )
+            format!("no scheduler has reported on it: is there one named {name} (spec.template.spec.schedulerName)?")
         })
     }
 
     /// When an unresponsive scheduler is reported.
-    pub fn heard_by(&self, placed: Timestamp) -> Timestamp {
-        placed.saturating_add(HEARD_WITHIN).unwrap_or(Timestamp::MAX)
+    pub fn scheduler_report_due(&self, placed: Timestamp) -> Timestamp {
+        placed.saturating_add(SCHEDULER_RESPONSE_TIME).unwrap_or(Timestamp::MAX)
     }
 
     /// Deadline for the scheduler to bind the gang.
-    pub fn due(&self, placed: Timestamp) -> Timestamp {
+    pub fn schedule_deadline(&self, placed: Timestamp) -> Timestamp {
         placed.saturating_add(self.schedule_timeout()).unwrap_or(Timestamp::MAX)
     }
 }

@@ -1,25 +1,25 @@
 //! Nodes that failed a job. The job's status records them, so a new leader knows them too, and
 //! later attempts avoid them for a while.
 
-use super::question::Avoided;
+use super::placement_request::Avoided;
 use super::view::NodeView;
-use super::{clock, hindrance};
+use super::{blocker, clock};
 use crate::status::time;
 use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
 use switchyard_crds::{NodeFailure, TrainJobStatus};
 
 /// Maximum number of failed nodes that a job remembers.
-pub(super) const MOST: usize = 128;
+pub(super) const MAX_NODES: usize = 128;
 /// Pause after the first failure on a node.
 pub(super) const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(60);
 /// After this long without a failure, a node's pause starts again at its first value.
-const FORGOTTEN: SignedDuration = SignedDuration::from_secs(3600);
+const FORGET_AFTER: SignedDuration = SignedDuration::from_secs(3600);
 /// How long the status remembers a node. What other jobs conclude from it may apply for hours.
-const KEPT: SignedDuration = SignedDuration::from_hours(24);
+const KEPT_FOR: SignedDuration = SignedDuration::from_hours(24);
 /// Longest message that is kept, in characters.
-const LONGEST: usize = 240;
-const LONGEST_REASON: usize = 64;
+const MAX_MESSAGE: usize = 240;
+const MAX_REASON: usize = 64;
 
 /// The node stopped reporting.
 pub(super) const LOST: &str = "NodeLost";
@@ -69,40 +69,40 @@ pub fn evidence(reason: &str) -> Option<Evidence> {
 }
 
 /// Records node failures, newest last.
-pub(super) fn remember(known: &mut Vec<NodeFailure>, faults: impl IntoIterator<Item = NodeFault>, now: Timestamp) {
+pub(super) fn record_faults(known: &mut Vec<NodeFailure>, faults: impl IntoIterator<Item = NodeFault>, now: Timestamp) {
     let age = |failure: &NodeFailure| now.duration_since(failure.last_time.0);
-    known.retain(|failure| age(failure) < KEPT);
+    known.retain(|failure| age(failure) < KEPT_FOR);
     for NodeFault { node, reason, message } in faults {
-        let reason: String = reason.chars().take(LONGEST_REASON).collect();
+        let reason: String = reason.chars().take(MAX_REASON).collect();
         let before = known.iter().position(|failure| failure.node_name == node).map(|position| known.remove(position));
-        let before = before.filter(|before| before.reason == reason && age(before) < FORGOTTEN);
+        let before = before.filter(|before| before.reason == reason && age(before) < FORGET_AFTER);
         known.push(NodeFailure {
             count: before.map_or(1, |before| before.count.saturating_add(1)),
-            message: message.chars().take(LONGEST).collect(),
+            message: message.chars().take(MAX_MESSAGE).collect(),
             last_time: time(now),
             node_name: node,
             reason,
         });
     }
-    known.drain(..known.len().saturating_sub(MOST));
+    known.drain(..known.len().saturating_sub(MAX_NODES));
 }
 
 /// When the node's pause ends, and the longest possible pause. `None` if the node's health decides
 /// instead.
 fn until(failure: &NodeFailure) -> Option<(Timestamp, SignedDuration)> {
-    let (factor, longest): (i32, _) = match failure.reason.as_str() {
+    let (factor, max_pause): (i32, _) = match failure.reason.as_str() {
         LOST | OUT_OF_SERVICE | GONE => return None,
         // The scheduler's obstacle may be gone within a minute.
         UNSCHEDULABLE => (2, SignedDuration::from_secs(600)),
-        _ => (4, FORGOTTEN),
+        _ => (4, FORGET_AFTER),
     };
     let times = factor.saturating_pow(failure.count.clamp(1, 16).unsigned_abs() - 1);
-    let pause = FIRST_PAUSE.saturating_mul(times).min(longest);
-    Some((failure.last_time.0.saturating_add(pause).unwrap_or(Timestamp::MAX), longest))
+    let pause = FIRST_PAUSE.saturating_mul(times).min(max_pause);
+    Some((failure.last_time.0.saturating_add(pause).unwrap_or(Timestamp::MAX), max_pause))
 }
 
 fn is_avoided(failure: &NodeFailure, now: Timestamp) -> bool {
-    until(failure).is_some_and(|(until, longest)| !clock::is_over(until, longest, now))
+    until(failure).is_some_and(|(until, max_pause)| !clock::is_over(until, max_pause, now))
 }
 
 /// Nodes that the job's next attempts avoid, and why. A node that was registered again after its
@@ -112,19 +112,20 @@ pub fn avoided(
     nodes: &BTreeMap<String, NodeView>,
     now: Timestamp,
 ) -> BTreeMap<String, Avoided> {
-    let is_same =
-        |failure: &&NodeFailure| nodes.get(&failure.node_name).is_none_or(|node| node.was_there(failure.last_time.0));
-    let of = |failure: &NodeFailure| {
+    let still_registered =
+        |failure: &&NodeFailure| nodes.get(&failure.node_name).is_none_or(|node| node.existed_at(failure.last_time.0));
+    let avoidance_of = |failure: &NodeFailure| {
         let is_refusal = failure.reason == UNSCHEDULABLE;
-        let forgotten = failure.last_time.0.saturating_add(FORGOTTEN).unwrap_or(Timestamp::MAX);
+        let forgotten = failure.last_time.0.saturating_add(FORGET_AFTER).unwrap_or(Timestamp::MAX);
         let is_avoided = is_avoided(failure, now);
         let is_last_resort =
-            !is_avoided && !is_refusal && until(failure).is_some() && !clock::is_over(forgotten, FORGOTTEN, now);
-        let who = if is_refusal { "the scheduler refused it" } else { "a pod of this job could not start there" };
-        let why = format!("{who}: {}", failure.message);
-        (is_avoided || is_last_resort).then(|| (failure.node_name.clone(), Avoided { why, is_last_resort }))
+            !is_avoided && !is_refusal && until(failure).is_some() && !clock::is_over(forgotten, FORGET_AFTER, now);
+        let what_happened =
+            if is_refusal { "the scheduler refused it" } else { "a pod of this job could not start there" };
+        let reason = format!("{what_happened}: {}", failure.message);
+        (is_avoided || is_last_resort).then(|| (failure.node_name.clone(), Avoided { reason, is_last_resort }))
     };
-    status.node_failures.iter().filter(is_same).filter_map(of).collect()
+    status.node_failures.iter().filter(still_registered).filter_map(avoidance_of).collect()
 }
 
 /// When the first of the avoided nodes may be used again.
@@ -134,12 +135,12 @@ pub fn next(status: &TrainJobStatus, now: Timestamp) -> Option<Timestamp> {
 }
 
 /// The scheduler's message without its preemption details, and the field that it refers to.
-pub(super) fn words(message: &str) -> String {
+pub(super) fn scheduler_message(message: &str) -> String {
     let end = [" still not schedulable", " preemption:"].iter().filter_map(|part| message.find(part)).min();
-    let said: String = message[..end.unwrap_or(message.len())].chars().take(LONGEST).collect();
-    match hindrance::field_of(&said) {
-        Some(field) => format!("{said} ({field})"),
-        None => said,
+    let message_text: String = message[..end.unwrap_or(message.len())].chars().take(MAX_MESSAGE).collect();
+    match blocker::field_of(&message_text) {
+        Some(field) => format!("{message_text} ({field})"),
+        None => message_text,
     }
 }
 
@@ -160,20 +161,20 @@ mod tests {
     fn pauses(reason: &str) -> Vec<i64> {
         let (mut status, mut now, mut pauses) = (TrainJobStatus::default(), 0, Vec::new());
         for _ in 0..7 {
-            remember(&mut status.node_failures, [fault("n", reason)], at(now));
+            record_faults(&mut status.node_failures, [fault("n", reason)], at(now));
             assert!(!avoided(&status, &BTreeMap::new(), at(now))["n"].is_last_resort);
             let until = next(&status, at(now)).unwrap();
             pauses.push(until.duration_since(at(now)).as_secs());
             now = until.as_second();
             assert_eq!(next(&status, at(now)), None);
         }
-        remember(&mut status.node_failures, [fault("n", reason)], at(now + 3600));
+        record_faults(&mut status.node_failures, [fault("n", reason)], at(now + 3600));
         assert_eq!(next(&status, at(now + 3600)), Some(at(now + 3660)), "forgotten after an hour");
         pauses
     }
 
     #[test]
-    fn a_pause_grows_with_each_failure_and_an_old_one_is_forgotten() {
+    fn pauses_grow_with_each_failure_and_old_failures_are_forgotten() {
         assert_eq!(pauses(UNSCHEDULABLE), [60, 120, 240, 480, 600, 600, 600]);
         assert_eq!(pauses("UnexpectedAdmissionError")[..4], [60, 240, 960, 3600]);
     }
@@ -182,12 +183,12 @@ mod tests {
     fn a_node_that_started_nothing_is_the_last_resort_for_an_hour() {
         let mut status = TrainJobStatus::default();
         let all = [fault("ill", "FailedCreatePodSandBox"), fault("full", UNSCHEDULABLE), fault("dead", LOST)];
-        remember(&mut status.node_failures, all, at(0));
-        let firm = |why: &str| Avoided { why: why.into(), is_last_resort: false };
+        record_faults(&mut status.node_failures, all, at(0));
+        let firm = |reason: &str| Avoided { reason: reason.into(), is_last_resort: false };
         let ill = "a pod of this job could not start there: no";
         let both = [("ill".to_string(), firm(ill)), ("full".to_string(), firm("the scheduler refused it: no"))];
         assert_eq!(avoided(&status, &BTreeMap::new(), at(59)), both.into());
-        let last = Avoided { why: ill.into(), is_last_resort: true };
+        let last = Avoided { reason: ill.into(), is_last_resort: true };
         assert_eq!(avoided(&status, &BTreeMap::new(), at(60)), [("ill".to_string(), last)].into());
         assert_eq!(avoided(&status, &BTreeMap::new(), at(3600)), BTreeMap::new());
         let again = NodeView { registered: Some(at(1)), ..NodeView::default() };
@@ -198,22 +199,22 @@ mod tests {
     #[test]
     fn the_status_remembers_the_newest_failures_for_a_day() {
         let mut known = Vec::new();
-        remember(&mut known, (0..MOST + 2).map(|node| fault(&node.to_string(), LOST)), at(0));
-        assert_eq!((known.len(), known[0].node_name.as_str()), (MOST, "2"));
-        remember(&mut known, [fault("2", LOST)], at(1));
+        record_faults(&mut known, (0..MAX_NODES + 2).map(|node| fault(&node.to_string(), LOST)), at(0));
+        assert_eq!((known.len(), known[0].node_name.as_str()), (MAX_NODES, "2"));
+        record_faults(&mut known, [fault("2", LOST)], at(1));
         assert_eq!(known.last().map(|last| (last.node_name.as_str(), last.count)), Some(("2", 2)));
-        remember(&mut known, [], at(86_400));
+        record_faults(&mut known, [], at(86_400));
         assert_eq!(known.len(), 1);
     }
 
     #[test]
-    fn the_words_are_those_about_the_node() {
+    fn the_message_keeps_only_the_part_about_the_node() {
         let rest = "still not schedulable, preemption: 0/3 nodes are available.";
         let message = format!("0/3 nodes are available: 1 cannot allocate all claims. {rest}");
-        assert_eq!(words(&message), "0/3 nodes are available: 1 cannot allocate all claims.");
+        assert_eq!(scheduler_message(&message), "0/3 nodes are available: 1 cannot allocate all claims.");
         let message = "0/3 nodes are available: 1 node(s) didn't match pod anti-affinity rules. preemption: 0/3 nodes are available.";
         let field = "spec.template.spec.affinity.podAntiAffinity";
-        let said = "0/3 nodes are available: 1 node(s) didn't match pod anti-affinity rules.";
-        assert_eq!(words(message), format!("{said} ({field})"));
+        let message_text = "0/3 nodes are available: 1 node(s) didn't match pod anti-affinity rules.";
+        assert_eq!(scheduler_message(message), format!("{message_text} ({field})"));
     }
 }

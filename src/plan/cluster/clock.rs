@@ -30,7 +30,7 @@ fn placed_limit_ends(job: &TrainJob) -> Option<Timestamp> {
 
 /// Whether a job runs longer than the queue relied on, because its limit was raised after it was
 /// placed.
-pub fn breaks_promise(job: &TrainJob, now: Timestamp) -> bool {
+pub fn exceeds_placed_limit(job: &TrainJob, now: Timestamp) -> bool {
     placed_limit_ends(job).is_some_and(|end| end <= now && deadline(job).is_none_or(|deadline| deadline > end))
 }
 
@@ -45,11 +45,11 @@ pub(super) fn is_over(end: Timestamp, longest: SignedDuration, now: Timestamp) -
 }
 
 /// Age from which a report is stale. An agent renews its report every ten minutes.
-const OLD: SignedDuration = SignedDuration::from_mins(30);
+const STALE_AFTER: SignedDuration = SignedDuration::from_mins(30);
 
 /// True if a report observed at that time is stale.
-pub fn is_old(observed: Timestamp, now: Timestamp) -> bool {
-    now.duration_since(observed) > OLD
+pub fn is_stale(observed: Timestamp, now: Timestamp) -> bool {
+    now.duration_since(observed) > STALE_AFTER
 }
 
 /// When an event was last seen, from whichever timestamp field its sender set.
@@ -69,6 +69,6 @@ mod tests {
         for (left, over) in [(-3600, true), (0, true), (1, false), (10, false), (70, false), (71, true), (3600, true)] {
             assert_eq!(is_over(now + SignedDuration::from_secs(left), pause, now), over, "{left} s left");
         }
-        assert!(!is_over(Timestamp::MAX, SignedDuration::MAX, now), "no longest pause");
+        assert!(!is_over(Timestamp::MAX, SignedDuration::MAX, now), "without an upper bound");
     }
 }

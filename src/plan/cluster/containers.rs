@@ -11,7 +11,7 @@ use switchyard_worker_contract::termination::Termination;
 pub(super) const OUT_OF_MEMORY: &str = "OOMKilled";
 
 /// Maximum length of a quoted termination message, in characters.
-const LAST_WORDS: usize = 200;
+const MAX_LAST_LINE: usize = 200;
 
 /// How a container ended.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -35,7 +35,7 @@ impl Ended {
     }
 
     /// The worker's own report of its exit, if the termination message contains one.
-    pub fn account(&self) -> Option<Termination> {
+    pub fn worker_report(&self) -> Option<Termination> {
         Termination::parse(&self.message)
     }
 }
@@ -59,8 +59,8 @@ impl InitContainer {
     /// The init container that currently keeps the trainer of this pod from starting.
     pub(super) fn of(pod: &Pod) -> Option<InitContainer> {
         let statuses = pod.status.as_ref()?.init_container_statuses.as_deref()?;
-        let must_end: Vec<&ContainerStatus> = statuses.iter().filter(|status| !is_sidecar(pod, &status.name)).collect();
-        must_end.iter().enumerate().find_map(|(at, status)| {
+        let blocking: Vec<&ContainerStatus> = statuses.iter().filter(|status| !is_sidecar(pod, &status.name)).collect();
+        blocking.iter().enumerate().find_map(|(at, status)| {
             let state = match status.state.clone()? {
                 ContainerState { running: Some(running), .. } => {
                     InitState::Running { since: running.started_at.map(|time| time.0) }
@@ -70,7 +70,7 @@ impl InitContainer {
                 }
                 _ => return None,
             };
-            Some(InitContainer { name: status.name.clone(), position: (at + 1, must_end.len()), state })
+            Some(InitContainer { name: status.name.clone(), position: (at + 1, blocking.len()), state })
         })
     }
 
@@ -101,13 +101,13 @@ fn failed(ended: &Ended) -> String {
     if ended.reason == OUT_OF_MEMORY {
         return format!("ran out of memory ({OUT_OF_MEMORY})");
     }
-    format!("failed with exit code {}{}", ended.code, last_words(&ended.message))
+    format!("failed with exit code {}{}", ended.code, last_line(&ended.message))
 }
 
 /// The last line of a termination message, after a colon; empty if there is none.
-pub(super) fn last_words(message: &str) -> String {
+pub(super) fn last_line(message: &str) -> String {
     let last = message.trim().lines().last().unwrap_or_default().trim();
-    let last: String = last.chars().take(LAST_WORDS).collect();
+    let last: String = last.chars().take(MAX_LAST_LINE).collect();
     if last.is_empty() { last } else { format!(": {last}") }
 }
 
@@ -116,26 +116,26 @@ pub(super) fn last_words(message: &str) -> String {
 pub struct Sidecar {
     pub name: String,
     /// `ended with exit code 1`.
-    pub what: String,
+    pub description: String,
 }
 
 impl Sidecar {
     /// Sidecars of a pod that do not run.
-    pub(super) fn stopped(pod: &Pod) -> Vec<Sidecar> {
+    pub(super) fn not_running(pod: &Pod) -> Vec<Sidecar> {
         let Some(status) = &pod.status else { return Vec::new() };
         let native = status.init_container_statuses.iter().flatten().filter(|status| is_sidecar(pod, &status.name));
         let others = status.container_statuses.iter().flatten().filter(|status| status.name != TRAINER);
         let stopped = |status: &ContainerStatus| {
             let ended = |ended: &ContainerStateTerminated| format!("exit code {}", ended.exit_code);
-            let what = match status.state.as_ref()? {
+            let description = match status.state.as_ref()? {
                 ContainerState { terminated: Some(last), .. } => format!("ended with {}", ended(last)),
                 ContainerState { waiting: Some(waiting), .. } => {
                     let last = status.last_state.as_ref()?.terminated.as_ref()?;
-                    format!("ended with {} ({})", ended(last), waiting.reason.as_deref().unwrap_or("it starts again"))
+                    format!("ended with {} ({})", ended(last), waiting.reason.as_deref().unwrap_or("it restarts"))
                 }
                 _ => return None,
             };
-            Some(Sidecar { name: status.name.clone(), what })
+            Some(Sidecar { name: status.name.clone(), description })
         };
         native.chain(others).filter_map(stopped).collect()
     }
@@ -143,10 +143,10 @@ impl Sidecar {
     /// Sentence about the first of these, with the pod's name. `None` if all run.
     pub(super) fn sentence<'a>(pods: impl Iterator<Item = (&'a str, &'a [Sidecar])>) -> Option<String> {
         let mut stopped = pods.flat_map(|(pod, sidecars)| sidecars.iter().map(move |sidecar| (pod, sidecar)));
-        let (pod, Sidecar { name, what }) = stopped.next()?;
+        let (pod, Sidecar { name, description }) = stopped.next()?;
         let more = stopped.count();
         let more = if more > 0 { format!(", and {more} more sidecar{}", plural(more as u64)) } else { String::new() };
-        Some(format!("sidecar {name} of pod {pod} {what}{more}"))
+        Some(format!("sidecar {name} of pod {pod} {description}{more}"))
     }
 }
 

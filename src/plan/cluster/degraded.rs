@@ -13,7 +13,7 @@ pub(super) fn report(
     draft: &mut Draft<'_>,
 ) -> Option<EventDraft> {
     let nodes = placement.map(|placement| placement.nodes.as_slice()).unwrap_or_default();
-    let worse: Vec<String> = attempt
+    let degraded_pods: Vec<String> = attempt
         .snapshot
         .actual
         .iter()
@@ -24,16 +24,22 @@ pub(super) fn report(
             Some(format!("pod {rank} on {}: {what}", planned.node_name))
         })
         .collect();
-    let was = draft.next.condition(conditions::PLACEMENT_DEGRADED).map(|c| c.status.clone());
-    let Some(first) = worse.first() else {
-        if was.is_some_and(|was| was == "True") {
-            let text = "all pods have GPUs that are worth those of the plan".to_string();
+    let previous_state = draft.next.condition(conditions::PLACEMENT_DEGRADED).map(|c| c.status.clone());
+    let Some(first) = degraded_pods.first() else {
+        if previous_state.is_some_and(|previous_state| previous_state == "True") {
+            let text = "all pods have GPUs as good as planned".to_string();
             draft.condition(conditions::PLACEMENT_DEGRADED, "False", "AsPlanned", text);
         }
         return None;
     };
-    let others = if worse.len() > 1 { format!("; so have {} other pods", worse.len() - 1) } else { String::new() };
+    let others = if degraded_pods.len() > 1 {
+        format!("; {} other pods are affected too", degraded_pods.len() - 1)
+    } else {
+        String::new()
+    };
     let text = format!("{first}{others}");
     draft.condition(conditions::PLACEMENT_DEGRADED, "True", "OtherDevices", text.clone());
-    was.is_none_or(|was| was != "True").then(|| EventDraft::warning(events::DEGRADED, text))
+    previous_state
+        .is_none_or(|previous_state| previous_state != "True")
+        .then(|| EventDraft::warning(events::DEGRADED, text))
 }

@@ -28,9 +28,10 @@ impl Draft<'_> {
     /// read last.
     pub(super) fn newest_figures(&mut self, snapshot: &JobSnapshot<'_>, pods: &[&PodView]) {
         let ended = pods.iter().find(|pod| pod.node_rank == 0).and_then(|pod| pod.ended.as_ref());
-        let account = ended.and_then(|ended| ended.account()).and_then(|account| account.summary);
+        let worker_report =
+            ended.and_then(|ended| ended.worker_report()).and_then(|worker_report| worker_report.summary);
         let at = ended.and_then(|ended| ended.at).unwrap_or(snapshot.rules.now);
-        if let Some(summary) = account.as_ref().or(snapshot.summary) {
+        if let Some(summary) = worker_report.as_ref().or(snapshot.summary) {
             self.figures(summary, time(at).0);
         }
     }
@@ -63,10 +64,10 @@ impl Draft<'_> {
         // A message from whatever else gates the pods is news about the job itself, not about room.
         let waits_for_room = reason_of(&self.next, conditions::SUCCEEDED) == Some(Stage::Queued.reason())
             && reason_of(&self.next, conditions::PLACED) != Some(conditions::GATED);
-        let period = if waits_for_room { waiting_period(snapshot.waiting) } else { FIGURES_PERIOD };
+        let period = if waits_for_room { waiting_period(snapshot.queue_length) } else { FIGURES_PERIOD };
         let due = snapshot.status_written.map(|written| written.saturating_add(period).unwrap_or(Timestamp::MAX));
         match due {
-            Some(due) if !clock::is_over(due, period, snapshot.rules.now) && !major(previous, &self.next) => {
+            Some(due) if !clock::is_over(due, period, snapshot.rules.now) && !is_major_change(previous, &self.next) => {
                 result.wake_at(due)
             }
             _ => result.status = Some(self.next),
@@ -77,7 +78,7 @@ impl Draft<'_> {
 
 /// True if more than figures changed: the stage, a condition, the attempt, the placement, the
 /// restarts, or the last pod is gone and its resources are free.
-pub fn major(previous: Option<&TrainJobStatus>, next: &TrainJobStatus) -> bool {
+pub fn is_major_change(previous: Option<&TrainJobStatus>, next: &TrainJobStatus) -> bool {
     let Some(previous) = previous else { return true };
     let is_empty = |status: &TrainJobStatus| status.nodes.as_ref().is_none_or(|nodes| nodes.active == 0);
     let verdicts = |status: &TrainJobStatus| {

@@ -12,13 +12,13 @@ pub enum Excluded {
     #[error("{0}")]
     Unfit(eligible::Unfit),
     /// Not enough of a resource.
-    #[error("{name}: {} free, {} asked for", Resources::amount(name, *free), Resources::amount(name, *need))]
+    #[error("{name}: {} free, {} requested", Resources::amount(name, *free), Resources::amount(name, *requested))]
     Short {
         name: String,
         /// Free amount, in thousandths.
         free: i64,
         /// Requested amount, in thousandths.
-        need: i64,
+        requested: i64,
     },
     #[error("{free} of {all} GPUs free")]
     Gpus { free: u32, all: u32 },
@@ -35,7 +35,7 @@ pub enum Excluded {
     NoReport,
     /// The job avoids this node.
     #[error("{0}")]
-    LeftOut(String),
+    Avoided(String),
     /// No DRA driver offers its GPUs.
     #[error("no ResourceSlice offers its GPUs")]
     NoSlice,

@@ -1,7 +1,7 @@
 //! The fabric of a gang: device requests before its pods exist, and settings once it is placed.
 
-use super::clock::is_old;
-use super::question::{PlacementRules, Question};
+use super::clock::is_stale;
+use super::placement_request::{PlacementRequest, PlacementRules};
 use super::view::NodeView;
 use crate::eligible::{self, NodeRules};
 use crate::job::ValidJob;
@@ -24,7 +24,7 @@ use switchyard_fabric::{self as fabric, FabricRefusal, FabricRequest, Gang, Memb
 
 /// Fabric decisions for a placed gang.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Decided {
+pub struct FabricDecisions {
     /// For the status of the job.
     pub status: FabricStatus,
     /// NCCL's predicted behaviour between the ranks, in full.
@@ -35,7 +35,7 @@ pub struct Decided {
 
 /// Resources that the pods of a new attempt need to reach the fabric. `None` if the job does not
 /// use one.
-pub fn before(
+pub fn pod_resources(
     job: &TrainJob,
     valid: &ValidJob,
     defaults: &objects::Defaults,
@@ -50,8 +50,8 @@ pub fn before(
         return Some(FabricStatus::default());
     }
     let rules = NodeRules::of(&valid.pod.spec);
-    let may_run = |node: &&NodeView| node.gpus() >= gpus && eligible::may_run(&rules, &node.facts).is_ok();
-    let sites: Vec<Site<'_>> = nodes.values().filter(may_run).map(site).collect();
+    let can_run = |node: &&NodeView| node.gpus() >= gpus && eligible::can_run(&rules, &node.facts).is_ok();
+    let sites: Vec<Site<'_>> = nodes.values().filter(can_run).map(site).collect();
     let profile = defaults.fabric_profile.as_ref().or_else(|| profile::detect(sites.iter().copied()));
     // Exclude devices that an earlier attempt requested.
     let requests = valid.pod.requests(None);
@@ -70,11 +70,11 @@ fn site(node: &NodeView) -> Site<'_> {
 /// # Errors
 /// The job must not start on the fabric of these nodes.
 pub fn decide(
-    question: &Question<'_>,
+    request: &PlacementRequest<'_>,
     nodes: &BTreeMap<String, NodeView>,
     placement: &PlacementStatus,
-) -> Result<Option<Decided>, FabricRefusal> {
-    let Question { job, valid, rules: PlacementRules { defaults, now, .. }, .. } = *question;
+) -> Result<Option<FabricDecisions>, FabricRefusal> {
+    let PlacementRequest { job, valid, rules: PlacementRules { defaults, now, .. }, .. } = *request;
     let gpus = valid.pod.gpus;
     let framework = job.spec.trainer.framework;
     // Without GPUs our own engine uses TCP and shared memory, which need no settings.
@@ -84,7 +84,7 @@ pub fn decide(
     let spec = objects::pod(job, valid, defaults, 1, 0).spec.unwrap_or_default();
     let nothing = Resources::default();
     let views: Vec<Option<&NodeView>> = placement.nodes.iter().map(|placed| nodes.get(&placed.node_name)).collect();
-    let profile = of_nodes(defaults.fabric_profile.as_ref(), &views);
+    let profile = profile_for(defaults.fabric_profile.as_ref(), &views);
     let positions: Vec<Vec<usize>> = placement
         .nodes
         .iter()
@@ -96,7 +96,7 @@ pub fn decide(
         })
         .collect();
     let members = placement.nodes.iter().zip(&views).zip(&positions).map(|((placed, view), gpus)| {
-        let (silence, is_old) = silence(*view, now);
+        let (silence, is_old) = report_problem(*view, now);
         Member {
             name: &placed.node_name,
             facts: view.and_then(|view| view.described()).map(|machine| &*machine.facts),
@@ -109,7 +109,7 @@ pub fn decide(
     let gang = Gang {
         framework,
         mode: job.spec.fabric.mode,
-        own: own(job, &spec),
+        own: user_env(job, &spec),
         pod: &spec,
         gpus,
         processes: valid.request.processes_per_node,
@@ -121,9 +121,9 @@ pub fn decide(
     let is_checked = job.spec.fabric.preflight.mode != PreflightMode::None;
     let checked = is_checked.then(|| preflight::run(&gang, &decisions));
     let (preflight, blamed) = checked.map(|checked| (checked.status, checked.blamed)).unzip();
-    let before = job.status.as_ref().and_then(|status| status.fabric.clone()).unwrap_or_default();
+    let previous = job.status.as_ref().and_then(|status| status.fabric.clone()).unwrap_or_default();
     let forecast = forecast_of(&gang);
-    let transport = gang.transport().or_else(|| forecast.as_ref().and_then(within));
+    let transport = gang.transport().or_else(|| forecast.as_ref().and_then(single_node_transport));
     let summary = summary(transport, forecast.as_ref(), placement);
     let gpu_direct = forecast.as_ref().filter(|_| transport == Some(Transport::RDMA)).and_then(gpu_direct);
     let profile = profile.map(|profile| profile.name.clone());
@@ -136,9 +136,9 @@ pub fn decide(
         profile,
         decisions,
         preflight,
-        ..before
+        ..previous
     };
-    Ok(Some(Decided { status, forecast, blamed: blamed.unwrap_or_default() }))
+    Ok(Some(FabricDecisions { status, forecast, blamed: blamed.unwrap_or_default() }))
 }
 
 /// Predicts NCCL's behaviour between the ranks. `None` if a node has no report, or there are no
@@ -162,7 +162,7 @@ fn gpu_direct(forecast: &Forecast) -> Option<GpuDirect> {
 }
 
 /// Transport inside the job's only node.
-fn within(forecast: &Forecast) -> Option<Transport> {
+fn single_node_transport(forecast: &Forecast) -> Option<Transport> {
     Some(match forecast.summary.within.last()? {
         IntraNode::NvLink | IntraNode::C2c => Transport::NVLink,
         IntraNode::Pcie => Transport::PCIe,
@@ -171,20 +171,20 @@ fn within(forecast: &Forecast) -> Option<Transport> {
 }
 
 /// Why a node has no usable report, and whether its report is stale.
-fn silence(view: Option<&NodeView>, now: Timestamp) -> (&str, bool) {
+fn report_problem(view: Option<&NodeView>, now: Timestamp) -> (&str, bool) {
     match view.map(|view| view.machine.as_ref()) {
         None => ("the node is gone", false),
         Some(None) => ("no node agent reports it", false),
         Some(Some(Err(why))) => (why, false),
-        Some(Some(Ok(machine))) => match machine.observed.is_some_and(|at| is_old(at, now)) {
-            true => ("its node agent is silent, and its report more than half an hour old", true),
+        Some(Some(Ok(machine))) => match machine.observed.is_some_and(|at| is_stale(at, now)) {
+            true => ("its node agent is silent, and its report is more than half an hour old", true),
             false => ("", false),
         },
     }
 }
 
 /// Why a job that enforces its preflight must not start, `None` if it may.
-pub fn enforced(job: &TrainJob, decided: Option<&Decided>) -> Option<FabricRefusal> {
+pub fn preflight_refusal(job: &TrainJob, decided: Option<&FabricDecisions>) -> Option<FabricRefusal> {
     let decided = decided.filter(|_| job.spec.fabric.preflight.mode == PreflightMode::Enforce)?;
     let why = preflight::blocking(decided.status.preflight.as_ref()?)?;
     Some(FabricRefusal { why, ranks: decided.blamed.clone() })
@@ -194,8 +194,8 @@ pub fn enforced(job: &TrainJob, decided: Option<&Decided>) -> Option<FabricRefus
 fn summary(transport: Option<Transport>, forecast: Option<&Forecast>, placement: &PlacementStatus) -> Option<String> {
     let inside = forecast.filter(|forecast| !forecast.summary.within.is_empty());
     let inside = inside.map(|forecast| {
-        let words: Vec<String> = forecast.summary.within.iter().map(ToString::to_string).collect();
-        format!("{} inside nodes", words.join(", else "))
+        let links: Vec<String> = forecast.summary.within.iter().map(ToString::to_string).collect();
+        format!("{} inside nodes", links.join(", else "))
     });
     let nics = placement.nodes.first().map_or(0, |node| node.shape.nics.len());
     let between = transport.filter(|_| placement.nodes.len() > 1).map(|transport| {
@@ -217,41 +217,41 @@ fn summary(transport: Option<Transport>, forecast: Option<&Forecast>, placement:
 }
 
 /// The administrator's profile, else the built-in profile that fits these nodes.
-fn of_nodes<'a>(own: Option<&'a Profile>, views: &[Option<&NodeView>]) -> Option<&'a Profile> {
+fn profile_for<'a>(configured: Option<&'a Profile>, views: &[Option<&NodeView>]) -> Option<&'a Profile> {
     let sites: Option<Vec<Site<'_>>> = views.iter().map(|view| view.map(site)).collect();
-    own.or_else(|| profile::detect(sites?))
+    configured.or_else(|| profile::detect(sites?))
 }
 
 /// The user's own trainer environment, from the template and `trainer.env`, without the variables
 /// that we add.
-fn own<'a>(job: &'a TrainJob, spec: &'a PodSpec) -> BTreeMap<&'a str, Option<&'a str>> {
+fn user_env<'a>(job: &'a TrainJob, spec: &'a PodSpec) -> BTreeMap<&'a str, Option<&'a str>> {
     let template = job.spec.template.as_ref().and_then(|template| template.spec.as_ref());
     let trainer = template.and_then(|spec| spec.containers.iter().find(|container| container.name == TRAINER));
-    let of_template = trainer.into_iter().flat_map(|trainer| trainer.env.iter().flatten());
-    let names = of_template
+    let template_env = trainer.into_iter().flat_map(|trainer| trainer.env.iter().flatten());
+    let names = template_env
         .map(|entry| entry.name.as_str())
         .chain(job.spec.trainer.env.iter().map(|entry| entry.name.as_str()));
     let names: Vec<&str> = names.collect();
     let merged = spec.containers.iter().find(|container| container.name == TRAINER);
     let merged = merged.into_iter().flat_map(|trainer| trainer.env.iter().flatten());
-    let own = merged.filter(|entry| names.contains(&entry.name.as_str()));
-    own.map(|entry| (entry.name.as_str(), entry.value.as_deref())).collect()
+    let user_env = merged.filter(|entry| names.contains(&entry.name.as_str()));
+    user_env.map(|entry| (entry.name.as_str(), entry.value.as_deref())).collect()
 }
 
 /// Writes the findings of blocking checks to the job's status.
-pub(super) fn report_findings(draft: &mut Draft<'_>, decided: Option<Decided>) {
+pub(super) fn report_findings(draft: &mut Draft<'_>, decided: Option<FabricDecisions>) {
     draft.next.fabric.get_or_insert_default().preflight = decided.and_then(|decided| decided.status.preflight);
 }
 
 /// Writes the fabric decisions to the status.
-pub(super) fn report(draft: &mut Draft<'_>, decided: Option<Decided>) {
+pub(super) fn report(draft: &mut Draft<'_>, decided: Option<FabricDecisions>) {
     let decided = decided.map(|decided| decided.status);
     if let Some(fabric) = &decided {
         let count = |outcome: DecisionOutcome| fabric.decisions.iter().filter(|d| d.outcome == outcome).count();
         let (set, user, left) =
             (count(DecisionOutcome::Set), count(DecisionOutcome::User), count(DecisionOutcome::NotSet));
-        let over = fabric.summary.clone().unwrap_or_else(|| "nothing is known of the fabric".into());
-        let mut text = format!("{over}; {set} settings derived, {user} of the user's own, {left} left alone");
+        let over = fabric.summary.clone().unwrap_or_else(|| "the fabric is unknown".into());
+        let mut text = format!("{over}; {set} settings derived, {user} set by the user, {left} left alone");
         if let Some(found) = fabric.preflight.as_ref().and_then(preflight::count) {
             text.push_str(&format!("; preflight: {found}"));
         }

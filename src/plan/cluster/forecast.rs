@@ -11,7 +11,7 @@
 //! Free resources are counted for each node, without levels and links: a forecast is cheap, and not
 //! a guarantee. `cargo xtask bench queue` reports how often it holds.
 
-use super::need::Demand;
+use super::demand::Demand;
 use super::view::NodeView;
 use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
@@ -19,21 +19,21 @@ use switchyard_core::quantity::Resources;
 use switchyard_core::units::plural;
 
 /// Number of queued jobs that get a forecast. Further back in the queue it would say little.
-pub const MOST_AHEAD: usize = 64;
+pub const MAX_AHEAD: usize = 64;
 
 /// One in this many running jobs ends as early as the earliest case assumes for all of them.
 pub const EARLY: i32 = 10;
 
 /// Free resources of a node.
 #[derive(Debug, Clone)]
-struct Room {
+struct FreeResources {
     free: Resources,
     gpus: u32,
 }
 
 /// Resources that a job holds on a node.
 #[derive(Debug, Clone)]
-pub struct Held<'a> {
+pub struct HeldResources<'a> {
     /// Position of the node.
     pub node: usize,
     pub amount: &'a Resources,
@@ -42,8 +42,8 @@ pub struct Held<'a> {
 
 /// A running job.
 #[derive(Debug, Clone)]
-pub struct Runs<'a> {
-    pub holds: Vec<Held<'a>>,
+pub struct RunningJob<'a> {
+    pub held: Vec<HeldResources<'a>>,
     /// Start time, `None` if it starts now.
     pub since: Option<Timestamp>,
     /// Latest end, `None` if unknown.
@@ -52,7 +52,7 @@ pub struct Runs<'a> {
 
 /// A queued job.
 #[derive(Debug, Clone)]
-pub struct Queued<'a> {
+pub struct QueuedJob<'a> {
     pub demand: &'a Demand,
     pub pods: usize,
     pub limit: Option<SignedDuration>,
@@ -98,63 +98,64 @@ impl std::fmt::Display for Unknown {
         match *self {
             Unknown::Running { without, all } => of(f, (without, all), ["running job has", "running jobs have"]),
             Unknown::Ahead { without, all } => of(f, (without, all), ["job ahead has", "jobs ahead have"]),
-            Unknown::Far => write!(f, "more than {MOST_AHEAD} jobs are ahead"),
-            Unknown::Others => f.write_str("it needs more than the jobs that run and wait will give back"),
+            Unknown::Far => write!(f, "more than {MAX_AHEAD} jobs are ahead"),
+            Unknown::Others => f.write_str("it needs more than the running and queued jobs will release"),
         }
     }
 }
 
 /// Cluster state that forecasts depend on.
 #[derive(Debug)]
-pub struct Scene<'a> {
+pub struct ForecastInput<'a> {
     pub now: Timestamp,
     pub nodes: Vec<&'a NodeView>,
     /// Nodes reserved for the head of the queue, as they would be without the reservation, by
     /// position.
-    pub held: BTreeMap<usize, NodeView>,
-    pub runs: Vec<Runs<'a>>,
+    pub reserved: BTreeMap<usize, NodeView>,
+    pub running_jobs: Vec<RunningJob<'a>>,
     /// The queue, in queue order.
-    pub queue: Vec<Queued<'a>>,
+    pub queue: Vec<QueuedJob<'a>>,
     /// [`EARLY`], or another value for comparisons.
     pub early: i32,
 }
 
-impl Room {
-    fn of(node: &NodeView, demand: &Demand) -> Room {
-        Room { free: node.free.clone(), gpus: demand.gpus_free_on(node) }
+impl FreeResources {
+    fn of(node: &NodeView, demand: &Demand) -> FreeResources {
+        FreeResources { free: node.free.clone(), gpus: demand.gpus_free_on(node) }
     }
 
     fn fits(&self, demand: &Demand) -> bool {
         self.gpus >= demand.gpus && demand.amounts.names().all(|name| self.free.get(name) >= demand.amounts.get(name))
     }
 
-    fn give_back(&mut self, held: &Held<'_>) {
+    fn release(&mut self, held: &HeldResources<'_>) {
         (self.free, self.gpus) = (self.free.plus(held.amount), self.gpus + held.gpus);
     }
 }
 
-impl Scene<'_> {
+impl ForecastInput<'_> {
     /// Forecast for each job of the queue.
     pub fn forecasts(&self) -> Vec<Forecast> {
-        let latest = self.in_turn();
-        let mut ends: Vec<(Timestamp, &[Held<'_>])> =
-            self.runs.iter().map(|run| (self.early_end(run), run.holds.as_slice())).collect();
+        let latest = self.starts_in_order();
+        let mut ends: Vec<(Timestamp, &[HeldResources<'_>])> =
+            self.running_jobs.iter().map(|run| (self.early_end(run), run.held.as_slice())).collect();
         ends.sort_by_key(|(end, _)| *end);
-        let mut first_in_turn = self.now;
-        let forecast = |(ahead, queued): (usize, &Queued<'_>)| {
+        let mut earliest_in_order = self.now;
+        let forecast = |(ahead, queued): (usize, &QueuedJob<'_>)| {
             let Some((latest, running, ahead_of_it)) = latest.get(ahead).copied() else {
                 return Forecast { ahead, window: Err(self.unknown(ahead)) };
             };
             // Jobs ahead also end early, which here means at once.
-            first_in_turn = first_in_turn.max(self.alone(queued, &ends, true).unwrap_or(latest));
-            let earliest = self.alone(queued, &ends, false).map_or(first_in_turn, |alone| alone.min(first_in_turn));
+            earliest_in_order = earliest_in_order.max(self.start_alone(queued, &ends, true).unwrap_or(latest));
+            let earliest =
+                self.start_alone(queued, &ends, false).map_or(earliest_in_order, |alone| alone.min(earliest_in_order));
             let window = Window { earliest: earliest.min(latest), latest, running, ahead: ahead_of_it };
             Forecast { ahead, window: Ok(window) }
         };
         self.queue.iter().enumerate().map(forecast).collect()
     }
 
-    fn early_end(&self, run: &Runs<'_>) -> Timestamp {
+    fn early_end(&self, run: &RunningJob<'_>) -> Timestamp {
         let ran =
             run.since.map_or(SignedDuration::ZERO, |since| self.now.duration_since(since).max(SignedDuration::ZERO));
         let early = self.now.saturating_add(ran / (self.early - 1)).unwrap_or(Timestamp::MAX);
@@ -162,26 +163,31 @@ impl Scene<'_> {
     }
 
     fn unknown(&self, ahead: usize) -> Unknown {
-        let running = self.runs.iter().filter(|run| run.end.is_none()).count();
+        let running = self.running_jobs.iter().filter(|run| run.end.is_none()).count();
         let queued = self.queue[..ahead].iter().filter(|queued| queued.limit.is_none()).count();
         match (running, queued) {
             (0, 0) => Unknown::Others,
             (0, without) => Unknown::Ahead { without, all: ahead },
-            (without, _) => Unknown::Running { without, all: self.runs.len() },
+            (without, _) => Unknown::Running { without, all: self.running_jobs.len() },
         }
     }
 
     /// When a single job would fit as jobs end in the given order, with or without the reserved
     /// nodes.
-    fn alone(&self, queued: &Queued<'_>, ends: &[(Timestamp, &[Held<'_>])], with_held: bool) -> Option<Timestamp> {
-        let mut rooms = Rooms::of(self, queued.demand, with_held);
-        let may_use = |held: &&Held<'_>| with_held || !self.held.contains_key(&held.node);
+    fn start_alone(
+        &self,
+        queued: &QueuedJob<'_>,
+        ends: &[(Timestamp, &[HeldResources<'_>])],
+        with_reserved: bool,
+    ) -> Option<Timestamp> {
+        let mut free = FreeNodes::of(self, queued.demand, with_reserved);
+        let can_use = |held: &&HeldResources<'_>| with_reserved || !self.reserved.contains_key(&held.node);
         let mut ends = ends.iter();
         let mut at = self.now;
-        while rooms.fit < queued.pods {
-            let (end, holds) = ends.next()?;
+        while free.fit < queued.pods {
+            let (end, held) = ends.next()?;
             at = at.max(*end);
-            holds.iter().filter(may_use).for_each(|held| rooms.give_back(held, queued.demand));
+            held.iter().filter(can_use).for_each(|held| free.release(held, queued.demand));
         }
         Some(at)
     }
@@ -189,26 +195,26 @@ impl Scene<'_> {
     /// For each job of the queue: its start if all jobs run to their limits and none overtakes
     /// another, and how many running jobs and jobs ahead have ended by then. The list ends at the
     /// first job whose start is unknown.
-    fn in_turn(&self) -> Vec<(Timestamp, usize, usize)> {
+    fn starts_in_order(&self) -> Vec<(Timestamp, usize, usize)> {
         let Some(first) = self.queue.first() else { return Vec::new() };
-        let mut rooms = Rooms::of(self, first.demand, true);
-        let known = self.runs.iter().enumerate().filter_map(|(run, runs)| Some((runs.end?.max(self.now), run)));
+        let mut free = FreeNodes::of(self, first.demand, true);
+        let known = self.running_jobs.iter().enumerate().filter_map(|(run, job)| Some((job.end?.max(self.now), run)));
         // Keyed by end time. Jobs of the queue come after running jobs that end at the same time.
-        let mut ends: BTreeMap<(Timestamp, usize), Vec<Held<'_>>> =
-            known.map(|key| (key, self.runs[key.1].holds.clone())).collect();
+        let mut ends: BTreeMap<(Timestamp, usize), Vec<HeldResources<'_>>> =
+            known.map(|key| (key, self.running_jobs[key.1].held.clone())).collect();
         let (mut at, mut running, mut ahead) = (self.now, 0, 0);
         let mut starts = Vec::new();
-        for (number, Queued { demand, pods, limit }) in self.queue.iter().enumerate() {
-            rooms.ask(&self.nodes, demand);
-            while rooms.fit < *pods {
-                let Some(((end, run), holds)) = ends.pop_first() else { return starts };
+        for (number, QueuedJob { demand, pods, limit }) in self.queue.iter().enumerate() {
+            free.recount(&self.nodes, demand);
+            while free.fit < *pods {
+                let Some(((end, run), held)) = ends.pop_first() else { return starts };
                 at = at.max(end);
-                *(if run < self.runs.len() { &mut running } else { &mut ahead }) += 1;
-                holds.iter().for_each(|held| rooms.give_back(held, demand));
+                *(if run < self.running_jobs.len() { &mut running } else { &mut ahead }) += 1;
+                held.iter().for_each(|held| free.release(held, demand));
             }
-            let taken = rooms.take(*pods, demand);
+            let taken = free.take(*pods, demand);
             if let Some(end) = limit.and_then(|limit| at.checked_add(limit).ok()) {
-                ends.insert((end, self.runs.len() + number), taken);
+                ends.insert((end, self.running_jobs.len() + number), taken);
             }
             starts.push((at, running, ahead));
         }
@@ -217,46 +223,46 @@ impl Scene<'_> {
 }
 
 /// Free resources on all nodes, and the number of nodes with room for a pod.
-struct Rooms {
-    rooms: Vec<Room>,
-    may_use: Vec<bool>,
+struct FreeNodes {
+    free: Vec<FreeResources>,
+    can_use: Vec<bool>,
     fit: usize,
 }
 
-impl Rooms {
-    fn of(scene: &Scene<'_>, demand: &Demand, with_held: bool) -> Rooms {
-        let without = |node: usize| scene.held.get(&node).filter(|_| with_held).unwrap_or(scene.nodes[node]);
-        let rooms = (0..scene.nodes.len()).map(|node| Room::of(without(node), demand)).collect();
-        let mut rooms = Rooms { rooms, may_use: Vec::new(), fit: 0 };
-        rooms.ask(&scene.nodes, demand);
-        rooms
+impl FreeNodes {
+    fn of(input: &ForecastInput<'_>, demand: &Demand, with_reserved: bool) -> FreeNodes {
+        let without = |node: usize| input.reserved.get(&node).filter(|_| with_reserved).unwrap_or(input.nodes[node]);
+        let free = (0..input.nodes.len()).map(|node| FreeResources::of(without(node), demand)).collect();
+        let mut free = FreeNodes { free, can_use: Vec::new(), fit: 0 };
+        free.recount(&input.nodes, demand);
+        free
     }
 
     /// Recounts the nodes for another job.
-    fn ask(&mut self, nodes: &[&NodeView], demand: &Demand) {
-        self.may_use = nodes.iter().map(|node| demand.may_use(node)).collect();
+    fn recount(&mut self, nodes: &[&NodeView], demand: &Demand) {
+        self.can_use = nodes.iter().map(|node| demand.can_use(node)).collect();
         self.fit = (0..nodes.len()).filter(|node| self.has_room(*node, demand)).count();
     }
 
     fn has_room(&self, node: usize, demand: &Demand) -> bool {
-        self.may_use[node] && self.rooms[node].fits(demand)
+        self.can_use[node] && self.free[node].fits(demand)
     }
 
-    fn give_back(&mut self, held: &Held<'_>, demand: &Demand) {
+    fn release(&mut self, held: &HeldResources<'_>, demand: &Demand) {
         let before = self.has_room(held.node, demand);
-        self.rooms[held.node].give_back(held);
+        self.free[held.node].release(held);
         self.fit += usize::from(!before && self.has_room(held.node, demand));
     }
 
     /// Takes the nodes with room that have the fewest free GPUs.
-    fn take<'a>(&mut self, pods: usize, demand: &'a Demand) -> Vec<Held<'a>> {
-        let mut nodes: Vec<usize> = (0..self.rooms.len()).filter(|node| self.has_room(*node, demand)).collect();
-        nodes.sort_by_key(|node| self.rooms[*node].gpus);
+    fn take<'a>(&mut self, pods: usize, demand: &'a Demand) -> Vec<HeldResources<'a>> {
+        let mut nodes: Vec<usize> = (0..self.free.len()).filter(|node| self.has_room(*node, demand)).collect();
+        nodes.sort_by_key(|node| self.free[*node].gpus);
         nodes.truncate(pods);
         let hold = |node: usize| {
-            let room = &mut self.rooms[node];
+            let room = &mut self.free[node];
             (room.free, room.gpus) = (room.free.less(&demand.amounts), room.gpus - demand.gpus);
-            Held { node, amount: &demand.amounts, gpus: demand.gpus }
+            HeldResources { node, amount: &demand.amounts, gpus: demand.gpus }
         };
         nodes.into_iter().map(hold).collect()
     }
@@ -264,22 +270,25 @@ impl Rooms {
 
 impl Forecast {
     /// Text for the reason why a job waits.
-    pub fn words(&self, now: Timestamp) -> String {
-        let place = format!("{} in the queue", ordinal(self.ahead + 1));
+    pub fn message(&self, now: Timestamp) -> String {
+        let rank_text = format!("{} in the queue", ordinal(self.ahead + 1));
         let Window { earliest, latest, running, ahead } = match &self.window {
             Ok(window) => *window,
-            Err(why) => return format!("{place}, no forecast: {why}"),
+            Err(why) => return format!("{rank_text}, no forecast: {why}"),
         };
-        let left = |at: Timestamp| at.duration_since(now).as_secs().max(0).unsigned_abs();
-        let (from, to) = (rounded(left(earliest), u64::div_euclid), rounded(left(latest), u64::div_ceil));
+        let seconds_until = |at: Timestamp| at.duration_since(now).as_secs().max(0).unsigned_abs();
+        let (from, to) = (
+            round_minutes(seconds_until(earliest), u64::div_euclid),
+            round_minutes(seconds_until(latest), u64::div_ceil),
+        );
         let when = match (from, to) {
             (_, 0) => "at any moment".to_string(),
-            (0, to) => format!("within {}", time(to)),
-            (from, to) if from == to => format!("in {}", time(to)),
-            (from, to) => format!("in {} to {}", time(from), time(to)),
+            (0, to) => format!("within {}", duration_text(to)),
+            (from, to) if from == to => format!("in {}", duration_text(to)),
+            (from, to) => format!("in {} to {}", duration_text(from), duration_text(to)),
         };
         let limits = |count: usize| if count == 1 { "the limit" } else { "limits" };
-        let whose = match (running, ahead) {
+        let limits_used = match (running, ahead) {
             (0, 0) => String::new(),
             (0, ahead) => format!(" (from {} of {ahead} job{} ahead)", limits(ahead), plural(ahead as u64)),
             (running, 0) => format!(" (from {} of {running} running job{})", limits(running), plural(running as u64)),
@@ -287,13 +296,13 @@ impl Forecast {
                 format!(" (from limits of {running} running job{} and {ahead} ahead)", plural(running as u64))
             }
         };
-        format!("{place}, expected {when}{whose}")
+        format!("{rank_text}, expected {when}{limits_used}")
     }
 }
 
 /// `first`, `second`, `21st`.
 fn ordinal(number: usize) -> String {
-    const WORDS: [&str; 10] =
+    const ORDINALS: [&str; 10] =
         ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"];
     let suffix = match (number % 10, number % 100) {
         (1, tens) if tens != 11 => "st",
@@ -301,12 +310,12 @@ fn ordinal(number: usize) -> String {
         (3, tens) if tens != 13 => "rd",
         _ => "th",
     };
-    WORDS.get(number - 1).map_or_else(|| format!("{number}{suffix}"), ToString::to_string)
+    ORDINALS.get(number - 1).map_or_else(|| format!("{number}{suffix}"), ToString::to_string)
 }
 
 /// Rounds minutes to the precision of a forecast: a text that changes every minute would cause a
 /// status write every minute.
-fn rounded(seconds: u64, divide: fn(u64, u64) -> u64) -> u64 {
+fn round_minutes(seconds: u64, divide: fn(u64, u64) -> u64) -> u64 {
     let step = match seconds {
         ..3600 => 5,
         3600..36_000 => 20,
@@ -317,7 +326,7 @@ fn rounded(seconds: u64, divide: fn(u64, u64) -> u64) -> u64 {
 }
 
 /// `3 h 40 min`.
-fn time(minutes: u64) -> String {
+fn duration_text(minutes: u64) -> String {
     let parts = [(minutes / 1440, "d"), (minutes / 60 % 24, "h"), (minutes % 60, "min")];
     let parts: Vec<String> =
         parts.iter().filter(|(count, _)| *count > 0).map(|(count, unit)| format!("{count} {unit}")).collect();
@@ -330,13 +339,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_say_the_place_in_the_queue_the_window_and_whose_limits_it_is_from() {
+    fn the_message_has_the_queue_position_the_window_and_its_limits() {
         let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();
         let window = |minutes: [i64; 2], running, ahead| {
             let [earliest, latest] = minutes.map(|minutes| now + SignedDuration::from_mins(minutes));
             Ok(Window { earliest, latest, running, ahead })
         };
-        let words = |ahead, window| Forecast { ahead, window }.words(now);
+        let message = |ahead, window| Forecast { ahead, window }.message(now);
         for (ahead, window, expected) in [
             (
                 2,
@@ -374,18 +383,18 @@ mod tests {
             (
                 0,
                 Err(Unknown::Others),
-                "first in the queue, no forecast: it needs more than the jobs that run and wait will give back",
+                "first in the queue, no forecast: it needs more than the running and queued jobs will release",
             ),
         ] {
-            assert_eq!(words(ahead, window), expected);
+            assert_eq!(message(ahead, window), expected);
         }
     }
 
     #[test]
-    fn words_of_a_window_change_seldom_and_never_claim_more_than_it() {
+    fn rounded_windows_change_rarely_and_contain_the_exact_one() {
         let mut before = (0, 0);
         for seconds in (0..400_000).step_by(7) {
-            let (down, up) = (rounded(seconds, u64::div_euclid), rounded(seconds, u64::div_ceil));
+            let (down, up) = (round_minutes(seconds, u64::div_euclid), round_minutes(seconds, u64::div_ceil));
             assert!(down * 60 <= seconds && seconds <= up * 60 && up - down <= 360, "{seconds}");
             assert!(down >= before.0 && up >= before.1, "{seconds}");
             before = (down, up);

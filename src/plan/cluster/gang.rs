@@ -1,21 +1,21 @@
 //! Placement of a whole gang: nodes, GPUs and rank order with the reasons, or why there is no
 //! placement.
 
-mod chosen;
+mod placement_status;
 #[cfg(test)]
 mod tests;
 
 use super::admitted::Admitted;
+use super::candidates::Candidates;
+use super::demand::GangDemand;
 use super::excluded::Excluded;
 use super::levels::Levels;
 use super::machine::Machine;
-use super::need::Need;
-use super::question::Question;
+use super::placement_request::PlacementRequest;
 use super::ranks::Shortage;
-use super::refusal::{self, NoPlace};
-use super::sites::Sites;
+use super::refusal::{self, NoPlacement};
 use super::view::NodeView;
-use chosen::{Chosen, ranges};
+use placement_status::{PlacementStatusBuilder, ranges};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 use switchyard_core::model::NodeOrd;
@@ -40,74 +40,76 @@ pub struct Placed {
 ///
 /// # Errors
 /// Why there is no placement, and the smallest changes that would make one possible.
-pub fn place(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> Result<Placed, NoPlace> {
-    let need = Need::of(question);
-    if need.gpus() as usize > MAX_GPUS {
-        let gpus = need.gpus();
-        return Err(NoPlace::impossible(format!(
+pub fn place(request: &PlacementRequest<'_>, nodes: &BTreeMap<String, NodeView>) -> Result<Placed, NoPlacement> {
+    let demand = GangDemand::of(request);
+    if demand.gpus() as usize > MAX_GPUS {
+        let gpus = demand.gpus();
+        return Err(NoPlacement::impossible(format!(
             "{GPU_RESOURCE}: got {gpus} for each node; expected at most {MAX_GPUS}"
         )));
     }
-    let (levels, policy) = levels_and_policy(question);
-    let mut sites = Sites::of(nodes, levels, policy, &need);
-    let mut request = request(&need, &sites, policy);
-    let mut fleet = sites.fleet();
-    let (placement, note) = solve(&need, &mut sites, &mut fleet, &mut request).map_err(|refused| {
+    let (levels, policy) = levels_and_policy(request);
+    let mut candidates = Candidates::of(nodes, levels, policy, &demand);
+    let mut solver_request = to_solver_request(&demand, &candidates, policy);
+    let mut fleet = candidates.fleet();
+    let (placement, note) = solve(&demand, &mut candidates, &mut fleet, &mut solver_request).map_err(|refused| {
         let refused = match refused {
-            NoPlacement::Room(refused) => refused,
-            NoPlacement::Ranks(shortage) => return refusal::of_ranks(&shortage, &sites),
+            SolveError::Room(refused) => refused,
+            SolveError::Ranks(shortage) => return refusal::rank_shortage(&shortage, &candidates),
         };
-        let why = refusal::explain(&need, &sites, &mut fleet, &request, &refused);
-        sites.note_links(&mut fleet, &request, question.job.spec.topology_policy.node_topology.min_link);
-        let why = NoPlace { excluded: sites.left_out(), ..why };
+        let why = refusal::explain(&demand, &candidates, &mut fleet, &solver_request, &refused);
+        candidates.note_links(&mut fleet, &solver_request, request.job.spec.topology_policy.node_topology.min_link);
+        let why = NoPlacement { excluded: candidates.excluded_nodes(), ..why };
         let with = |admitted: &Admitted| {
-            let question = Question { admitted, ..*question };
-            let bandwidth = Sites::of(nodes, levels, policy, &Need::of(&question)).fleet().bandwidth(&request);
+            let request = PlacementRequest { admitted, ..*request };
+            let bandwidth =
+                Candidates::of(nodes, levels, policy, &GangDemand::of(&request)).fleet().bandwidth(&solver_request);
             bandwidth.map(|bandwidth| Some(bandwidth).filter(|bandwidth| *bandwidth != UNLIMITED))
         };
-        refusal::with_rules_changed(why, question, nodes, with)
+        refusal::add_rule_changes(why, request, nodes, with)
     })?;
     // Predict no bandwidth for nodes without a report.
-    let is_known = sites.nodes.iter().any(|node| node.described().is_some());
-    let best = if is_known { sites.empty().bandwidth(&request).unwrap_or(0) } else { 0 };
+    let is_known = candidates.nodes.iter().any(|node| node.described().is_some());
+    let best = if is_known { candidates.empty().bandwidth(&solver_request).unwrap_or(0) } else { 0 };
     let best = best.max(placement.bandwidth);
-    let status = Chosen { need: &need, sites: &sites, placement: &placement, best }.status(note);
-    Ok(Placed { status, excluded: sites.left_out() })
+    let status =
+        PlacementStatusBuilder { demand: &demand, candidates: &candidates, placement: &placement, best }.status(note);
+    Ok(Placed { status, excluded: candidates.excluded_nodes() })
 }
 
 /// Whether a placement exists. Much cheaper than `place`, which also computes the placement and the
 /// reasons.
-pub fn fits(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> bool {
-    let need = Need::of(question);
-    if need.gpus() as usize > MAX_GPUS {
+pub fn fits(request: &PlacementRequest<'_>, nodes: &BTreeMap<String, NodeView>) -> bool {
+    let demand = GangDemand::of(request);
+    if demand.gpus() as usize > MAX_GPUS {
         return false;
     }
-    let (levels, policy) = levels_and_policy(question);
-    let mut sites = Sites::of(nodes, levels, policy, &need);
-    let mut request = request(&need, &sites, policy);
-    let mut fleet = sites.fleet();
-    solve(&need, &mut sites, &mut fleet, &mut request).is_ok()
+    let (levels, policy) = levels_and_policy(request);
+    let mut candidates = Candidates::of(nodes, levels, policy, &demand);
+    let mut solver_request = to_solver_request(&demand, &candidates, policy);
+    let mut fleet = candidates.fleet();
+    solve(&demand, &mut candidates, &mut fleet, &mut solver_request).is_ok()
 }
 
 /// Levels and policy that apply. Both are empty if the job ignores topology.
-fn levels_and_policy<'a>(question: &Question<'a>) -> (&'a Levels, &'a api::TopologyPolicy) {
+fn levels_and_policy<'a>(request: &PlacementRequest<'a>) -> (&'a Levels, &'a api::TopologyPolicy) {
     static IGNORED: LazyLock<(Levels, api::TopologyPolicy)> =
         LazyLock::new(|| (Levels::none(), api::TopologyPolicy::default()));
-    let policy = &question.job.spec.topology_policy;
-    if policy.mode == TopologyMode::Ignored { (&IGNORED.0, &IGNORED.1) } else { (question.rules.levels, policy) }
+    let policy = &request.job.spec.topology_policy;
+    if policy.mode == TopologyMode::Ignored { (&IGNORED.0, &IGNORED.1) } else { (request.rules.levels, policy) }
 }
 
-fn request(need: &Need<'_>, sites: &Sites<'_>, policy: &api::TopologyPolicy) -> Request {
+fn to_solver_request(demand: &GangDemand<'_>, candidates: &Candidates<'_>, policy: &api::TopologyPolicy) -> Request {
     Request {
-        groups: vec![Group { pods: need.question.valid.request.nodes, gpus: need.gpus() as u8 }],
+        groups: vec![Group { pods: demand.request.valid.request.nodes, gpus: demand.gpus() as u8 }],
         min_link: min_link(policy.node_topology.min_link),
-        within: sites.tree.within,
+        within: candidates.tree.within,
         slices: None,
     }
 }
 
 /// Why there is no placement.
-enum NoPlacement {
+enum SolveError {
     Room(Refusal),
     /// Admission gave the pods different rules, and too few nodes satisfy the rules of some of
     /// them.
@@ -117,17 +119,17 @@ enum NoPlacement {
 /// Finds the placement and what was given up for it. Replaces `request` by the one that was
 /// satisfied.
 fn solve(
-    need: &Need<'_>,
-    sites: &mut Sites<'_>,
+    demand: &GangDemand<'_>,
+    candidates: &mut Candidates<'_>,
     fleet: &mut Fleet,
-    request: &mut Request,
-) -> Result<(Placement, Option<String>), NoPlacement> {
-    let (placement, note) = solve_for_any_rank(need, sites, fleet, request).map_err(NoPlacement::Room)?;
-    let rules = &need.demand.rules;
-    if rules.are_equal() {
+    solver_request: &mut Request,
+) -> Result<(Placement, Option<String>), SolveError> {
+    let (placement, note) = solve_for_any_rank(demand, candidates, fleet, solver_request).map_err(SolveError::Room)?;
+    let rules = &demand.pod.rules;
+    if rules.is_uniform() {
         return Ok((placement, note));
     }
-    let facts = |nodes: &[usize]| nodes.iter().map(|node| &sites.nodes[*node].facts).collect::<Vec<_>>();
+    let facts = |nodes: &[usize]| nodes.iter().map(|node| &candidates.nodes[*node].facts).collect::<Vec<_>>();
     let in_order = |placement: &Placement| {
         let nodes: Vec<usize> = placement.pods.iter().map(|pod| pod.node.0 as usize).collect();
         let by_rank = rules.assign(&facts(&nodes))?;
@@ -140,16 +142,19 @@ fn solve(
     };
     // The best nodes do not suit all ranks. For each domain that may contain the gang, cover the
     // ranks with suitable nodes, and choose the best of these placements.
-    let badly: Vec<usize> =
-        fleet.below_min_link(request.groups[0].gpus, request.min_link).iter().map(|node| node.0 as usize).collect();
+    let below_min_link: Vec<usize> = fleet
+        .below_min_link(solver_request.groups[0].gpus, solver_request.min_link)
+        .iter()
+        .map(|node| node.0 as usize)
+        .collect();
     let mut by_domain: BTreeMap<Option<u32>, Vec<usize>> = BTreeMap::new();
-    for node in sites.open().filter(|node| badly.binary_search(node).is_err()) {
-        let domain = request.within.map(|level| sites.tree.domains[node].get(level).copied().flatten());
+    for node in candidates.open().filter(|node| below_min_link.binary_search(node).is_err()) {
+        let domain = solver_request.within.map(|level| candidates.tree.domains[node].get(level).copied().flatten());
         if domain != Some(None) {
             by_domain.entry(domain.flatten()).or_default().push(node);
         }
     }
-    let before = earlier(need.question.job, sites);
+    let previous = previous_placement(demand.request.job, candidates);
     let mut best: Option<Placement> = None;
     let mut why = shortage;
     for nodes in by_domain.values() {
@@ -162,47 +167,47 @@ fn solve(
             }
         };
         let only: Vec<usize> = covered.into_iter().map(|position| nodes[position]).collect();
-        let Ok(placement) = sites.only(&only).repair(request, &before) else { continue };
+        let Ok(placement) = candidates.only(&only).repair(solver_request, &previous) else { continue };
         let Ok(placement) = in_order(&placement) else { continue };
         if best.as_ref().is_none_or(|best| best.bandwidth < placement.bandwidth) {
             best = Some(placement);
         }
     }
-    best.map(|placement| (placement, note)).ok_or(NoPlacement::Ranks(why))
+    best.map(|placement| (placement, note)).ok_or(SolveError::Ranks(why))
 }
 
 /// Solves as if each pod could run on every node that any pod may use.
 fn solve_for_any_rank(
-    need: &Need<'_>,
-    sites: &mut Sites<'_>,
+    demand: &GangDemand<'_>,
+    candidates: &mut Candidates<'_>,
     fleet: &mut Fleet,
-    request: &mut Request,
+    solver_request: &mut Request,
 ) -> Result<(Placement, Option<String>), Refusal> {
-    let question = need.question;
-    let policy = &question.job.spec.topology_policy;
-    let before = earlier(question.job, sites);
-    if need.gpus() == 0 && sites.open().any(|node| sites.nodes[node].gpus() > 0) {
+    let request = demand.request;
+    let policy = &request.job.spec.topology_policy;
+    let previous = previous_placement(request.job, candidates);
+    if demand.gpus() == 0 && candidates.open().any(|node| candidates.nodes[node].gpus() > 0) {
         // Prefer CPU-only nodes for CPU-only jobs.
-        if let Ok(placement) = sites.without_gpus().repair(request, &before) {
+        if let Ok(placement) = candidates.without_gpus().repair(solver_request, &previous) {
             return Ok((placement, None));
         }
     }
-    let asked = policy.node_topology.min_link;
-    let refused = match fleet.repair(request, &before) {
+    let min_link = policy.node_topology.min_link;
+    let refused = match fleet.repair(solver_request, &previous) {
         Ok(placement) => {
-            sites.note_links(fleet, request, asked);
+            candidates.note_links(fleet, solver_request, min_link);
             return Ok((placement, None));
         }
         Err(refused) => refused,
     };
-    let loose = Request { min_link: MinLink::System, ..request.clone() };
+    let relaxed = Request { min_link: MinLink::System, ..solver_request.clone() };
     if policy.mode == TopologyMode::Preferred
-        && request.min_link != MinLink::System
-        && let Ok(placement) = fleet.repair(&loose, &before)
+        && solver_request.min_link != MinLink::System
+        && let Ok(placement) = fleet.repair(&relaxed, &previous)
     {
-        *request = loose;
-        let count = question.valid.request.nodes;
-        return Ok((placement, Some(format!("minLink {asked:?} is given up: no {count} nodes have it free"))));
+        *solver_request = relaxed;
+        let count = request.valid.request.nodes;
+        return Ok((placement, Some(format!("minLink {min_link:?} is not met: no {count} nodes have it free"))));
     }
     Err(refused)
 }
@@ -219,12 +224,12 @@ fn min_link(link: api::MinLink) -> MinLink {
 }
 
 /// The previous placement of the pods, in rank order.
-fn earlier(job: &TrainJob, sites: &Sites<'_>) -> Vec<(Option<NodeOrd>, u32)> {
+fn previous_placement(job: &TrainJob, candidates: &Candidates<'_>) -> Vec<(Option<NodeOrd>, u32)> {
     let placement = job.status.as_ref().and_then(|status| status.placement.as_ref());
     let of_node = |placed: &PlacedNode| {
         // Nodes are sorted by name.
-        let position = sites.nodes.binary_search_by(|node| node.facts.name.cmp(&placed.node_name)).ok();
-        let machine = position.and_then(|position| sites.nodes[position].described());
+        let position = candidates.nodes.binary_search_by(|node| node.facts.name.cmp(&placed.node_name)).ok();
+        let machine = position.and_then(|position| candidates.nodes[position].described());
         let set = machine.map_or(0, |machine| machine.mask(placed.gpus.iter().map(String::as_str)));
         (position.map(|position| NodeOrd(position as u32)), set)
     };
@@ -232,7 +237,7 @@ fn earlier(job: &TrainJob, sites: &Sites<'_>) -> Vec<(Option<NodeOrd>, u32)> {
 }
 
 /// Other GPUs are reported as a loss if their value is below this many thousandths of the plan's.
-const AS_GOOD: u64 = 950;
+const EQUIVALENT_PERMILLE: u64 = 950;
 
 /// Compares a pod's actual GPUs with the planned ones and returns the cost, for a gang of `pods`.
 /// `None` if they are as good, or if either set is unknown.
@@ -244,12 +249,12 @@ pub(super) fn compare(machine: &Machine, pods: usize, planned: &[String], actual
     let value = |set: u32| machine.shape.value(set, reach, MinLink::System);
     let (wanted, got) = (value(planned), value(actual));
     let is_known = planned != 0 && actual != 0;
-    if planned == actual || !is_known || u64::from(got) * 1000 >= u64::from(wanted) * AS_GOOD {
+    if planned == actual || !is_known || u64::from(got) * 1000 >= u64::from(wanted) * EQUIVALENT_PERMILLE {
         return None;
     }
     let names = |set: u32| ranges(bits(set).filter_map(|gpu| Some(machine.gpus.get(gpu)?.index)).collect());
     Some(format!(
-        "GPUs {} in place of {}: {} GB/s in place of {}",
+        "GPUs {} instead of {}: {} GB/s instead of {}",
         names(actual),
         names(planned),
         gigabytes(got),

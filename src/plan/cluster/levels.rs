@@ -182,49 +182,49 @@ impl Levels {
     /// rebuilt when a node's labels change. `has_channel`: the pods can access the memory of other
     /// nodes, so NVLink between nodes counts.
     pub(super) fn tree(&self, policy: &TopologyPolicy, nodes: &[&NodeView], has_channel: bool) -> Arc<Tree> {
-        let mut made = self.trees.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if made.nodes.len() != nodes.len() || !made.nodes.iter().zip(nodes).all(|(read, node)| read.is_of(node)) {
-            *made = Made { nodes: nodes.iter().map(|node| Read::of(node)).collect(), trees: Vec::new() };
+        let mut cache = self.trees.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if cache.nodes.len() != nodes.len() || !cache.nodes.iter().zip(nodes).all(|(read, node)| read.is_of(node)) {
+            *cache = TreeCache { nodes: nodes.iter().map(|node| TreeInput::of(node)).collect(), trees: Vec::new() };
         }
         let is_same = |(domains, channel, _): &&(Vec<TopologyDomain>, bool, _)| {
             *channel == has_channel && *domains == policy.domains
         };
-        if let Some((.., tree)) = made.trees.iter().find(is_same) {
+        if let Some((.., tree)) = cache.trees.iter().find(is_same) {
             return Arc::clone(tree);
         }
         let tree = Arc::new(Tree::of(&self.list, policy, nodes, has_channel));
-        if made.trees.len() == MOST_TREES {
-            made.trees.remove(0);
+        if cache.trees.len() == MAX_TREES {
+            cache.trees.remove(0);
         }
-        made.trees.push((policy.domains.clone(), has_channel, Arc::clone(&tree)));
+        cache.trees.push((policy.domains.clone(), has_channel, Arc::clone(&tree)));
         tree
     }
 }
 
 /// Size of the tree cache. The jobs of a cluster name only a few different domains.
-const MOST_TREES: usize = 16;
+const MAX_TREES: usize = 16;
 
 /// Cache of topology trees. Building one on every pass took three quarters of the controller's time
 /// with 10,000 nodes. A tree depends only on its nodes.
 #[derive(Default)]
-struct Trees(Mutex<Made>);
+struct Trees(Mutex<TreeCache>);
 
 #[derive(Default)]
-struct Made {
-    nodes: Vec<Read>,
+struct TreeCache {
+    nodes: Vec<TreeInput>,
     trees: Vec<(Vec<TopologyDomain>, bool, Arc<Tree>)>,
 }
 
 /// Inputs that a tree takes from a node.
-struct Read {
+struct TreeInput {
     /// Held so that the allocation cannot be reused: labels are compared by address.
     labels: Arc<BTreeMap<String, String>>,
     clique: Option<String>,
 }
 
-impl Read {
-    fn of(node: &NodeView) -> Read {
-        Read { labels: Arc::clone(&node.facts.labels), clique: clique(node).map(str::to_string) }
+impl TreeInput {
+    fn of(node: &NodeView) -> TreeInput {
+        TreeInput { labels: Arc::clone(&node.facts.labels), clique: clique(node).map(str::to_string) }
     }
 
     fn is_of(&self, node: &NodeView) -> bool {
@@ -284,34 +284,34 @@ impl Tree {
     /// The job's own levels are ordered by their number of domains: more domains mean smaller
     /// domains. They inherit the bandwidth of the level below.
     fn of(levels: &[(String, Level)], policy: &TopologyPolicy, nodes: &[&NodeView], has_channel: bool) -> Tree {
-        let asked = |key: &str| policy.domains.iter().find(|domain| domain.key == key);
+        let requested_domain = |key: &str| policy.domains.iter().find(|domain| domain.key == key);
         let mut found: Vec<(String, Level, Domains)> = Vec::new();
         let (cluster, known) = levels.split_last().expect("invariant: the cluster is always a level");
         for (key, level) in known {
             let domains = Domains::of(key, nodes);
-            if !domains.names.is_empty() || asked(key).is_some() {
+            if !domains.names.is_empty() || requested_domain(key).is_some() {
                 found.push((key.clone(), *level, domains));
             }
         }
         for domain in policy.domains.iter().filter(|domain| !known.iter().any(|(key, _)| *key == domain.key)) {
             let domains = Domains::of(&domain.key, nodes);
-            let place = found.iter().position(|(.., other)| other.names.len() < domains.names.len());
-            let place = place.unwrap_or(found.len());
-            let share = place.checked_sub(1).map_or(1000, |below| found[below].1.share);
-            found.insert(place, (domain.key.clone(), Level { share, nvlink: false }, domains));
+            let index = found.iter().position(|(.., other)| other.names.len() < domains.names.len());
+            let index = index.unwrap_or(found.len());
+            let share = index.checked_sub(1).map_or(1000, |below| found[below].1.share);
+            found.insert(index, (domain.key.clone(), Level { share, nvlink: false }, domains));
         }
         // If there are too many levels, drop those that the job does not name, the largest first.
         while found.len() >= MAX_LEVELS {
-            let spare = found.iter().rposition(|(key, ..)| asked(key).is_none()).unwrap_or(found.len() - 1);
+            let spare = found.iter().rposition(|(key, ..)| requested_domain(key).is_none()).unwrap_or(found.len() - 1);
             found.remove(spare);
         }
         let mut domains: Vec<Arc<[Option<u32>]>> = Vec::with_capacity(nodes.len());
         for node in 0..nodes.len() {
-            let own = found.iter().map(|(.., domains)| domains.of[node]);
-            let shared = domains.last().filter(|before| own.clone().eq(before.iter().copied())).cloned();
-            domains.push(shared.unwrap_or_else(|| own.collect()));
+            let own_domains = found.iter().map(|(.., domains)| domains.of[node]);
+            let shared = domains.last().filter(|before| own_domains.clone().eq(before.iter().copied())).cloned();
+            domains.push(shared.unwrap_or_else(|| own_domains.collect()));
         }
-        let is_required = |key: &str| asked(key).is_some_and(|domain| domain.mode == DomainMode::Required);
+        let is_required = |key: &str| requested_domain(key).is_some_and(|domain| domain.mode == DomainMode::Required);
         let levels: Vec<Level> = found.iter().map(|(_, level, _)| *level).chain([cluster.1]).collect();
         let usable = |level: &Level| Level { nvlink: level.nvlink && has_channel, ..*level };
         let is_unused = |number: &usize| levels[*number].nvlink && !has_channel;
@@ -364,7 +364,7 @@ mod tests {
 
     /// Regression test: every pass over a job read the same labels of all nodes again.
     #[test]
-    fn a_tree_is_made_once_until_a_node_has_other_labels() {
+    fn a_tree_is_cached_until_a_node_label_changes() {
         let rack = "example.com/rack";
         let node = |number: usize| {
             let mut node = NodeView::default();

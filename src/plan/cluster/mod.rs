@@ -18,68 +18,68 @@
 //! |---|---|
 //! | [`JobSnapshot`] | the job with all observations, and [`PlacementRules`]: the operator's settings and the time |
 //! | `Attempt` | the valid job, the attempt's number, its pods by node rank, whether it is placed |
-//! | [`Question`] | nothing observed: a valid job and the rules. The ledger builds it for queued jobs |
-//! | `Need` | its pods' requirements of a node |
-//! | `Sites` | the nodes, each open or excluded with a reason |
-//! | `Chosen` | the placement that was found, to be converted to API types |
+//! | [`PlacementRequest`] | nothing observed: a valid job and the rules. The ledger builds it for queued jobs |
+//! | `GangDemand` | its pods' requirements of a node |
+//! | `Candidates` | the nodes, each open or excluded with a reason |
+//! | `PlacementStatusBuilder` | the placement that was found, to be converted to API types |
 
-mod act;
+mod actions;
 pub mod admitted;
-mod again;
 pub mod allocation;
 mod attempt;
 pub mod avoidance;
+pub mod blocker;
+mod candidates;
 pub mod clock;
 pub mod containers;
 mod cordon;
 mod degraded;
+mod demand;
 mod draft;
 pub mod events;
 mod excluded;
 pub mod fabric;
 mod failure;
-pub mod find;
 pub mod forecast;
 pub mod gang;
-pub mod hindrance;
 pub mod levels;
 pub mod machine;
-mod need;
 pub mod ownership;
+pub mod place_with_fabric;
+mod placement_request;
 mod provisioning;
-mod question;
+pub mod queue_order;
 mod ranks;
 mod refusal;
 mod replacement;
 pub mod reserve;
-mod sites;
+mod retry;
 mod step;
 #[cfg(test)]
 mod tests;
 pub mod transport;
-pub mod turn;
 pub mod view;
 
-pub use clock::is_old;
-pub use draft::major;
+pub use clock::is_stale;
+pub use demand::Demand;
+pub use draft::is_major_change;
 pub use excluded::Excluded;
-pub use need::Demand;
-pub use question::{Avoided, PlacementRules, Question};
-pub use refusal::{Change, NoPlace};
+pub use placement_request::{Avoided, PlacementRequest, PlacementRules};
+pub use refusal::{Change, NoPlacement};
 
 use super::objects::{self, Kind, Object};
 use super::status::{self, Draft, Ending};
 use super::{ValidJob, validate};
+use blocker::WriteError;
 use events::EventDraft;
 use forecast::Forecast;
-use hindrance::Trouble;
 use jiff::{SignedDuration, Timestamp};
+use queue_order::JobAhead;
 use std::collections::BTreeMap;
 use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::{ManagedBy, TrainJob, TrainJobStatus};
 use switchyard_fabric::LogObservation;
 use switchyard_worker_contract::event::Summary;
-use turn::Ahead;
 use view::{NodeView, ObjectView, PodView};
 
 /// Minimum interval between status writes that only change figures.
@@ -112,24 +112,24 @@ pub struct JobSnapshot<'a> {
     pub missing: &'a BTreeMap<String, Timestamp>,
     pub rules: PlacementRules<'a>,
     /// The job ahead in the queue that holds a reservation.
-    pub ahead: Option<&'a Ahead>,
+    pub ahead: Option<&'a JobAhead>,
     /// Until when the job holds no reservation at the head of the queue, because it held one for
     /// too long.
-    pub rests_until: Option<Timestamp>,
+    pub cooldown_until: Option<Timestamp>,
     /// Forecast of the job's start, if it was waiting before.
     pub forecast: Option<Forecast>,
     /// Number of queued jobs.
-    pub waiting: usize,
+    pub queue_length: usize,
     /// The job of higher priority that preempts this attempt.
-    pub gives_way_to: Option<&'a str>,
+    pub preempted_by: Option<&'a str>,
     /// Actual GPUs of the current attempt's pods, by node rank, where known.
     pub actual: &'a BTreeMap<u32, Vec<String>>,
     /// Error of the last failed write.
-    pub trouble: Option<&'a Trouble>,
+    pub write_error: Option<&'a WriteError>,
     /// Latest training figures.
     pub summary: Option<&'a Summary>,
     /// Observations about links between ranks from the current attempt's logs, by node rank.
-    pub seen: &'a BTreeMap<u32, LogObservation>,
+    pub log_observations: &'a BTreeMap<u32, LogObservation>,
     /// When this controller last wrote the status.
     pub status_written: Option<Timestamp>,
     pub silence: Silence<'a>,
@@ -139,11 +139,11 @@ pub struct JobSnapshot<'a> {
     /// is busy or restarting.
     pub scheduler_is_known: bool,
     /// Nodes that are avoided because they failed this job, or failed other jobs too often.
-    pub left_out: &'a BTreeMap<String, Avoided>,
+    pub avoided_nodes: &'a BTreeMap<String, Avoided>,
     /// When the first of the avoided nodes may be used again.
-    pub asked_again: Option<Timestamp>,
+    pub avoidance_ends: Option<Timestamp>,
     /// A job of the namespace that gets the quota of this job's pods while this job is not placed.
-    pub quota_goes_to: Option<&'a str>,
+    pub quota_recipient: Option<&'a str>,
     /// The API server rejects pods that do not set `runAsNonRoot`.
     pub restricted: bool,
     /// Class of the ProvisioningRequests for gangs that lack nodes. `None` if they are disabled, or
@@ -157,13 +157,13 @@ pub struct Silence<'a> {
     /// Grace period, counted from the node's last report and from the ranks' last progress.
     pub grace: SignedDuration,
     /// Reason why no node is declared lost at present: too many nodes went silent at once.
-    pub brake: Option<&'a str>,
+    pub mass_outage: Option<&'a str>,
     /// When that mass outage last ended.
-    pub released: Option<Timestamp>,
+    pub outage_ended: Option<Timestamp>,
     /// When the ranks were last seen to make progress.
     pub progress: Option<Timestamp>,
     /// The controller has just started and has not read the ranks' progress yet.
-    pub is_awaited: bool,
+    pub progress_unread: bool,
 }
 
 /// One write other than the status.
@@ -202,7 +202,7 @@ pub struct Reconciliation {
     /// When to reconcile again even if nothing changes.
     pub wake: Option<Timestamp>,
     /// The gang is not placed: reconcile again when resources become free.
-    pub waits: Option<Waits>,
+    pub wait_reason: Option<WaitReason>,
 }
 
 /// Condition that must hold before an attempt is given up.
@@ -220,7 +220,7 @@ pub enum Premise {
 
 /// What an unplaced gang waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Waits {
+pub enum WaitReason {
     /// Room: at the head of the queue the gang reserves nodes.
     Room {
         /// Nodes that have room for a pod now.
@@ -243,10 +243,10 @@ pub fn plan(snapshot: &JobSnapshot<'_>) -> Reconciliation {
         return Reconciliation::default();
     }
     if job.metadata.deletion_timestamp.is_some() {
-        return Reconciliation { actions: remove(snapshot.pods), ..Reconciliation::default() };
+        return Reconciliation { actions: delete_pods(snapshot.pods), ..Reconciliation::default() };
     }
     if is_over(job) {
-        return after_the_end(snapshot);
+        return clean_up(snapshot);
     }
     let valid = match validate(job) {
         Ok(valid) => valid,
@@ -256,13 +256,13 @@ pub fn plan(snapshot: &JobSnapshot<'_>) -> Reconciliation {
         }
     };
     if job.spec.suspend {
-        return suspended(snapshot);
+        return plan_suspended(snapshot);
     }
-    alive(snapshot, &valid)
+    plan_running(snapshot, &valid)
 }
 
 /// Deletes the pods of a deleted job, because the garbage collector is slow.
-pub fn remove(pods: &[&PodView]) -> Vec<Action> {
+pub fn delete_pods(pods: &[&PodView]) -> Vec<Action> {
     pods.iter().filter(|pod| !pod.deleting).map(|pod| delete_pod(pod)).collect()
 }
 
@@ -288,7 +288,7 @@ fn attempt_number(snapshot: &JobSnapshot<'_>) -> Option<u32> {
     written.max(observed).filter(|attempt| *attempt > 0)
 }
 
-fn alive(snapshot: &JobSnapshot<'_>, valid: &ValidJob) -> Reconciliation {
+fn plan_running(snapshot: &JobSnapshot<'_>, valid: &ValidJob) -> Reconciliation {
     let now = snapshot.rules.now;
     let status = snapshot.job.status.clone().unwrap_or_default();
     let resumed = status::reason_of(&status, conditions::SUCCEEDED) == Some(Stage::Suspended.reason());
@@ -296,12 +296,12 @@ fn alive(snapshot: &JobSnapshot<'_>, valid: &ValidJob) -> Reconciliation {
     if let Some(number) = number.filter(|number| *number >= ownership::LAST_ATTEMPT) {
         let last = ownership::LAST_ATTEMPT;
         let text = format!(
-            "status.attempt: got {number}; expected less than {last}, since no attempt can follow that: delete the job and create it again"
+            "status.attempt: got {number}; expected less than {last}, because no further attempt is possible: delete the job and create it again"
         );
         return end(snapshot, Ending::failed(conditions::PERMANENT_FAILURE, text));
     }
     let (Some(attempt), false) = (number, resumed) else {
-        return begin(snapshot, valid, resumed);
+        return start_first_attempt(snapshot, valid, resumed);
     };
     if status.attempt != Some(attempt as i32) {
         let mut draft = Draft::new(snapshot.job, now);
@@ -321,7 +321,7 @@ fn alive(snapshot: &JobSnapshot<'_>, valid: &ValidJob) -> Reconciliation {
 }
 
 /// Starts the first attempt, or the first one after the job was suspended.
-fn begin(snapshot: &JobSnapshot<'_>, valid: &ValidJob, resumed: bool) -> Reconciliation {
+fn start_first_attempt(snapshot: &JobSnapshot<'_>, valid: &ValidJob, resumed: bool) -> Reconciliation {
     let now = snapshot.rules.now;
     // Schema and rules are enforced by the server, but not for jobs that were stored before they
     // existed. Check only here: a started job keeps running even if a later version would reject
@@ -338,7 +338,7 @@ fn begin(snapshot: &JobSnapshot<'_>, valid: &ValidJob, resumed: bool) -> Reconci
     draft.next.restarts.get_or_insert_default();
     (draft.next.placement, draft.next.placed_time, draft.next.placed_limit_seconds) = (None, None, None);
     draft.next.device_allocation = allocation::allocation(snapshot.job, snapshot.nodes);
-    draft.next.fabric = fabric::before(snapshot.job, valid, snapshot.rules.defaults, snapshot.nodes);
+    draft.next.fabric = fabric::pod_resources(snapshot.job, valid, snapshot.rules.defaults, snapshot.nodes);
     draft.count(&[], snapshot.job.spec.trainer.num_nodes);
     draft.start_over();
     draft.stage(Stage::Placing, "creating the pods".into());
@@ -358,7 +358,7 @@ fn begin(snapshot: &JobSnapshot<'_>, valid: &ValidJob, resumed: bool) -> Reconci
     draft.decide(events)
 }
 
-fn suspended(snapshot: &JobSnapshot<'_>) -> Reconciliation {
+fn plan_suspended(snapshot: &JobSnapshot<'_>) -> Reconciliation {
     let now = snapshot.rules.now;
     let mut draft = Draft::new(snapshot.job, now);
     let is_new = status::reason_of(&draft.next, conditions::SUCCEEDED) != Some(Stage::Suspended.reason());
@@ -376,14 +376,14 @@ fn suspended(snapshot: &JobSnapshot<'_>) -> Reconciliation {
             .decide(vec![EventDraft::normal(events::SUSPENDED, "the job is suspended; its pods are deleted".into())]);
     }
     let mut result = draft.act(snapshot);
-    result.actions = remove(snapshot.pods);
+    result.actions = delete_pods(snapshot.pods);
     // A claim without a pod holds no devices, but only once the claim controller has noticed.
-    result.actions.extend(give_back(snapshot, |kind, _| kind == Kind::ResourceClaim || provisioning::is_part(kind)));
+    result.actions.extend(delete_owned(snapshot, |kind, _| kind == Kind::ResourceClaim || provisioning::is_part(kind)));
     result
 }
 
 /// Deletes the job's own objects that match.
-fn give_back(snapshot: &JobSnapshot<'_>, matches: impl Fn(Kind, &str) -> bool) -> impl Iterator<Item = Action> {
+fn delete_owned(snapshot: &JobSnapshot<'_>, matches: impl Fn(Kind, &str) -> bool) -> impl Iterator<Item = Action> {
     let objects = snapshot.objects.iter().filter(|(_, view)| view.owned && !view.deleting);
     objects.filter(move |((kind, name), _)| matches(*kind, name)).map(|((kind, name), view)| Action::Delete {
         kind: *kind,
@@ -402,7 +402,7 @@ fn end(snapshot: &JobSnapshot<'_>, ending: Ending) -> Reconciliation {
     draft.count(&current, snapshot.job.spec.trainer.num_nodes);
     // Pods that still run are deleted right after this, and the status of a finished job does not
     // change again.
-    draft.rest();
+    draft.clear_running();
     draft.newest_figures(snapshot, &current);
     let event = match ending.is_complete() {
         true => EventDraft::normal(events::COMPLETE, ending.message().to_string()),
@@ -413,7 +413,7 @@ fn end(snapshot: &JobSnapshot<'_>, ending: Ending) -> Reconciliation {
 }
 
 /// A finished job only releases its resources. Nothing is created.
-fn after_the_end(snapshot: &JobSnapshot<'_>) -> Reconciliation {
+fn clean_up(snapshot: &JobSnapshot<'_>) -> Reconciliation {
     let now = snapshot.rules.now;
     let mut result = Reconciliation::default();
     let job = snapshot.job;
@@ -425,7 +425,7 @@ fn after_the_end(snapshot: &JobSnapshot<'_>) -> Reconciliation {
     }
     // A PodDisruptionBudget or claim that outlives its pods is harmless, but a finished job should
     // leave nothing behind.
-    result.actions.extend(give_back(snapshot, |kind, _| {
+    result.actions.extend(delete_owned(snapshot, |kind, _| {
         matches!(kind, Kind::PodDisruptionBudget | Kind::ResourceClaim) || provisioning::is_part(kind)
     }));
     let ended = job.status.as_ref().and_then(|status| status.completion_time.as_ref());

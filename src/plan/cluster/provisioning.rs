@@ -6,9 +6,9 @@
 //! changes after it has ended, so it is recreated later.
 
 use super::attempt::Attempt;
-use super::refusal::NoPlace;
+use super::refusal::NoPlacement;
 use super::view::ObjectView;
-use super::{Action, clock, give_back};
+use super::{Action, clock, delete_owned};
 use crate::kueue;
 use crate::objects::{self, Kind, Object};
 use crate::status::Draft;
@@ -16,10 +16,10 @@ use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::{DeviceAllocation, ProvisioningRequestStatus, conditions};
 
 /// Delay before a request that has ended is recreated.
-const AGAIN: SignedDuration = SignedDuration::from_mins(10);
+const RETRY_DELAY: SignedDuration = SignedDuration::from_mins(10);
 
 /// Conditions that end a request when they are true. The autoscaler does nothing more for it then.
-const ENDS: [&str; 3] = ["Failed", "CapacityRevoked", "BookingExpired"];
+const TERMINAL_CONDITIONS: [&str; 3] = ["Failed", "CapacityRevoked", "BookingExpired"];
 
 /// Whether objects of this kind belong to a node request.
 pub(super) fn is_part(kind: Kind) -> bool {
@@ -28,49 +28,49 @@ pub(super) fn is_part(kind: Kind) -> bool {
 
 /// Result of requesting nodes.
 #[derive(Default)]
-pub(super) struct Asked {
+pub(super) struct NodeRequest {
     pub actions: Vec<Action>,
     /// For the status.
-    pub words: Option<String>,
+    pub message: Option<String>,
     /// When to act again.
     pub wake: Option<Timestamp>,
 }
 
 /// Requests nodes for an unplaced gang, if more nodes would help and a provisioning class is
 /// configured.
-pub(super) fn ask(
+pub(super) fn request_nodes(
     attempt: &Attempt<'_>,
     admitted: &super::admitted::Admitted,
-    why: &NoPlace,
+    why: &NoPlacement,
     draft: &mut Draft<'_>,
-) -> Asked {
+) -> NodeRequest {
     let super::JobSnapshot { job, objects: existing, rules, provisioning_class, .. } = attempt.snapshot;
-    let by_claims = job.status.as_ref().and_then(|status| status.device_allocation) == Some(DeviceAllocation::Claims);
+    let uses_claims = job.status.as_ref().and_then(|status| status.device_allocation) == Some(DeviceAllocation::Claims);
     let Some((name, view)) = request(attempt) else {
         draft.next.conditions.retain(|condition| condition.type_ != conditions::NODES_REQUESTED);
         // Kueue requests nodes for its queues itself. Claims refer to GPUs of existing nodes.
-        let class = provisioning_class.filter(|_| why.lacks_nodes && !by_claims && kueue::queue(job).is_none());
-        let Some(class) = class else { return Asked::default() };
+        let class = provisioning_class.filter(|_| why.lacks_nodes && !uses_claims && kueue::queue(job).is_none());
+        let Some(class) = class else { return NodeRequest::default() };
         let made = objects::provisioning(job, attempt.valid, rules.defaults, attempt.number, admitted, class);
         let at = |object: &Object| existing.get(&(object.kind(), object.name().to_string()));
         if made.iter().filter_map(at).any(|view| !view.owned) {
-            return Asked::default();
+            return NodeRequest::default();
         }
         let missing = made.into_iter().filter(|object| at(object).is_none()).map(Action::Create);
-        return Asked { actions: missing.collect(), ..Asked::default() };
+        return NodeRequest { actions: missing.collect(), ..NodeRequest::default() };
     };
-    let Verdict { state, reason, message, ended } = verdict(view);
-    let words = format!("ProvisioningRequest {name} asks for {} nodes: {message}", attempt.pods.len());
-    draft.condition(conditions::NODES_REQUESTED, state, &reason, words.clone());
-    let mut asked = Asked { words: Some(words), ..Asked::default() };
-    if let Some(again) = ended.map(|ended| ended.saturating_add(AGAIN).unwrap_or(Timestamp::MAX)) {
-        if clock::is_over(again, AGAIN, attempt.now()) {
-            asked.actions = given_back(attempt);
+    let RequestState { state, reason, message, ended } = request_state(view);
+    let message = format!("ProvisioningRequest {name} requests {} nodes: {message}", attempt.pods.len());
+    draft.condition(conditions::NODES_REQUESTED, state, &reason, message.clone());
+    let mut node_request = NodeRequest { message: Some(message), ..NodeRequest::default() };
+    if let Some(retry_at) = ended.map(|ended| ended.saturating_add(RETRY_DELAY).unwrap_or(Timestamp::MAX)) {
+        if clock::is_over(retry_at, RETRY_DELAY, attempt.now()) {
+            node_request.actions = withdraw(attempt);
         } else {
-            asked.wake = Some(again);
+            node_request.wake = Some(retry_at);
         }
     }
-    asked
+    node_request
 }
 
 /// The request that a placed gang's pods consume, and its class.
@@ -80,18 +80,18 @@ pub(super) fn consumed<'a>(attempt: &Attempt<'a>) -> Option<(&'a str, &'a str)> 
 
 /// The request of this attempt.
 fn request<'a>(attempt: &Attempt<'a>) -> Option<(&'a str, &'a ObjectView)> {
-    let place = (Kind::ProvisioningRequest, objects::provisioning_name(attempt.valid, attempt.number));
-    let ((_, name), view) = attempt.snapshot.objects.get_key_value(&place)?;
+    let key = (Kind::ProvisioningRequest, objects::provisioning_name(attempt.valid, attempt.number));
+    let ((_, name), view) = attempt.snapshot.objects.get_key_value(&key)?;
     Some((name.as_str(), view)).filter(|(_, view)| view.owned)
 }
 
 /// Deletes the objects of the node request.
-pub(super) fn given_back(attempt: &Attempt<'_>) -> Vec<Action> {
-    give_back(&attempt.snapshot, |kind, _| is_part(kind)).collect()
+pub(super) fn withdraw(attempt: &Attempt<'_>) -> Vec<Action> {
+    delete_owned(&attempt.snapshot, |kind, _| is_part(kind)).collect()
 }
 
 /// State of a request as reported by the autoscaler.
-struct Verdict {
+struct RequestState {
     state: &'static str,
     reason: String,
     message: String,
@@ -99,18 +99,18 @@ struct Verdict {
     ended: Option<Timestamp>,
 }
 
-fn verdict(view: &ObjectView) -> Verdict {
+fn request_state(view: &ObjectView) -> RequestState {
     let status = serde_json::from_value(view.content["status"].clone()).unwrap_or_default();
     let ProvisioningRequestStatus { conditions } = status;
     let of = |kind: &str| conditions.iter().find(|condition| condition.type_ == kind);
     let is_true = |kind: &&str| of(kind).is_some_and(|condition| condition.status == "True");
-    let end = ENDS.into_iter().find(is_true).and_then(of);
-    let said = end.or_else(|| of("Provisioned")).or_else(|| of("Accepted"));
-    let Some(said) = said else {
-        let message = "the autoscaler has not said anything yet".to_string();
-        return Verdict { state: "Unknown", reason: "Requested".into(), message, ended: None };
+    let end = TERMINAL_CONDITIONS.into_iter().find(is_true).and_then(of);
+    let latest = end.or_else(|| of("Provisioned")).or_else(|| of("Accepted"));
+    let Some(latest) = latest else {
+        let message = "the autoscaler has not responded yet".to_string();
+        return RequestState { state: "Unknown", reason: "Requested".into(), message, ended: None };
     };
-    let has_nodes = said.type_ == "Provisioned" && said.status == "True";
+    let has_nodes = latest.type_ == "Provisioned" && latest.status == "True";
     let state = if end.is_some() {
         "False"
     } else if has_nodes {
@@ -118,9 +118,9 @@ fn verdict(view: &ObjectView) -> Verdict {
     } else {
         "Unknown"
     };
-    let words = if said.message.is_empty() { &said.reason } else { &said.message };
-    let message = format!("{} is {}: {}", said.type_, said.status, words.trim_end_matches('.'));
+    let message = if latest.message.is_empty() { &latest.reason } else { &latest.message };
+    let message = format!("{} is {}: {}", latest.type_, latest.status, message.trim_end_matches('.'));
     // Other controllers' reasons may be empty in objects that the server has not validated.
-    let reason = if said.reason.is_empty() || end.is_some() { said.type_.clone() } else { said.reason.clone() };
-    Verdict { state, reason, message, ended: end.map(|end| end.last_transition_time.0) }
+    let reason = if latest.reason.is_empty() || end.is_some() { latest.type_.clone() } else { latest.reason.clone() };
+    RequestState { state, reason, message, ended: end.map(|end| end.last_transition_time.0) }
 }

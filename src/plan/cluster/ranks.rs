@@ -11,7 +11,7 @@ use switchyard_core::units::plural;
 /// Label that identifies a single node in a selector.
 pub(super) const HOST: &str = "kubernetes.io/hostname";
 /// Maximum number of pods or nodes named in a sentence.
-const NAMED: usize = 4;
+const MAX_NAMED: usize = 4;
 
 /// Node rules of the pods, and the pods they apply to.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,7 +52,7 @@ impl RankRules {
     pub fn of(admitted: &Admitted, template: &PodSpec) -> RankRules {
         let kind = |rules: &Arc<NodeRules>| Kind { rules: rules.clone(), ranks: Vec::new() };
         let mut kinds: Vec<Kind> = admitted.rules.iter().map(kind).collect();
-        for (rank, kind) in admitted.of_rank.iter().enumerate() {
+        for (rank, kind) in admitted.rule_of_rank.iter().enumerate() {
             kinds[*kind].ranks.push(rank);
         }
         let (mut pinned, mut unpinned) = (BTreeMap::<String, Vec<usize>>::new(), Vec::new());
@@ -72,7 +72,7 @@ impl RankRules {
     }
 
     /// Whether all pods have the same rules.
-    pub fn are_equal(&self) -> bool {
+    pub fn is_uniform(&self) -> bool {
         self.kinds.len() < 2
     }
 
@@ -82,7 +82,7 @@ impl RankRules {
             return None;
         }
         let first = self.candidates(node).next().or(self.kinds.first().map(|_| 0))?;
-        let unfit = eligible::may_run(&self.kinds[first].rules, node).err()?;
+        let unfit = eligible::can_run(&self.kinds[first].rules, node).err()?;
         Some(match unfit {
             Unfit::Selector(key) if !self.template.selector.contains(&key) => Unfit::AddedSelector(key),
             Unfit::Affinity if !self.template.has_affinity => Unfit::AddedAffinity,
@@ -98,7 +98,7 @@ impl RankRules {
 
     /// Kinds whose pods may run on a node.
     fn accepting(&self, node: &NodeFacts) -> impl Iterator<Item = usize> {
-        self.candidates(node).filter(|kind| eligible::may_run(&self.kinds[*kind].rules, node).is_ok())
+        self.candidates(node).filter(|kind| eligible::can_run(&self.kinds[*kind].rules, node).is_ok())
     }
 
     /// For each rank, the position in `nodes` of its node, if ranks have different rules. A rank
@@ -133,7 +133,7 @@ impl RankRules {
 
     /// The host that all pods are pinned to.
     pub fn shared_pin(&self) -> Option<&str> {
-        self.pinned.keys().next().filter(|_| self.are_equal()).map(String::as_str)
+        self.pinned.keys().next().filter(|_| self.is_uniform()).map(String::as_str)
     }
 
     /// Hosts that single pods are pinned to, with the ranks. Empty if all pods are pinned to one
@@ -169,7 +169,7 @@ impl Matching {
     fn complete(&mut self, rules: &RankRules) -> Result<(), Shortage> {
         for (number, kind) in rules.kinds.iter().enumerate() {
             for _ in self.of(number).count()..kind.ranks.len() {
-                self.one_more(number, rules)?;
+                self.augment(number, rules)?;
             }
         }
         Ok(())
@@ -177,12 +177,12 @@ impl Matching {
 
     /// Assigns one more node to a kind, along the shortest augmenting path: other kinds may have to
     /// exchange nodes.
-    fn one_more(&mut self, first: usize, rules: &RankRules) -> Result<(), Shortage> {
+    fn augment(&mut self, first: usize, rules: &RankRules) -> Result<(), Shortage> {
         // For each node the kind that reached it, and for each kind the node it would give up.
         let mut reached_by: Vec<Option<usize>> = vec![None; self.owners.len()];
-        let mut gives_up: Vec<Option<usize>> = vec![None; self.nodes_of.len()];
+        let mut releases: Vec<Option<usize>> = vec![None; self.nodes_of.len()];
         let mut queue = VecDeque::from([first]);
-        let mut asked = vec![first];
+        let mut visited = vec![first];
         while let Some(kind) = queue.pop_front() {
             for node in &self.nodes_of[kind] {
                 if reached_by[*node].is_some() || self.owners[*node] == Some(kind) {
@@ -190,30 +190,30 @@ impl Matching {
                 }
                 reached_by[*node] = Some(kind);
                 let Some(owner) = self.owners[*node] else {
-                    self.exchange(*node, first, &reached_by, &gives_up);
+                    self.exchange(*node, first, &reached_by, &releases);
                     return Ok(());
                 };
-                if owner != first && gives_up[owner].is_none() {
-                    gives_up[owner] = Some(*node);
+                if owner != first && releases[owner].is_none() {
+                    releases[owner] = Some(*node);
                     queue.push_back(owner);
-                    asked.push(owner);
+                    visited.push(owner);
                 }
             }
         }
-        let mut ranks: Vec<usize> = asked.iter().flat_map(|kind| rules.kinds[*kind].ranks.iter().copied()).collect();
-        let mut nodes: Vec<usize> = asked.iter().flat_map(|kind| self.nodes_of[*kind].iter().copied()).collect();
+        let mut ranks: Vec<usize> = visited.iter().flat_map(|kind| rules.kinds[*kind].ranks.iter().copied()).collect();
+        let mut nodes: Vec<usize> = visited.iter().flat_map(|kind| self.nodes_of[*kind].iter().copied()).collect();
         ranks.sort_unstable();
         nodes.sort_unstable();
         nodes.dedup();
         Err(Shortage { ranks, nodes })
     }
 
-    fn exchange(&mut self, free: usize, first: usize, reached_by: &[Option<usize>], gives_up: &[Option<usize>]) {
+    fn exchange(&mut self, free: usize, first: usize, reached_by: &[Option<usize>], releases: &[Option<usize>]) {
         let mut node = free;
         while let Some(kind) = reached_by[node] {
             self.owners[node] = Some(kind);
-            match gives_up[kind].filter(|_| kind != first) {
-                Some(given_up) => node = given_up,
+            match releases[kind].filter(|_| kind != first) {
+                Some(released) => node = released,
                 None => break,
             }
         }
@@ -229,16 +229,16 @@ impl Shortage {
         let names = listed(self.nodes.iter().map(|node| name(*node)));
         let which = if nodes == 0 { String::new() } else { format!(" ({names})") };
         format!(
-            "by the rules that they were admitted with, {pods} pod{} ({ranks}) {accept} {nodes} of the nodes with room{which}, and each \
-             pod of a gang needs a node of its own",
+            "by their rules after admission, {pods} pod{} ({ranks}) {accept} {nodes} of the nodes with room{which}, and each \
+             pod of a gang needs its own node",
             plural(pods)
         )
     }
 }
 
 fn listed(all: impl ExactSizeIterator<Item = String>) -> String {
-    let more = all.len() > NAMED;
-    all.take(NAMED).collect::<Vec<_>>().join(", ") + if more { ", …" } else { "" }
+    let more = all.len() > MAX_NAMED;
+    all.take(MAX_NAMED).collect::<Vec<_>>().join(", ") + if more { ", …" } else { "" }
 }
 
 #[cfg(test)]
@@ -278,12 +278,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_gang_has_nodes_exactly_where_brute_force_finds_them(
+        fn matching_agrees_with_brute_force(
             of_ranks in prop::collection::vec(prop::collection::btree_set(0_usize..7, 0..4), 2..6),
         ) {
             let of_ranks: Vec<Vec<usize>> = of_ranks.into_iter().map(|nodes| nodes.into_iter().collect()).collect();
             let rules = rules(&of_ranks.iter().map(|nodes| only(nodes)).collect::<Vec<_>>());
-            prop_assume!(!rules.are_equal());
+            prop_assume!(!rules.is_uniform());
             let nodes: Vec<NodeFacts> = (0..7).map(node).collect();
             let nodes: Vec<&NodeFacts> = nodes.iter().collect();
             let is_possible = by_brute_force(&of_ranks, &mut Vec::new());
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_stay_where_they_may_and_exchange_where_they_must() {
+    fn ranks_keep_their_nodes_where_allowed_and_swap_where_required() {
         let nodes: Vec<NodeFacts> = (0..3).map(node).collect();
         let nodes: Vec<&NodeFacts> = nodes.iter().collect();
         let any = || only(&[0, 1, 2]);
@@ -331,8 +331,8 @@ mod tests {
         let shortage = rules.cover(&nodes.iter().collect::<Vec<_>>()).unwrap_err();
         assert_eq!(
             shortage.sentence(|node| format!("n{node}")),
-            "by the rules that they were admitted with, 2 pods (0, 1) accept 1 of the nodes with room (n1), and each pod of a gang needs \
-             a node of its own"
+            "by their rules after admission, 2 pods (0, 1) accept 1 of the nodes with room (n1), and each pod of a gang needs its \
+             own node"
         );
         assert_eq!(rules.pins().collect::<Vec<_>>(), [("1", 0), ("1", 1), ("2", 2)]);
     }

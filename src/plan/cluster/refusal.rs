@@ -2,11 +2,11 @@
 //! fit.
 
 use super::admitted::Admitted;
+use super::candidates::Candidates;
+use super::demand::GangDemand;
 use super::excluded::Excluded;
-use super::need::Need;
-use super::question::Question;
+use super::placement_request::PlacementRequest;
 use super::ranks::{HOST, Shortage};
-use super::sites::Sites;
 use super::view::NodeView;
 use crate::eligible::Unfit;
 use std::cmp::Reverse;
@@ -16,14 +16,14 @@ use switchyard_core::placement::gpus::{Fleet, Group, MinLink, Refusal, Request, 
 use switchyard_core::quantity::Resources;
 use switchyard_core::rates::gigabytes;
 use switchyard_core::units::plural;
-use switchyard_crds::MinLink as Asked;
+use switchyard_crds::MinLink as ApiMinLink;
 
 /// Maximum number of reasons named.
-const NAMED: usize = 3;
+const MAX_NAMED: usize = 3;
 
 /// Why there is no placement.
 #[derive(Debug, Clone, PartialEq)]
-pub struct NoPlace {
+pub struct NoPlacement {
     /// One sentence.
     pub sentence: String,
     /// Changes of the manifest. Each of them is sufficient.
@@ -46,14 +46,14 @@ pub struct Change {
     pub bandwidth: Option<u32>,
 }
 
-impl NoPlace {
+impl NoPlacement {
     /// For a request that no cluster could satisfy.
-    pub fn impossible(sentence: String) -> NoPlace {
-        NoPlace { sentence, changes: Vec::new(), excluded: Vec::new(), open: 0, lacks_nodes: false }
+    pub fn impossible(sentence: String) -> NoPlacement {
+        NoPlacement { sentence, changes: Vec::new(), excluded: Vec::new(), open: 0, lacks_nodes: false }
     }
 }
 
-impl std::fmt::Display for NoPlace {
+impl std::fmt::Display for NoPlacement {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.sentence)?;
         for (number, Change { field, bandwidth }) in self.changes.iter().enumerate() {
@@ -69,119 +69,119 @@ impl std::fmt::Display for NoPlace {
 
 /// Names the binding constraint and finds changes that would lift it.
 pub(super) fn explain(
-    need: &Need<'_>,
-    sites: &Sites<'_>,
+    demand: &GangDemand<'_>,
+    candidates: &Candidates<'_>,
     fleet: &mut Fleet,
-    request: &Request,
+    solver_request: &Request,
     refusal: &Refusal,
-) -> NoPlace {
-    let question = need.question;
-    let count = question.valid.request.nodes;
-    let [_, badly, fit] = refusal.groups.first().copied().unwrap_or_default();
-    let mut asked: Vec<String> = Vec::new();
-    if need.gpus() > 0 {
-        asked.push(format!("{} GPU{}", need.gpus(), plural(need.gpus().into())));
+) -> NoPlacement {
+    let request = demand.request;
+    let count = request.valid.request.nodes;
+    let [_, below_min_link, fit] = refusal.groups.first().copied().unwrap_or_default();
+    let mut wanted: Vec<String> = Vec::new();
+    if demand.gpus() > 0 {
+        wanted.push(format!("{} GPU{}", demand.gpus(), plural(demand.gpus().into())));
     }
     // Every pod implicitly requests one pod slot: mention it only if the pod requests nothing else.
-    if need.gpus() == 0 || need.demand.amounts.names().count() > 1 {
-        asked.push(need.demand.amounts.to_string());
+    if demand.gpus() == 0 || demand.pod.amounts.names().count() > 1 {
+        wanted.push(demand.pod.amounts.to_string());
     }
-    let mut text = match (request.within, refusal.fullest) {
+    let mut sentence = match (solver_request.within, refusal.fullest) {
         (Some(level), Some((most, node))) if fit >= count => {
-            let key = &sites.tree.keys[level];
-            let name = sites.tree.domain(node.0 as usize, level).unwrap_or("a node without that label");
+            let key = &candidates.tree.keys[level];
+            let name = candidates.tree.domain(node.0 as usize, level).unwrap_or("a node without that label");
             format!(
-                "{fit} nodes have room for {}, but in one {key} there are {most} of {count} at most, in {name}",
-                asked.join(", ")
+                "{fit} nodes have room for {}, but one {key} has at most {most} of {count}, in {name}",
+                wanted.join(", ")
             )
         }
-        _ if count == 1 && fit == 0 => format!("no node has room for {}", asked.join(", ")),
-        _ => format!("{fit} of {count} needed nodes have room for {}", asked.join(", ")),
+        _ if count == 1 && fit == 0 => format!("no node has room for {}", wanted.join(", ")),
+        _ => format!("{fit} of {count} needed nodes have room for {}", wanted.join(", ")),
     };
-    if let Some(level) = request.within {
-        let without = (0..sites.nodes.len()).filter(|node| sites.tree.domain(*node, level).is_none()).count();
+    if let Some(level) = solver_request.within {
+        let without = (0..candidates.nodes.len()).filter(|node| candidates.tree.domain(*node, level).is_none()).count();
         if without > 0 {
-            text.push_str(&format!(
+            sentence.push_str(&format!(
                 "; {without} node{} no label {}",
                 if without == 1 { " has" } else { "s have" },
-                sites.tree.keys[level]
+                candidates.tree.keys[level]
             ));
         }
     }
-    if badly > 0 {
-        let link = question.job.spec.topology_policy.node_topology.min_link;
-        text.push_str(&format!(
-            "; on {badly} node{} the free GPUs are not joined by {link:?} or better",
-            plural(badly.into())
+    if below_min_link > 0 {
+        let link = request.job.spec.topology_policy.node_topology.min_link;
+        sentence.push_str(&format!(
+            "; on {below_min_link} node{} the free GPUs are not joined by {link:?} or better",
+            plural(below_min_link.into())
         ));
     }
-    text.push_str(&pinned(need, sites));
-    text.push_str(&left_out(&sites.excluded));
-    if sites.nodes.is_empty() {
-        text.push_str("; the cluster has no nodes");
+    sentence.push_str(&pinned(demand, candidates));
+    sentence.push_str(&describe_excluded(&candidates.excluded));
+    if candidates.nodes.is_empty() {
+        sentence.push_str("; the cluster has no nodes");
     }
-    let changes = changes(question, fleet, request, &sites.tree.keys);
-    let open = fit + badly;
-    NoPlace { sentence: text, changes, excluded: Vec::new(), open, lacks_nodes: open < count }
+    let changes = changes(request, fleet, solver_request, &candidates.tree.keys);
+    let open = fit + below_min_link;
+    NoPlacement { sentence, changes, excluded: Vec::new(), open, lacks_nodes: open < count }
 }
 
 /// Too few nodes satisfy the rules of some pods, which admission gave different rules.
-pub(super) fn of_ranks(shortage: &Shortage, sites: &Sites<'_>) -> NoPlace {
-    let sentence = shortage.sentence(|node| sites.nodes[node].facts.name.clone());
-    let open = sites.open().count() as u32;
-    NoPlace { sentence, changes: Vec::new(), excluded: sites.left_out(), open, lacks_nodes: false }
+pub(super) fn rank_shortage(shortage: &Shortage, candidates: &Candidates<'_>) -> NoPlacement {
+    let sentence = shortage.sentence(|node| candidates.nodes[node].facts.name.clone());
+    let open = candidates.open().count() as u32;
+    NoPlacement { sentence, changes: Vec::new(), excluded: candidates.excluded_nodes(), open, lacks_nodes: false }
 }
 
 /// The hosts that pods are pinned to and that cannot take them.
-fn pinned(need: &Need<'_>, sites: &Sites<'_>) -> String {
-    let mut text = String::new();
-    let rules = &need.demand.rules;
-    if let Some(host) = rules.shared_pin().filter(|_| need.question.valid.request.nodes > 1) {
-        text.push_str(&format!("; all pods are pinned to {host}, and each pod of a gang needs a node of its own"));
+fn pinned(demand: &GangDemand<'_>, candidates: &Candidates<'_>) -> String {
+    let mut sentence = String::new();
+    let rules = &demand.pod.rules;
+    if let Some(host) = rules.shared_pin().filter(|_| demand.request.valid.request.nodes > 1) {
+        sentence.push_str(&format!("; all pods are pinned to {host}, and each pod of a gang needs its own node"));
     }
     let why = |host: &str| {
         let is_host = |node: &&NodeView| node.facts.labels.get(HOST).is_some_and(|label| label == host);
-        match sites.nodes.iter().position(is_host) {
-            Some(node) => sites.excluded[node].as_ref().map(ToString::to_string),
+        match candidates.nodes.iter().position(is_host) {
+            Some(node) => candidates.excluded[node].as_ref().map(ToString::to_string),
             None => Some("no node has this name".into()),
         }
     };
     let unmet = rules.pins().filter_map(|(host, rank)| Some((host, rank, why(host)?)));
-    for (host, rank, why) in unmet.take(NAMED) {
-        text.push_str(&format!("; pod {rank} is pinned to {host}: {why}"));
+    for (host, rank, why) in unmet.take(MAX_NAMED) {
+        sentence.push_str(&format!("; pod {rank} is pinned to {host}: {why}"));
     }
-    text
+    sentence
 }
 
 /// Maximum number of pod rules for which changes are tried: each try costs as much as a placement.
-const MOST_RULES: usize = 4;
+const MAX_RULES: usize = 4;
 
 /// Adds sufficient changes of tolerations, selectors and affinities. `with` returns the job's
 /// bandwidth if its pods had the given rules.
-pub(super) fn with_rules_changed(
-    mut why: NoPlace,
-    question: &Question<'_>,
+pub(super) fn add_rule_changes(
+    mut why: NoPlacement,
+    request: &PlacementRequest<'_>,
     nodes: &BTreeMap<String, NodeView>,
     with: impl Fn(&Admitted) -> Option<Option<u32>>,
-) -> NoPlace {
+) -> NoPlacement {
     // Number of nodes that each rule excludes. Changing the rule makes at most these nodes
     // available, in addition to those with room.
-    let mut kept_out: Vec<(&Unfit, u32)> = Vec::new();
+    let mut excluded_by_rule: Vec<(&Unfit, u32)> = Vec::new();
     for (_, excluded) in &why.excluded {
         let Excluded::Unfit(unfit) = excluded else { continue };
-        match kept_out.iter_mut().find(|(other, _)| *other == unfit) {
+        match excluded_by_rule.iter_mut().find(|(other, _)| *other == unfit) {
             Some((_, count)) => *count += 1,
-            None => kept_out.push((unfit, 1)),
+            None => excluded_by_rule.push((unfit, 1)),
         }
     }
     let open = nodes.len() - why.excluded.len();
-    let missing = (question.valid.request.nodes as usize).saturating_sub(open) as u32;
-    kept_out.retain(|(unfit, count)| unfit.change().is_some() && *count >= missing);
-    kept_out.sort_by_key(|(_, count)| Reverse(*count));
+    let missing = (request.valid.request.nodes as usize).saturating_sub(open) as u32;
+    excluded_by_rule.retain(|(unfit, count)| unfit.change().is_some() && *count >= missing);
+    excluded_by_rule.sort_by_key(|(_, count)| Reverse(*count));
     let mut changes = Vec::new();
-    for (unfit, _) in kept_out.into_iter().take(MOST_RULES) {
-        let rules = question.admitted.rules.iter().map(|rules| Arc::new(rules.without(unfit))).collect();
-        let admitted = Admitted { rules, ..question.admitted.clone() };
+    for (unfit, _) in excluded_by_rule.into_iter().take(MAX_RULES) {
+        let rules = request.admitted.rules.iter().map(|rules| Arc::new(rules.without(unfit))).collect();
+        let admitted = Admitted { rules, ..request.admitted.clone() };
         if let (Some(field), Some(bandwidth)) = (unfit.change(), with(&admitted)) {
             changes.push(Change { field, bandwidth });
         }
@@ -194,8 +194,8 @@ pub(super) fn with_rules_changed(
 
 /// Names the resource that most excluded nodes lack, and the most frequent reasons why others
 /// cannot be used.
-fn left_out(excluded: &[Option<Excluded>]) -> String {
-    let mut text = String::new();
+fn describe_excluded(excluded: &[Option<Excluded>]) -> String {
+    let mut sentence = String::new();
     let mut short: BTreeMap<&str, Vec<i64>> = BTreeMap::new();
     let mut gpus: Vec<u32> = Vec::new();
     // This job's own experience with a node precedes reasons that exclude it for every job.
@@ -209,56 +209,62 @@ fn left_out(excluded: &[Option<Excluded>]) -> String {
             }
             Some(Excluded::Gpus { free, .. }) => gpus.push(*free),
             Some(other) => {
-                let others_too = !matches!(other, Excluded::LeftOut(_));
+                let others_too = !matches!(other, Excluded::Avoided(_));
                 *refused.entry((others_too, other.to_string())).or_default() += same.len();
             }
         }
     }
     if let Some(most) = gpus.iter().max() {
-        text.push_str(&format!("; most free GPUs on the others: {most}"));
+        sentence.push_str(&format!("; most free GPUs on the others: {most}"));
     }
     // If several resources are short on equally many nodes, report the first.
     if let Some((name, free)) = short.iter().rev().max_by_key(|(_, free)| free.len()) {
         let most = Resources::amount(name, free.iter().copied().max().unwrap_or(0));
-        text.push_str(&format!("; most free {name} on the others: {most}"));
+        sentence.push_str(&format!("; most free {name} on the others: {most}"));
     }
     // Most nodes may be excluded by the job's own selector. Then the shortage on the other nodes is
     // the relevant information.
     let mut refused: Vec<((bool, String), usize)> = refused.into_iter().collect();
     refused.sort_by_key(|((others_too, _), nodes)| (*others_too, Reverse(*nodes)));
-    for ((_, why), nodes) in refused.iter().take(NAMED) {
-        text.push_str(&format!("; {nodes} node{} cannot be used: {why}", plural(*nodes as u64)));
+    for ((_, why), nodes) in refused.iter().take(MAX_NAMED) {
+        sentence.push_str(&format!("; {nodes} node{} cannot be used: {why}", plural(*nodes as u64)));
     }
-    text
+    sentence
 }
 
 /// Changes that are each sufficient: dropping a level, fewer nodes, fewer GPUs per node, slower
 /// links.
-fn changes(question: &Question<'_>, fleet: &mut Fleet, request: &Request, keys: &[String]) -> Vec<Change> {
+fn changes(
+    request: &PlacementRequest<'_>,
+    fleet: &mut Fleet,
+    solver_request: &Request,
+    keys: &[String],
+) -> Vec<Change> {
     let mut changes = Vec::new();
-    let group = request.groups[0];
-    let mut fits = |request: &Request| {
-        fleet.bandwidth(request).map(|bandwidth| Some(bandwidth).filter(|bandwidth| *bandwidth != UNLIMITED))
+    let group = solver_request.groups[0];
+    let mut fits = |solver_request: &Request| {
+        fleet.bandwidth(solver_request).map(|bandwidth| Some(bandwidth).filter(|bandwidth| *bandwidth != UNLIMITED))
     };
-    let with = |group: Group| Request { groups: vec![group], ..request.clone() };
-    if let Some(level) = request.within {
-        let freed = Request { within: None, ..request.clone() };
+    let with = |group: Group| Request { groups: vec![group], ..solver_request.clone() };
+    if let Some(level) = solver_request.within {
+        let freed = Request { within: None, ..solver_request.clone() };
         if let Some(bandwidth) = fits(&freed) {
-            let domains = &question.job.spec.topology_policy.domains;
+            let domains = &request.job.spec.topology_policy.domains;
             let position = domains.iter().position(|domain| domain.key == keys[level]).unwrap_or(0);
             changes.push(Change { field: format!("topologyPolicy.domains[{position}].mode: Preferred"), bandwidth });
         }
     }
-    if request.min_link != MinLink::System {
-        let better = MinLink::ALL.into_iter().filter(|link| *link > request.min_link);
-        let mut loose = better.map(|link| (link, Request { min_link: link, ..request.clone() }));
-        if let Some((link, bandwidth)) = loose.find_map(|(link, request)| Some((link, fits(&request)?))) {
+    if solver_request.min_link != MinLink::System {
+        let better = MinLink::ALL.into_iter().filter(|link| *link > solver_request.min_link);
+        let mut relaxed = better.map(|link| (link, Request { min_link: link, ..solver_request.clone() }));
+        if let Some((link, bandwidth)) = relaxed.find_map(|(link, solver_request)| Some((link, fits(&solver_request)?)))
+        {
             let word = match link {
-                MinLink::NVLink => Asked::NVLink,
-                MinLink::PCIeSwitch => Asked::PCIeSwitch,
-                MinLink::PCIeHost => Asked::PCIeHost,
-                MinLink::Numa => Asked::NUMA,
-                MinLink::System => Asked::System,
+                MinLink::NVLink => ApiMinLink::NVLink,
+                MinLink::PCIeSwitch => ApiMinLink::PCIeSwitch,
+                MinLink::PCIeHost => ApiMinLink::PCIeHost,
+                MinLink::Numa => ApiMinLink::NUMA,
+                MinLink::System => ApiMinLink::System,
             };
             changes.push(Change { field: format!("topologyPolicy.nodeTopology.minLink: {word:?}"), bandwidth });
         }
@@ -278,7 +284,7 @@ fn changes(question: &Question<'_>, fleet: &mut Fleet, request: &Request, keys: 
     }
     let fewer = (1..group.gpus).rev().map(|gpus| (gpus, with(Group { gpus, ..group })));
     let mut fewer = fewer.filter(|_| most == 0 || group.pods == 1);
-    if let Some((gpus, bandwidth)) = fewer.find_map(|(gpus, request)| Some((gpus, fits(&request)?))) {
+    if let Some((gpus, bandwidth)) = fewer.find_map(|(gpus, solver_request)| Some((gpus, fits(&solver_request)?))) {
         let field = format!("trainer.resourcesPerNode.limits[nvidia.com/gpu]: {gpus}");
         changes.push(Change { field, bandwidth });
     }

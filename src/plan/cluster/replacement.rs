@@ -14,10 +14,10 @@ use switchyard_crds::Replacement;
 
 /// Time for the kubelet to report that containers have ended, after it killed them at the end of
 /// the grace period.
-const REPORTED_WITHIN: SignedDuration = SignedDuration::from_secs(30);
+const REPORT_GRACE: SignedDuration = SignedDuration::from_secs(30);
 
 /// A pod of an older attempt that may still run.
-struct Leftover<'a> {
+struct OldPod<'a> {
     pod: &'a PodView,
     /// When the next attempt stops waiting for it, `None` if unknown.
     until: Option<Timestamp>,
@@ -25,7 +25,7 @@ struct Leftover<'a> {
     reason: String,
 }
 
-impl Leftover<'_> {
+impl OldPod<'_> {
     fn is_awaited(&self, now: Timestamp) -> bool {
         // However far in the future it is: a clock that was set back must not start a second
         // writer.
@@ -49,12 +49,12 @@ pub(super) struct Wait {
 /// The wait for pods of older attempts, `None` if this attempt may start.
 pub(super) fn wait(attempt: &Attempt<'_>) -> Option<Wait> {
     let now = attempt.now();
-    let awaited: Vec<Leftover<'_>> = leftovers(attempt).filter(|left| left.is_awaited(now)).collect();
-    let longest = |left: &&Leftover<'_>| {
-        (left.pod.node.is_some(), left.until.unwrap_or(Timestamp::MAX), Reverse(left.pod.node_rank))
+    let awaited: Vec<OldPod<'_>> = old_pods(attempt).filter(|old_pod| old_pod.is_awaited(now)).collect();
+    let longest = |old_pod: &&OldPod<'_>| {
+        (old_pod.pod.node.is_some(), old_pod.until.unwrap_or(Timestamp::MAX), Reverse(old_pod.pod.node_rank))
     };
     let last = awaited.iter().max_by_key(longest)?;
-    let is_on_node = awaited.iter().any(|left| left.pod.node.is_some());
+    let is_on_node = awaited.iter().any(|old_pod| old_pod.pod.node.is_some());
     let text = format!("attempt {} starts once {} has ended", attempt.number, last.name());
     let text = match last.until {
         Some(until) => format!("{text}, or at {until}, {}", last.reason),
@@ -72,46 +72,46 @@ pub(super) fn wait(attempt: &Attempt<'_>) -> Option<Wait> {
 
 /// Describes pods of older attempts that may still run but whose wait is over. `None` if there are
 /// none.
-pub(super) fn not_awaited(attempt: &Attempt<'_>) -> Option<String> {
-    let mut left = leftovers(attempt).filter(|left| !left.is_awaited(attempt.now()));
-    let first = left.next()?;
+pub(super) fn overlap_warning(attempt: &Attempt<'_>) -> Option<String> {
+    let mut unawaited = old_pods(attempt).filter(|old_pod| !old_pod.is_awaited(attempt.now()));
+    let first = unawaited.next()?;
     let since = first.until.map_or_else(String::new, |until| format!(" since {until}, {}", first.reason));
     let text = format!("{} may still run; attempt {} no longer waits for it{since}", first.name(), attempt.number);
-    let more = left.count();
-    let others = (more > 0).then(|| format!("; the same is true of {more} more pod{}", plural(more as u64)));
+    let more = unawaited.count();
+    let others = (more > 0).then(|| format!("; so may {more} more pod{}", plural(more as u64)));
     Some(text + &others.unwrap_or_default())
 }
 
-fn leftovers<'a>(attempt: &'a Attempt<'_>) -> impl Iterator<Item = Leftover<'a>> {
+fn old_pods<'a>(attempt: &'a Attempt<'_>) -> impl Iterator<Item = OldPod<'a>> {
     let JobSnapshot { job, pods, .. } = attempt.snapshot;
     let counts = job.spec.replacement() == Replacement::AfterTermination;
-    let older = pods.iter().copied().filter(move |pod| counts && pod.attempt < attempt.number && pod.may_run());
-    older.map(|pod| leftover(attempt, pod))
+    let older = pods.iter().copied().filter(move |pod| counts && pod.attempt < attempt.number && pod.can_run());
+    older.map(|pod| old_pod(attempt, pod))
 }
 
-fn leftover<'a>(attempt: &Attempt<'_>, pod: &'a PodView) -> Leftover<'a> {
-    let Silence { grace, brake, .. } = attempt.snapshot.silence;
+fn old_pod<'a>(attempt: &Attempt<'_>, pod: &'a PodView) -> OldPod<'a> {
+    let Silence { grace, mass_outage, .. } = attempt.snapshot.silence;
     let (Some(name), Some(deletion)) = (&pod.node, &pod.deletion) else {
-        return Leftover { pod, until: None, reason: String::new() };
+        return OldPod { pod, until: None, reason: String::new() };
     };
     let after = |time: Timestamp, pause| Some(time.saturating_add(pause).unwrap_or(Timestamp::MAX));
-    let unheard = |why: String| {
+    let after_node_grace = |why: String| {
         let reason = format!("{} s after it was deleted: {why}", grace.as_secs());
         (after(deletion.requested, grace), reason)
     };
     let (until, reason) = match attempt.snapshot.nodes.get(name) {
-        None => unheard(format!("node {name} is gone")),
+        None => after_node_grace(format!("node {name} is gone")),
         Some(node) if node.out_of_service => {
             (Some(deletion.requested), format!("when it was deleted: an administrator took node {name} out of service"))
         }
-        Some(node) => match (node.silent_since, brake) {
+        Some(node) => match (node.silent_since, mass_outage) {
             (None, _) => {
-                let seconds = REPORTED_WITHIN.as_secs();
-                (after(deletion.due, REPORTED_WITHIN), format!("{seconds} s after the end of its grace period"))
+                let seconds = REPORT_GRACE.as_secs();
+                (after(deletion.due, REPORT_GRACE), format!("{seconds} s after the end of its grace period"))
             }
-            (Some(_), Some(brake)) => (None, brake.to_string()),
-            (Some(since), None) => unheard(format!("node {name} has not reported since {since}")),
+            (Some(_), Some(mass_outage)) => (None, mass_outage.to_string()),
+            (Some(since), None) => after_node_grace(format!("node {name} has not reported since {since}")),
         },
     };
-    Leftover { pod, until, reason }
+    OldPod { pod, until, reason }
 }

@@ -8,14 +8,14 @@
 
 use super::admitted::Admitted;
 use super::attempt::Attempt;
+use super::blocker::{self, WriteError};
 use super::containers::Sidecar;
 use super::events::{self, EventDraft};
-use super::find::{Found, Nowhere, WrongFabric, find};
-use super::hindrance::{self, Trouble};
+use super::place_with_fabric::{PlacementFailure, PlacementWithFabric, WrongFabric, place_with_fabric};
 use super::view::{Phase, PodView};
 use super::{
-    Action, JobSnapshot, Question, Reconciliation, Waits, act, again, clock, cordon, degraded, end, fabric, failure,
-    provisioning, replacement, transport, waiting_period,
+    Action, JobSnapshot, PlacementRequest, Reconciliation, WaitReason, actions, clock, cordon, degraded, end, fabric,
+    failure, provisioning, replacement, retry, transport, waiting_period,
 };
 use crate::ValidJob;
 use crate::objects::{self, Object};
@@ -31,31 +31,31 @@ pub(super) fn step(snapshot: &JobSnapshot<'_>, valid: &ValidJob, number: u32) ->
     let attempt = Attempt::of(snapshot, valid, number);
     if attempt.placed && attempt.all(PodView::has_succeeded) {
         let pods = attempt.pods.len();
-        let who = if pods == 1 { "the node is".to_string() } else { format!("all {pods} nodes are") };
-        let text = format!("{who} done in attempt {number}");
+        let subject = if pods == 1 { "the node is".to_string() } else { format!("all {pods} nodes are") };
+        let text = format!("{subject} done in attempt {number}");
         return end(snapshot, Ending::complete(text));
     }
-    if let Some(by) = snapshot.gives_way_to.filter(|_| attempt.placed) {
-        return again::after_preemption(&attempt, by);
+    if let Some(by) = snapshot.preempted_by.filter(|_| attempt.placed) {
+        return retry::after_preemption(&attempt, by);
     }
-    if let Some(result) = again::after_lost_gate(&attempt) {
+    if let Some(result) = retry::after_lost_gate(&attempt) {
         return result;
     }
-    let verdict = failure::judge(&attempt);
-    if let failure::Verdict::Failed(failed) = &verdict {
-        return again::after_failure(&attempt, failed);
+    let verdict = failure::assess(&attempt);
+    if let failure::Assessment::Failed(failed) = &verdict {
+        return retry::after_failure(&attempt, failed);
     }
-    if let Some(left) = cordon::leaves(&attempt) {
-        return again::after_failure(&attempt, &left);
+    if let Some(left) = cordon::evacuation(&attempt) {
+        return retry::after_failure(&attempt, &left);
     }
-    if let Some(why) = transport::refused(snapshot.job).filter(|_| attempt.placed) {
+    if let Some(why) = transport::policy_violation(snapshot.job).filter(|_| attempt.placed) {
         return end(snapshot, Ending::failed(conditions::TRANSPORT_DIFFERS, why));
     }
-    if let Some(result) = again::after_lost_place(&attempt) {
+    if let Some(result) = retry::after_lost_placement(&attempt) {
         return result;
     }
     let mut result = if !attempt.placed { gather(&attempt) } else { follow(&attempt) };
-    if let failure::Verdict::Look(at) = verdict {
+    if let failure::Assessment::Recheck(at) = verdict {
         result.wake_at(at);
     }
     let old = attempt.snapshot.pods.iter().filter(|pod| pod.attempt < attempt.number);
@@ -69,17 +69,17 @@ pub(super) fn step(snapshot: &JobSnapshot<'_>, valid: &ValidJob, number: u32) ->
 fn gather(attempt: &Attempt<'_>) -> Reconciliation {
     let status = attempt.snapshot.job.status.as_ref();
     let not_before = status.and_then(|status| status.attempt_time.as_ref()).map(|time| time.0);
-    if let Some(not_before) = not_before.filter(|at| !clock::is_over(*at, restart::LONGEST_PAUSE, attempt.now())) {
+    if let Some(not_before) = not_before.filter(|at| !clock::is_over(*at, restart::MAX_PAUSE, attempt.now())) {
         // The decision to restart has already written the stage and its reason.
         let mut result = attempt.draft().act(&attempt.snapshot);
-        result.actions = act::old_pods(attempt);
-        result.actions.extend(act::old_objects(attempt));
+        result.actions = actions::old_pods(attempt);
+        result.actions.extend(actions::old_objects(attempt));
         result.wake_at(not_before);
         return result;
     }
-    let mut actions = act::old_pods(attempt);
-    let labels = act::labels(attempt);
-    let strangers = act::objects(attempt, &mut actions);
+    let mut actions = actions::old_pods(attempt);
+    let labels = actions::labels(attempt);
+    let name_conflicts = actions::objects(attempt, &mut actions);
     let missing = attempt.pods.iter().filter(|pod| pod.is_none()).count();
     let numbered = (0_u32..).zip(&attempt.pods).filter(|(_, pod)| pod.is_none());
     let numbered = numbered.filter(|(rank, _)| !attempt.is_unlabelled(*rank));
@@ -95,32 +95,32 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
     let is_unlabelled = !labels.is_empty();
     actions.extend(labels);
     if missing > 0 || is_unlabelled || attempt.existing().iter().any(|pod| pod.deleting) {
-        let trouble = attempt.snapshot.trouble;
-        if let Some(trouble) = trouble.filter(|trouble| trouble.is_final(attempt.now())) {
-            return end(&attempt.snapshot, Ending::failed(conditions::PERMANENT_FAILURE, trouble.sentence()));
+        let write_error = attempt.snapshot.write_error;
+        if let Some(write_error) = write_error.filter(|write_error| write_error.is_final(attempt.now())) {
+            return end(&attempt.snapshot, Ending::failed(conditions::PERMANENT_FAILURE, write_error.sentence()));
         }
-        if let Some(trouble) = trouble.filter(|trouble| trouble.is_for_quota())
-            && let Some(result) = again::for_quota(attempt, &trouble.text)
+        if let Some(write_error) = write_error.filter(|write_error| write_error.is_quota())
+            && let Some(result) = retry::yield_quota(attempt, &write_error.text)
         {
             return result;
         }
         let mut draft = attempt.draft();
-        Trouble::tell(trouble, &mut draft);
-        let text = match (trouble, strangers.first()) {
-            (Some(trouble), _) => trouble.sentence(),
-            (None, Some(stranger)) => stranger.clone(),
+        WriteError::record(write_error, &mut draft);
+        let text = match (write_error, name_conflicts.first()) {
+            (Some(write_error), _) => write_error.sentence(),
+            (None, Some(conflict)) => conflict.clone(),
             (None, None) => format!("{} of {desired} pods exist", desired - missing),
         };
         // After a failure the stage stays Restarting, with the cause, until all pods of the next
         // attempt exist.
         let is_restart = is_restart(status);
-        if !is_restart || trouble.is_some() {
+        if !is_restart || write_error.is_some() {
             let stage = if is_restart { Stage::Restarting } else { Stage::Placing };
             draft.stage(stage, text);
         }
         let mut result = draft.act(&attempt.snapshot);
         result.actions = actions;
-        trouble.and_then(Trouble::ends).into_iter().for_each(|at| result.wake_at(at));
+        write_error.and_then(WriteError::ends).into_iter().for_each(|at| result.wake_at(at));
         return result;
     }
     if let Some(wait) = replacement::wait(attempt) {
@@ -134,7 +134,7 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
         return result;
     }
     let mut result = place(attempt);
-    if result.status.is_none() || result.waits.is_some() {
+    if result.status.is_none() || result.wait_reason.is_some() {
         actions.append(&mut result.actions);
         result.actions = actions;
     }
@@ -149,9 +149,9 @@ fn is_restart(status: Option<&TrainJobStatus>) -> bool {
 fn place(attempt: &Attempt<'_>) -> Reconciliation {
     let pods = attempt.existing();
     let mut draft = attempt.draft();
-    let by_claims = attempt.snapshot.job.status.as_ref().and_then(|status| status.device_allocation)
+    let uses_claims = attempt.snapshot.job.status.as_ref().and_then(|status| status.device_allocation)
         == Some(DeviceAllocation::Claims);
-    if let Some(text) = pods.iter().find_map(|pod| held_by_others(pod, by_claims)) {
+    if let Some(text) = pods.iter().find_map(|pod| foreign_gate(pod, uses_claims)) {
         // The reason must not be `Restarting`: with it the job would keep its nodes, while other
         // jobs may be admitted first.
         draft.condition(conditions::PLACED, "False", conditions::GATED, text.clone());
@@ -170,60 +170,62 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
     }
     let JobSnapshot { job, nodes, rules, .. } = attempt.snapshot;
     let admitted = Admitted::of(attempt.valid, job.status.as_ref(), pods.iter().copied());
-    let left_out = attempt.snapshot.left_out;
-    let question = Question { job, valid: attempt.valid, rules, admitted: &admitted, left_out };
-    match find(&question, nodes) {
-        Ok(Found { mut placed, fabric: decided }) => {
+    let avoided_nodes = attempt.snapshot.avoided_nodes;
+    let request = PlacementRequest { job, valid: attempt.valid, rules, admitted: &admitted, avoided_nodes };
+    match place_with_fabric(&request, nodes) {
+        Ok(PlacementWithFabric { mut placed, fabric: decided }) => {
             fabric::report(&mut draft, decided);
             placed.status.slices = slices::named(&attempt.valid.name, attempt.number, &placed.status.nodes);
-            let overtaken = attempt.snapshot.ahead.and_then(|ahead| ahead.overtaken(&placed.status));
-            let reason = overtaken.into_iter().fold(placed.status.reason.clone(), |reason, why| reason + "; " + &why);
+            let overtaking = attempt.snapshot.ahead.and_then(|ahead| ahead.describe_overtaking(&placed.status));
+            let reason = overtaking.into_iter().fold(placed.status.reason.clone(), |reason, why| reason + "; " + &why);
             draft.next.placement = Some(placed.status);
             draft.next.placed_time.get_or_insert_with(|| status::time(attempt.now()));
             draft.next.placed_limit_seconds = placed_limit(job);
             draft.condition(conditions::PLACED, "True", "Placed", reason.clone());
-            let overlap = replacement::not_awaited(attempt);
-            draft.stage(Stage::Starting, with(format!("0 of {} pods run", pods.len()), overlap.clone()));
+            let overlap = replacement::overlap_warning(attempt);
+            draft.stage(Stage::Starting, with_remarks(format!("0 of {} pods run", pods.len()), overlap.clone()));
             let overlap = overlap.map(|text| EventDraft::warning(events::OLD_POD_MAY_RUN, text));
             draft.decide([EventDraft::normal(events::PLACED, reason)].into_iter().chain(overlap).collect())
         }
-        Err(Nowhere::WrongFabric(found)) => {
+        Err(PlacementFailure::WrongFabric(found)) => {
             let WrongFabric { why, decided, .. } = *found;
             if decided.is_some() {
                 fabric::report_findings(&mut draft, decided);
             }
-            not_ready(attempt, draft, why)
+            wait_for_fabric(attempt, draft, why)
         }
-        Err(Nowhere::NoRoom(refused)) => {
+        Err(PlacementFailure::NoRoom(refused)) => {
             let open = refused.open;
             let ahead = attempt.snapshot.ahead.map(ToString::to_string);
-            let forecast = attempt.snapshot.forecast.map(|forecast| forecast.words(attempt.now()));
-            let rests = attempt.snapshot.rests_until.map(|until| {
-                format!("it held nodes for as long as it may (queue.longestReservationSeconds), and holds none until {until}")
+            let forecast = attempt.snapshot.forecast.map(|forecast| forecast.message(attempt.now()));
+            let cooldown = attempt.snapshot.cooldown_until.map(|until| {
+                format!(
+                    "its reservation reached queue.longestReservationSeconds, and it gets no other one until {until}"
+                )
             });
             let why = ahead
                 .into_iter()
-                .chain(rests)
+                .chain(cooldown)
                 .chain(forecast)
                 .fold(refused.to_string(), |why, more| why + "; " + &more);
-            let again = again::for_allocation(attempt, &why).or_else(|| again::for_quota(attempt, &why));
-            if let Some(result) = again {
+            let restarted = retry::recreate_for_allocation(attempt, &why).or_else(|| retry::yield_quota(attempt, &why));
+            if let Some(result) = restarted {
                 return result;
             }
-            let asked = provisioning::ask(attempt, &admitted, &refused, &mut draft);
-            let why = asked.words.into_iter().fold(why, |why, words| why + "; " + &words);
+            let node_request = provisioning::request_nodes(attempt, &admitted, &refused, &mut draft);
+            let why = node_request.message.into_iter().fold(why, |why, words| why + "; " + &words);
             let is_new = status::reason_of(&draft.next, conditions::PLACED) != Some(conditions::NO_ROOM);
             draft.condition(conditions::PLACED, "False", conditions::NO_ROOM, why.clone());
             draft.stage(Stage::Queued, why.clone());
             let mut result = draft.act(&attempt.snapshot);
-            result.waits = Some(Waits::Room { open });
-            result.actions = asked.actions;
-            asked.wake.into_iter().for_each(|at| result.wake_at(at));
-            attempt.snapshot.asked_again.into_iter().for_each(|at| result.wake_at(at));
+            result.wait_reason = Some(WaitReason::Room { open });
+            result.actions = node_request.actions;
+            node_request.wake.into_iter().for_each(|at| result.wake_at(at));
+            attempt.snapshot.avoidance_ends.into_iter().for_each(|at| result.wake_at(at));
             // Forecasts change as time passes, and a job has none before it is in the queue.
-            let period = waiting_period(attempt.snapshot.waiting);
-            let is_told_later = attempt.snapshot.forecast.map_or(is_new, |forecast| forecast.window.is_ok());
-            let at = attempt.now().checked_add(period).ok().filter(|_| is_told_later);
+            let period = waiting_period(attempt.snapshot.queue_length);
+            let is_update_due = attempt.snapshot.forecast.map_or(is_new, |forecast| forecast.window.is_ok());
+            let at = attempt.now().checked_add(period).ok().filter(|_| is_update_due);
             at.into_iter().for_each(|at| result.wake_at(at));
             if is_new {
                 result.events.push(EventDraft::normal(events::NO_ROOM, why));
@@ -237,20 +239,20 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
 /// queued with a higher limit.
 fn placed_limit(job: &TrainJob) -> Option<i64> {
     let limit = job.spec.active_deadline_seconds;
-    let kept = job.status.as_ref().filter(|status| status.placement.is_some());
-    kept.and_then(|status| status.placed_limit_seconds).into_iter().chain(limit).min()
+    let previous = job.status.as_ref().filter(|status| status.placement.is_some());
+    previous.and_then(|status| status.placed_limit_seconds).into_iter().chain(limit).min()
 }
 
 /// Says which other gate holds a pod and what it waits for, `None` if there is no other gate.
-fn held_by_others(pod: &PodView, by_claims: bool) -> Option<String> {
+fn foreign_gate(pod: &PodView, uses_claims: bool) -> Option<String> {
     let gate = pod.other_gate.as_ref()?;
     Some(match (&pod.group, &pod.admission) {
         // Kueue reports this only in the Workload, not in an event.
-        (Some(group), None) if by_claims && pod.waits_for_kueue() => format!(
-            "waiting for Kueue to admit Workload {group}; the GPUs come by claims, and Kueue 0.18 and later admits no pods that name \
+        (Some(group), None) if uses_claims && pod.waits_for_kueue() => format!(
+            "waiting for Kueue to admit Workload {group}; its GPUs are allocated by claims, and Kueue 0.18 and later admits no pods that name \
              claims (docs/queueing.md#kueue)"
         ),
-        (Some(_), Some(words)) if pod.waits_for_kueue() => format!("waiting for Kueue: {words}"),
+        (Some(_), Some(message)) if pod.waits_for_kueue() => format!("waiting for Kueue: {message}"),
         (Some(group), None) if pod.waits_for_kueue() => format!("waiting for Kueue to admit Workload {group}"),
         _ => format!("another scheduling gate holds pod {}: {gate}", pod.name),
     })
@@ -258,8 +260,8 @@ fn held_by_others(pod: &PodView, by_claims: bool) -> Option<String> {
 
 /// There is room, but the job must not start on the fabric of these nodes. Changes of nodes, ports
 /// or other jobs may resolve that.
-fn not_ready(attempt: &Attempt<'_>, mut draft: Draft<'_>, why: String) -> Reconciliation {
-    if let Some(result) = again::for_devices(attempt, &why) {
+fn wait_for_fabric(attempt: &Attempt<'_>, mut draft: Draft<'_>, why: String) -> Reconciliation {
+    if let Some(result) = retry::recreate_for_devices(attempt, &why) {
         return result;
     }
     let is_new = status::reason_of(&draft.next, conditions::PLACED) != Some(conditions::FABRIC_NOT_READY);
@@ -267,8 +269,8 @@ fn not_ready(attempt: &Attempt<'_>, mut draft: Draft<'_>, why: String) -> Reconc
     draft.condition(conditions::PLACED, "False", conditions::FABRIC_NOT_READY, why.clone());
     draft.stage(Stage::Queued, why.clone());
     let mut result = draft.act(&attempt.snapshot);
-    result.waits = Some(Waits::Fabric);
-    attempt.snapshot.asked_again.into_iter().for_each(|at| result.wake_at(at));
+    result.wait_reason = Some(WaitReason::Fabric);
+    attempt.snapshot.avoidance_ends.into_iter().for_each(|at| result.wake_at(at));
     if is_new {
         result.events.push(EventDraft::warning(events::FABRIC_NOT_READY, why));
     }
@@ -277,41 +279,42 @@ fn not_ready(attempt: &Attempt<'_>, mut draft: Draft<'_>, why: String) -> Reconc
 
 /// Follows a placed gang: lifts its gates and watches its pods until they end.
 fn follow(attempt: &Attempt<'_>) -> Reconciliation {
-    let mut actions = act::old_pods(attempt);
-    actions.extend(act::labels(attempt));
-    let mut strangers = act::objects(attempt, &mut actions);
+    let mut actions = actions::old_pods(attempt);
+    actions.extend(actions::labels(attempt));
+    let mut name_conflicts = actions::objects(attempt, &mut actions);
     let placement = attempt.snapshot.job.status.as_ref().and_then(|status| status.placement.as_ref());
     // Gates are lifted together, after all claims and NCCL files exist.
     let mut taken = Vec::new();
-    let mut missing = act::claims(attempt, placement, &mut taken);
-    missing.extend(act::fabric_configs(attempt, &mut taken));
+    let mut missing = actions::claims(attempt, placement, &mut taken);
+    missing.extend(actions::fabric_configs(attempt, &mut taken));
     if missing.is_empty() && taken.is_empty() {
-        actions.extend(act::releases(attempt));
+        actions.extend(actions::releases(attempt));
     }
     actions.extend(missing);
-    let refused = again::after_refused_write(attempt, &taken);
-    let refused = refused.or_else(|| again::after_refusal(attempt)).transpose();
-    strangers.extend(taken);
+    let refused = retry::after_refused_write(attempt, &taken);
+    let refused = refused.or_else(|| retry::after_refusal(attempt)).transpose();
+    name_conflicts.extend(taken);
     if attempt.all(|pod| !pod.gated) {
-        actions.extend(provisioning::given_back(attempt));
+        actions.extend(provisioning::withdraw(attempt));
     }
-    if let Some(result) = refused.as_ref().ok().cloned().flatten().or_else(|| again::after_timeout(attempt)) {
+    if let Some(result) = refused.as_ref().ok().cloned().flatten().or_else(|| retry::after_timeout(attempt)) {
         return result;
     }
     let desired = attempt.pods.len();
     let running = attempt.count(|pod| pod.phase == Phase::Running || pod.has_succeeded());
     let mut draft = attempt.draft();
     if attempt.all(|pod| !pod.gated) && draft.next.is(conditions::OBJECTS_REFUSED) {
-        let text = "the API server has accepted what the pods need to start".to_string();
+        let text = "the API server has accepted the objects that the pods need".to_string();
         draft.condition(conditions::OBJECTS_REFUSED, "False", conditions::ACCEPTED, text);
     }
     let is_new = status::reason_of(&draft.next, conditions::SUCCEEDED) != Some(Stage::Running.reason());
     let mut events = Vec::new();
     events.extend(degraded::report(attempt, placement, &mut draft));
     events.extend(transport::report(&attempt.snapshot, attempt.valid, &mut draft));
-    let trouble = attempt.snapshot.trouble.map(Trouble::sentence).or_else(|| strangers.first().cloned());
+    let write_error =
+        attempt.snapshot.write_error.map(WriteError::sentence).or_else(|| name_conflicts.first().cloned());
     let silent = failure::silent_node(attempt);
-    if let Some(text) = trouble {
+    if let Some(text) = write_error {
         draft.stage(if running == desired { Stage::Running } else { Stage::Starting }, text);
     } else if running == desired {
         let ended = attempt.count(PodView::is_done);
@@ -322,14 +325,14 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
             format!("{} of {desired} nodes train, {ended} {are} done", desired - ended)
         };
         let before = status::message_of(&draft.next, conditions::SUCCEEDED).unwrap_or_default();
-        let cordoned = cordon::stays(attempt);
+        let cordoned = cordon::drain_note(attempt);
         if let Some(news) = cordoned.as_ref().filter(|cordoned| !before.contains(*cordoned)) {
             events.push(EventDraft::warning(events::NODE_CORDONED, news.clone()));
         }
         let training = attempt.existing().into_iter().filter(|pod| !pod.is_done());
         let stopped = Sidecar::sentence(training.map(|pod| (pod.name.as_str(), pod.sidecars.as_slice())));
-        let remarks = silent.into_iter().chain(cordoned).chain(replacement::not_awaited(attempt)).chain(stopped);
-        draft.stage(Stage::Running, with(text, remarks));
+        let remarks = silent.into_iter().chain(cordoned).chain(replacement::overlap_warning(attempt)).chain(stopped);
+        draft.stage(Stage::Running, with_remarks(text, remarks));
         if is_new {
             let of = if attempt.number > 1 { format!(" in attempt {}", attempt.number) } else { String::new() };
             let text = if desired == 1 { "the pod runs".into() } else { format!("all {desired} pods run") };
@@ -338,7 +341,7 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
     } else if is_new {
         // Once all pods have run, the stage stays Running: a restarting kubelet briefly reports
         // fewer.
-        draft.stage(Stage::Starting, with(starting(attempt, running), replacement::not_awaited(attempt)));
+        draft.stage(Stage::Starting, with_remarks(starting(attempt, running), replacement::overlap_warning(attempt)));
     }
     let due = no_progress(attempt, &mut draft);
     let mut result = draft.act(&attempt.snapshot);
@@ -348,9 +351,9 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
     if running < desired
         && let Some(at) = attempt.placed_at()
     {
-        result.wake_at(attempt.due(at));
-        let heard_by = Some(attempt.heard_by(at)).filter(|by| *by > attempt.now());
-        heard_by.into_iter().for_each(|by| result.wake_at(by));
+        result.wake_at(attempt.schedule_deadline(at));
+        let scheduler_report_due = Some(attempt.scheduler_report_due(at)).filter(|by| *by > attempt.now());
+        scheduler_report_due.into_iter().for_each(|by| result.wake_at(by));
     }
     if let Err(at) = refused {
         result.wake_at(at);
@@ -361,7 +364,7 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
 /// Default time without progress after which the ranks' watchdogs would have reacted.
 const PROGRESS_TIMEOUT: i32 = 600;
 /// Maximum delay until a step is known here: logs of many jobs are read in rotation.
-const READ_IN: SignedDuration = SignedDuration::from_secs(300);
+const MAX_READ_DELAY: SignedDuration = SignedDuration::from_secs(300);
 
 /// Reports that no step has been seen for a long time, or returns when that will be the case. It
 /// detects what the watchdogs cannot, a process that is stopped together with all others, but also
@@ -370,7 +373,7 @@ fn no_progress(attempt: &Attempt<'_>, draft: &mut Draft<'_>) -> Option<Timestamp
     let last = attempt.snapshot.silence.progress.filter(|_| draft.next.is(conditions::PROGRESSING))?;
     let policy = &attempt.snapshot.job.spec.failure_policy;
     let seconds = policy.progress_timeout_seconds.unwrap_or(PROGRESS_TIMEOUT).max(PROGRESS_TIMEOUT);
-    let limit = SignedDuration::from_secs(seconds.into()).saturating_add(READ_IN);
+    let limit = SignedDuration::from_secs(seconds.into()).saturating_add(MAX_READ_DELAY);
     let due = last.saturating_add(limit).unwrap_or(Timestamp::MAX);
     if !clock::is_over(due, limit, attempt.now()) {
         return Some(due);
@@ -382,7 +385,7 @@ fn no_progress(attempt: &Attempt<'_>, draft: &mut Draft<'_>) -> Option<Timestamp
 }
 
 /// Appends remarks to a sentence.
-fn with(text: String, remarks: impl IntoIterator<Item = String>) -> String {
+fn with_remarks(text: String, remarks: impl IntoIterator<Item = String>) -> String {
     remarks.into_iter().fold(text, |text, remark| text + "; " + &remark)
 }
 
@@ -390,12 +393,12 @@ fn with(text: String, remarks: impl IntoIterator<Item = String>) -> String {
 fn starting(attempt: &Attempt<'_>, running: usize) -> String {
     let desired = attempt.pods.len();
     let why = attempt.existing().into_iter().find_map(|pod| {
-        let why = match (pod.hindrance(), &pod.unschedulable) {
-            (Some(waiting), _) => hindrance::of_start(waiting).sentence(&waiting.sentence()),
+        let why = match (pod.blocker(), &pod.unschedulable) {
+            (Some(waiting), _) => blocker::start_remedy(waiting).sentence(&waiting.sentence()),
             (None, Some(why)) => format!("not scheduled: {}", why.message),
             (None, None) => match &pod.init {
                 Some(init) => init.sentence(),
-                None => attempt.unheard(pod)?,
+                None => attempt.unresponsive_scheduler(pod)?,
             },
         };
         let on = pod.node.as_ref().map_or_else(String::new, |node| format!(" on node {node}"));

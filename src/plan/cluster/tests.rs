@@ -33,14 +33,14 @@ fn a_decision_writes_the_status_and_nothing_else() {
     let first = world.step();
     assert!(
         first.actions.is_empty() && first.status.is_some(),
-        "the attempt is written before anything is made for it"
+        "the attempt is written before its objects are created"
     );
     let second = world.step();
     let kinds: Vec<&str> =
         second.actions.iter().map(|a| if let Action::Create(o) = a { o.kind().name() } else { "-" }).collect();
     assert_eq!(kinds, ["PodDisruptionBudget", "Service", "NetworkPolicy", "Pod", "Pod"]);
     let place = world.step();
-    assert!(place.actions.is_empty(), "the place is written before a gate is lifted");
+    assert!(place.actions.is_empty(), "the placement is written before a gate is lifted");
     assert!(world.pods.iter().all(|pod| pod.gated));
     let lift = world.step();
     assert!(lift.actions.iter().all(|action| matches!(action, Action::Release { .. })) && lift.actions.len() == 2);
@@ -49,13 +49,13 @@ fn a_decision_writes_the_status_and_nothing_else() {
 }
 
 #[test]
-fn a_gang_waits_as_a_whole_and_says_what_is_short() {
+fn a_gang_waits_as_a_whole_and_names_the_short_resource() {
     let mut world = World::new(2, json!({}));
     world.node("n1", "1");
     world.run();
     assert_eq!(world.stage(), "Queued");
     assert!(world.message().starts_with("1 of 2 needed nodes have room for cpu 2"), "{}", world.message());
-    assert!(world.pods.iter().all(|pod| pod.gated), "no pod holds anything");
+    assert!(world.pods.iter().all(|pod| pod.gated), "no pod takes resources");
     world.node("n1", "4");
     world.run();
     assert_eq!(world.stage(), "Running");
@@ -64,24 +64,24 @@ fn a_gang_waits_as_a_whole_and_says_what_is_short() {
 /// Regression test: the job chose the device plugin, which did not exist either, and waited for it
 /// forever.
 #[test]
-fn a_job_that_was_there_before_the_driver_gets_its_gpus_by_claims() {
+fn a_job_created_before_the_driver_gets_its_gpus_by_claims() {
     let limits = json!({"cpu": "2", "nvidia.com/gpu": 1});
     let trainer = json!({"framework": "Plain", "image": "i", "numNodes": 1, "resourcesPerNode": {"limits": limits}});
     let mut world = World::new(1, json!({"trainer": trainer}));
     world.run();
-    let way = |world: &World| world.job.status.as_ref().and_then(|status| status.device_allocation);
-    assert_eq!((world.stage(), way(&world)), ("Queued", Some(DeviceAllocation::DevicePlugin)));
+    let mechanism = |world: &World| world.job.status.as_ref().and_then(|status| status.device_allocation);
+    assert_eq!((world.stage(), mechanism(&world)), ("Queued", Some(DeviceAllocation::DevicePlugin)));
     world.nodes.get_mut("n0").unwrap().offered = Some(0b1);
     let decided = world.step();
-    assert_eq!((world.attempt(), way(&world)), (2, Some(DeviceAllocation::Claims)));
-    assert!(world.message().starts_with("the nodes give GPUs by Claims now: the pods are created again; "));
+    assert_eq!((world.attempt(), mechanism(&world)), (2, Some(DeviceAllocation::Claims)));
+    assert!(world.message().starts_with("the nodes now provide GPUs by Claims: the pods are recreated; "));
     assert_eq!((decided.actions.len(), decided.events.len()), (0, 1));
     world.run();
     assert!(world.pods.iter().all(|pod| pod.attempt == 2), "{:?}", world.pods);
     // While no node provides GPUs by either mechanism, nothing is recreated.
     world.nodes.get_mut("n0").unwrap().offered = None;
     world.run();
-    assert_eq!((world.stage(), world.attempt(), way(&world)), ("Queued", 2, Some(DeviceAllocation::Claims)));
+    assert_eq!((world.stage(), world.attempt(), mechanism(&world)), ("Queued", 2, Some(DeviceAllocation::Claims)));
     // If the mechanisms alternate, as with drivers that keep restarting, retries back off.
     let gpu = [(switchyard_crds::names::GPU_RESOURCE.to_string(), Quantity("1".into()))];
     let gpu = crate::resources::of_quantities(&gpu.into());
@@ -92,7 +92,7 @@ fn a_job_that_was_there_before_the_driver_gets_its_gpus_by_claims() {
         node.allocatable = if by_plugin { node.allocatable.plus(&gpu) } else { node.allocatable.less(&gpu) };
         world.step();
         assert_eq!(world.attempt(), attempt, "{}", world.message());
-        assert!(world.message().contains(&format!("the pods are created again in {pause} s; ")), "{}", world.message());
+        assert!(world.message().contains(&format!("the pods are recreated in {pause} s; ")), "{}", world.message());
         assert_eq!(world.step().wake, Some(at(world.now + pause)));
         world.now += pause;
         world.run();
@@ -101,16 +101,13 @@ fn a_job_that_was_there_before_the_driver_gets_its_gpus_by_claims() {
 }
 
 #[test]
-fn the_root_cause_is_not_the_echo() {
+fn a_peer_failure_is_not_the_root_cause() {
     let mut world = World::new(3, json!({"failurePolicy": {"maxRestarts": 1}}));
     world.run();
     world.now = 10;
     world.exit("a-1-0", 4, "");
     let looks = world.plan();
-    assert!(
-        looks.status.is_none_or(|status| status.attempt == Some(1)),
-        "a failed peer names another one: wait for it"
-    );
+    assert!(looks.status.is_none_or(|status| status.attempt == Some(1)), "wait for the failure that the peer reports");
     world.exit("a-1-2", 7, "disk on fire");
     world.run();
     assert_eq!((world.stage(), world.attempt()), ("Running", 2));
@@ -126,7 +123,7 @@ fn the_root_cause_is_not_the_echo() {
 }
 
 #[test]
-fn pauses_between_attempts_grow_and_survive_the_controller() {
+fn pauses_between_attempts_grow_and_survive_a_controller_restart() {
     let mut world = World::new(1, json!({"failurePolicy": {"maxRestarts": 9}}));
     world.run();
     let mut pauses = Vec::new();
@@ -150,7 +147,7 @@ fn pauses_between_attempts_grow_and_survive_the_controller() {
 /// Found by G5: with a stale cache that did not show that pods had succeeded, the controller
 /// deleted them and their logs when the job was complete.
 #[test]
-fn a_pod_that_may_have_ended_unseen_is_deleted_only_as_it_was_seen() {
+fn a_pod_that_may_have_ended_is_deleted_only_in_its_observed_version() {
     let mut world = World::new(2, json!({}));
     world.run();
     world.pods.iter_mut().for_each(|pod| pod.version = Some("7".into()));
@@ -161,8 +158,7 @@ fn a_pod_that_may_have_ended_unseen_is_deleted_only_as_it_was_seen() {
     assert_eq!(world.stage(), "Complete");
     world.pods = old;
     let actions = world.plan().actions;
-    let as_seen =
-        |action: &Action| matches!(action, Action::Delete { kind: Kind::Pod, version: Some(seen), .. } if seen == "7");
+    let as_seen = |action: &Action| matches!(action, Action::Delete { kind: Kind::Pod, version: Some(version), .. } if version == "7");
     assert!(actions.len() >= 2 && actions.iter().filter(|action| as_seen(action)).count() == 2, "{actions:?}");
 }
 
@@ -170,7 +166,7 @@ fn a_pod_that_may_have_ended_unseen_is_deleted_only_as_it_was_seen() {
 /// created the next attempt a second later, and lost the logs of ranks that had only failed as a
 /// consequence.
 #[test]
-fn a_pod_whose_containers_have_ended_is_left_to_its_kubelet() {
+fn a_pod_whose_containers_have_ended_gets_time_to_report_its_phase() {
     let mut world = World::new(2, json!({"failurePolicy": {"maxRestarts": 1}}));
     for attempt in 1..=2 {
         world.run();
@@ -192,12 +188,12 @@ fn a_pod_whose_containers_have_ended_is_left_to_its_kubelet() {
 }
 
 #[test]
-fn a_clock_that_is_set_back_holds_nothing_up() {
+fn setting_the_clock_back_delays_nothing() {
     let mut world = World::new(2, json!({"failurePolicy": {"maxRestarts": 9}, "activeDeadlineSeconds": 60}));
     world.run();
     world.now -= 3600;
     world.run();
-    assert_eq!((world.stage(), world.attempt()), ("Running", 1), "what runs is not disturbed");
+    assert_eq!((world.stage(), world.attempt()), ("Running", 1), "running pods are not affected");
     world.exit("a-1-0", 9, "");
     world.run();
     world.exit("a-2-0", 9, "");
@@ -205,18 +201,18 @@ fn a_clock_that_is_set_back_holds_nothing_up() {
     assert_eq!((world.stage(), world.attempt()), ("Restarting", 3), "a pause");
     world.now -= 3600;
     world.run();
-    assert_eq!(world.stage(), "Running", "the pause is not an hour");
+    assert_eq!(world.stage(), "Running", "the pause does not become an hour");
     world.exit("a-3-0", 4, "");
     world.now -= 3600;
     world.run();
-    assert_eq!(world.attempt(), 4, "nor is the wait for the root cause");
+    assert_eq!(world.attempt(), 4, "neither does the wait for the root cause");
     world.now += 20;
     world.run();
     assert_eq!(world.stage(), "Running");
     let since = at(world.now + 3600);
     world.nodes.get_mut("n0").unwrap().silent_since = Some(since);
     world.step();
-    assert_eq!(world.attempt(), 5, "nor that for a lost node");
+    assert_eq!(world.attempt(), 5, "neither does the wait for a lost node");
 }
 
 /// Regression test: a job with a limit of an hour that waited for two hours was stopped before it
@@ -238,7 +234,7 @@ fn time_in_the_queue_does_not_count_for_the_deadline() {
     world.run();
     world.now = 659;
     world.run();
-    assert_eq!((world.stage(), world.attempt()), ("Running", 2), "a restart is part of the time");
+    assert_eq!((world.stage(), world.attempt()), ("Running", 2), "time before a restart counts");
     world.now = 660;
     world.run();
     assert_eq!(world.stage(), "Failed");
@@ -247,7 +243,7 @@ fn time_in_the_queue_does_not_count_for_the_deadline() {
 
 /// A job placed by an earlier controller version has no `placedTime`.
 #[test]
-fn the_deadline_of_a_job_that_was_placed_before_counts_from_its_start() {
+fn without_placed_time_the_deadline_counts_from_the_start() {
     let mut world = World::new(1, json!({"activeDeadlineSeconds": 60}));
     world.run();
     world.job.status.as_mut().unwrap().placed_time = None;
@@ -270,7 +266,7 @@ fn a_job_never_ends_before_its_start() {
 }
 
 #[test]
-fn an_attempt_below_that_of_a_pod_is_set_right() {
+fn an_attempt_below_that_of_a_pod_is_corrected() {
     let mut world = World::new(1, json!({}));
     world.run();
     world.pods[0].attempt = 5;
@@ -282,7 +278,7 @@ fn an_attempt_below_that_of_a_pod_is_set_right() {
 /// Regression test: the attempt number overflowed, and the status was rejected every 5 s from then
 /// on, under every leader.
 #[test]
-fn a_job_without_a_next_attempt_ends_and_says_so() {
+fn a_job_at_the_last_attempt_number_fails_with_the_reason() {
     let mut world = World::new(1, json!({}));
     world.run();
     world.job.status.as_mut().unwrap().attempt = Some(i32::MAX);
@@ -303,7 +299,7 @@ fn a_job_without_a_next_attempt_ends_and_says_so() {
 }
 
 #[test]
-fn a_name_that_is_no_image_is_not_tried_again() {
+fn an_invalid_image_name_is_not_retried() {
     let mut world = World::new(1, json!({"failurePolicy": {"maxRestarts": 9}}));
     world.run();
     world.pods[0].phase = Phase::Pending;
@@ -316,7 +312,7 @@ fn a_name_that_is_no_image_is_not_tried_again() {
 }
 
 #[test]
-fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
+fn figures_are_written_every_ten_seconds_and_stages_at_once() {
     let mut world = World::new(2, json!({}));
     world.run();
     world.pods[0].ready = false;
@@ -333,25 +329,25 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
         actual: &BTreeMap::new(),
         ahead: None,
         unlabelled: &BTreeMap::new(),
-        rests_until: None,
+        cooldown_until: None,
         forecast: None,
-        waiting: 1,
-        gives_way_to: None,
-        trouble: None,
+        queue_length: 1,
+        preempted_by: None,
+        write_error: None,
         summary: None,
-        seen: &world.seen,
+        log_observations: &world.log_observations,
         status_written: Some(at(0)),
-        left_out: &BTreeMap::new(),
-        quota_goes_to: None,
-        asked_again: None,
+        avoided_nodes: &BTreeMap::new(),
+        quota_recipient: None,
+        avoidance_ends: None,
         restricted: false,
         provisioning_class: None,
         silence: Silence {
             grace: SignedDuration::from_secs(60),
-            brake: None,
-            released: None,
+            mass_outage: None,
+            outage_ended: None,
             progress: None,
-            is_awaited: false,
+            progress_unread: false,
         },
         scheduler_is_known: true,
         longest_schedule_timeout: SignedDuration::from_mins(10),
@@ -361,7 +357,7 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
     snapshot.rules.now = at(10);
     assert!(plan(&snapshot).status.is_some());
     snapshot.rules.now = at(-3600);
-    assert!(plan(&snapshot).status.is_some(), "a clock that is set back does not stop them");
+    assert!(plan(&snapshot).status.is_some(), "setting the clock back does not stop status writes");
     snapshot.rules.now = at(3);
     let mut held = world.job.clone();
     held.spec.suspend = true;
@@ -381,7 +377,7 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
 
 /// Regression test: 500 queued jobs wrote their status with every pod exit in the cluster.
 #[test]
-fn what_jobs_wait_for_is_written_once_a_minute_and_by_all_of_them_once_a_second() {
+fn waiting_messages_are_written_once_a_minute_per_job_and_once_a_second_in_total() {
     let mut world = World::new(2, json!({}));
     world.node("n1", "1");
     world.run();
@@ -390,20 +386,20 @@ fn what_jobs_wait_for_is_written_once_a_minute_and_by_all_of_them_once_a_second(
     world.node("n1", "1500m");
     world.now = 59;
     let waits = world.plan();
-    assert_eq!((waits.status.is_none(), waits.wake), (true, Some(at(60))), "only the words change");
+    assert_eq!((waits.status.is_none(), waits.wake), (true, Some(at(60))), "only the message changes");
     world.now = 60;
     assert!(world.plan().status.is_some());
-    world.waiting = 500;
-    assert_eq!(world.plan().wake, Some(at(500)), "all that wait write once a second together");
+    world.queue_length = 500;
+    assert_eq!(world.plan().wake, Some(at(500)), "queued jobs together write once a second");
     world.now = 500;
     assert!(world.plan().status.is_some());
     world.now = 5;
     world.node("n1", "4");
-    assert!(world.plan().status.is_some_and(|status| status.is(conditions::PLACED)), "a place is no word");
+    assert!(world.plan().status.is_some_and(|status| status.is(conditions::PLACED)), "a placement is written at once");
 }
 
 #[test]
-fn a_decision_from_an_absent_pod_names_it() {
+fn a_decision_based_on_an_absent_pod_names_it() {
     let mut world = World::new(2, json!({"failurePolicy": {"maxRestarts": 3}}));
     world.run();
     world.pods.pop();
@@ -420,7 +416,7 @@ fn a_decision_from_an_absent_pod_names_it() {
 
 /// Events that may happen to a job's pods.
 #[derive(Debug, Clone)]
-enum Happening {
+enum Incident {
     Exit(usize, i32),
     Vanish(usize),
     LoseNode(usize),
@@ -429,19 +425,19 @@ enum Happening {
     Step,
 }
 
-fn happening() -> impl Strategy<Value = Happening> {
+fn incident() -> impl Strategy<Value = Incident> {
     prop_oneof![
         (0_usize..4, prop_oneof![Just(0), Just(3), Just(4), Just(9), Just(137)])
-            .prop_map(|(pod, code)| Happening::Exit(pod, code)),
-        (0_usize..4).prop_map(Happening::Vanish),
-        (0_usize..4).prop_map(Happening::LoseNode),
-        any::<bool>().prop_map(Happening::Suspend),
-        (1_i64..400).prop_map(Happening::Later),
+            .prop_map(|(pod, code)| Incident::Exit(pod, code)),
+        (0_usize..4).prop_map(Incident::Vanish),
+        (0_usize..4).prop_map(Incident::LoseNode),
+        any::<bool>().prop_map(Incident::Suspend),
+        (1_i64..400).prop_map(Incident::Later),
         // Clock corrections.
-        prop_oneof![Just(-3600), Just(3600)].prop_map(Happening::Later),
-        Just(Happening::Step),
-        Just(Happening::Step),
-        Just(Happening::Step),
+        prop_oneof![Just(-3600), Just(3600)].prop_map(Incident::Later),
+        Just(Incident::Step),
+        Just(Incident::Step),
+        Just(Incident::Step),
     ]
 }
 
@@ -451,24 +447,24 @@ proptest! {
     /// End states are final, attempts and counters never decrease, and a decision comes without
     /// actions.
     #[test]
-    fn whatever_happens(nodes in 1_u32..4, restarts in 0_i32..3, happenings in prop::collection::vec(happening(), 0..60)) {
+    fn any_sequence_of_incidents(nodes in 1_u32..4, restarts in 0_i32..3, incidents in prop::collection::vec(incident(), 0..60)) {
         let mut world = World::new(nodes, json!({"failurePolicy": {"maxRestarts": restarts, "maxInfrastructureRestarts": 2}}));
         let mut before = (0, 0);
-        for happening in happenings {
-            match happening {
-                Happening::Exit(pod, code) if pod < world.pods.len() && !world.pods[pod].is_over() && !world.pods[pod].gated => {
+        for incident in incidents {
+            match incident {
+                Incident::Exit(pod, code) if pod < world.pods.len() && !world.pods[pod].is_over() && !world.pods[pod].gated => {
                     let name = world.pods[pod].name.clone();
                     world.exit(&name, code, "");
                 }
-                Happening::Vanish(pod) if pod < world.pods.len() => drop(world.pods.remove(pod)),
-                Happening::LoseNode(node) => {
+                Incident::Vanish(pod) if pod < world.pods.len() => drop(world.pods.remove(pod)),
+                Incident::LoseNode(node) => {
                     let lost = at(world.now);
                     if let Some(node) = world.nodes.get_mut(&format!("n{node}")) {
                         (node.silent_since, node.facts.ready) = (Some(lost), false);
                     }
                 }
-                Happening::Suspend(suspend) => world.job.spec.suspend = suspend,
-                Happening::Later(seconds) => world.now += seconds,
+                Incident::Suspend(suspend) => world.job.spec.suspend = suspend,
+                Incident::Later(seconds) => world.now += seconds,
                 _ => {}
             }
             let was_over = is_over(&world.job);
@@ -476,7 +472,7 @@ proptest! {
             let done = world.step();
             if was_over {
                 let makes = |a: &Action| matches!(a, Action::Create(_) | Action::Repair(_) | Action::Release { .. });
-                prop_assert!(!done.actions.iter().any(makes), "made after the end");
+                prop_assert!(!done.actions.iter().any(makes), "created after the end");
                 prop_assert_eq!(&world.job.status, &old);
             }
             if let Some(status) = &done.status {
@@ -485,7 +481,7 @@ proptest! {
                 let ended = status.completion_time.as_ref().map(|time| time.0);
                 prop_assert!(ended.is_none_or(|ended| ended >= status.start_time.as_ref().unwrap().0), "ends before its start");
                 let decided = old.as_ref().and_then(|old| old.attempt) != status.attempt;
-                prop_assert!(!decided || done.actions.is_empty(), "a new attempt and actions at once");
+                prop_assert!(!decided || done.actions.is_empty(), "a new attempt together with actions");
                 before = now;
             }
             let ready = world.pods.iter().filter(|pod| !pod.gated).map(|pod| pod.attempt).collect::<std::collections::BTreeSet<_>>();

@@ -17,7 +17,7 @@ pub use switchyard_fabric::LogObservation;
 use switchyard_fabric::{Prediction, compare};
 
 /// Maximum number of slow links named. Further ones are counted.
-const SLOW_NAMED: usize = 4;
+const MAX_SLOW_NAMED: usize = 4;
 
 /// True if the log heads of this job's pods have not been compared with the prediction yet.
 pub fn wants_logs(job: &TrainJob, ranks: u32) -> bool {
@@ -47,13 +47,14 @@ fn prediction(job: &TrainJob, per_node: u32) -> Option<Prediction> {
 
 /// Compares the ranks' reports with the prediction and writes the verdict once.
 pub(super) fn report(snapshot: &JobSnapshot<'_>, valid: &ValidJob, draft: &mut Draft<'_>) -> Option<EventDraft> {
-    let (job, seen) = (snapshot.job, snapshot.seen);
-    if seen.is_empty() || observed(job).is_some() {
+    let (job, log_observations) = (snapshot.job, snapshot.log_observations);
+    if log_observations.is_empty() || observed(job).is_some() {
         return None;
     }
     let predicted = prediction(job, valid.request.processes_per_node)?;
     let nodes = &job.status.as_ref()?.placement.as_ref()?.nodes;
-    let nodes: Vec<_> = (0_u32..).zip(nodes).map(|(rank, node)| (node.node_name.as_str(), seen.get(&rank))).collect();
+    let nodes: Vec<_> =
+        (0_u32..).zip(nodes).map(|(rank, node)| (node.node_name.as_str(), log_observations.get(&rank))).collect();
     let slow = measured(snapshot, draft);
     let Some(found) = compare(predicted, &nodes) else { return slow };
     let (state, reason) = match found.verdict {
@@ -77,20 +78,22 @@ pub(super) fn report(snapshot: &JobSnapshot<'_>, valid: &ValidJob, draft: &mut D
 /// Writes the measurements of the ranks, with the nodes and devices of slow links.
 fn measured(snapshot: &JobSnapshot<'_>, draft: &mut Draft<'_>) -> Option<EventDraft> {
     let fabric = snapshot.job.status.as_ref().and_then(|status| status.fabric.as_ref());
-    let found = snapshot.seen.get(&0)?.measured.as_ref().filter(|_| fabric.is_none_or(|f| f.measured.is_none()))?;
+    let found =
+        snapshot.log_observations.get(&0)?.measured.as_ref().filter(|_| fabric.is_none_or(|f| f.measured.is_none()))?;
     let placement = snapshot.job.status.as_ref()?.placement.as_ref()?;
     let predicted = placement.predicted_bus_bandwidth.as_ref().and_then(gigabytes_per_second);
     let predicted = predicted.map_or(String::new(), |rate| format!(" ({rate} GB/s predicted for GPUs and their NICs)"));
     let rate = |bytes: f64| format!("{:.3} GB/s", bytes / 1e9);
     let (got, least) = (rate(found.bus_bandwidth), rate(found.least));
-    let mut message = format!("{got} in an all-reduce over {} ranks, {least} asked for{predicted}", found.ranks);
+    let mut message = format!("{got} in an all-reduce over {} ranks, {least} required{predicted}", found.ranks);
     let slow = found.slow();
-    for link in slow.iter().take(SLOW_NAMED) {
-        let (from, to) = (end(snapshot, &placement.nodes, link.from), end(snapshot, &placement.nodes, link.to));
+    for link in slow.iter().take(MAX_SLOW_NAMED) {
+        let (from, to) =
+            (endpoint(snapshot, &placement.nodes, link.from), endpoint(snapshot, &placement.nodes, link.to));
         message.push_str(&format!("; {} from {from} to {to}", rate(link.bytes_per_second)));
     }
-    if slow.len() > SLOW_NAMED {
-        message.push_str(&format!("; and {} more slow links", slow.len() - SLOW_NAMED));
+    if slow.len() > MAX_SLOW_NAMED {
+        message.push_str(&format!("; and {} more slow links", slow.len() - MAX_SLOW_NAMED));
     }
     let is_enough = found.shortfall().is_none();
     let (verdict, state, reason) = match (is_enough, snapshot.job.spec.fabric.preflight.mode) {
@@ -106,7 +109,7 @@ fn measured(snapshot: &JobSnapshot<'_>, draft: &mut Draft<'_>) -> Option<EventDr
 }
 
 /// A rank as an endpoint of a link: node, GPU if it has one, and NICs with their rails.
-fn end(snapshot: &JobSnapshot<'_>, nodes: &[PlacedNode], rank: u32) -> String {
+fn endpoint(snapshot: &JobSnapshot<'_>, nodes: &[PlacedNode], rank: u32) -> String {
     let first = |node: &&PlacedNode| node.first_rank.unsigned_abs() <= rank;
     let Some(node) = nodes.iter().filter(first).max_by_key(|node| node.first_rank) else {
         return format!("rank {rank}");
@@ -134,11 +137,11 @@ fn end(snapshot: &JobSnapshot<'_>, nodes: &[PlacedNode], rank: u32) -> String {
 }
 
 /// Why a job whose transport violates its policy must be stopped, `None` if it continues.
-pub(super) fn refused(job: &TrainJob) -> Option<String> {
+pub(super) fn policy_violation(job: &TrainJob) -> Option<String> {
     let policy = &job.spec.fabric;
     let stops = policy.mode == FabricMode::Required && policy.on_fallback == FallbackAction::Fail;
     let found = observed(job).filter(|found| stops && found.verdict == ObservedVerdict::OtherTransport)?;
-    Some(format!("{}; spec.fabric.onFallback says Fail", found.message))
+    Some(format!("{}; spec.fabric.onFallback is Fail", found.message))
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ pub struct Unschedulable {
 }
 
 /// Maximum length of a kubelet message that is shown, in characters.
-const LONGEST_MESSAGE: usize = 500;
+const MAX_MESSAGE: usize = 500;
 
 /// Why the trainer is not running yet: the state of its own container, or of one that must start
 /// before it.
@@ -67,18 +67,18 @@ impl Waiting {
         let containers = status.container_statuses.as_deref().unwrap_or_default();
         let own = state(containers.iter().find(|container| container.name == TRAINER)?)?;
         let others = status.init_container_statuses.iter().flatten().chain(containers).filter_map(state);
-        let worse = std::iter::once(own.clone()).chain(others).find(|waiting| !waiting.is_ordinary());
+        let worse = std::iter::once(own.clone()).chain(others).find(|waiting| !waiting.is_starting());
         Some(worse.unwrap_or(own))
     }
 
     /// The kubelet's message, shortened.
     pub fn sentence(&self) -> String {
-        let message: String = self.message.chars().take(LONGEST_MESSAGE).collect();
+        let message: String = self.message.chars().take(MAX_MESSAGE).collect();
         format!("{}: {message}", self.reason)
     }
 
     /// Whether it is merely still starting, without a known obstacle.
-    pub fn is_ordinary(&self) -> bool {
+    pub fn is_starting(&self) -> bool {
         matches!(self.reason.as_str(), "ContainerCreating" | "PodInitializing")
     }
 }
@@ -170,7 +170,7 @@ pub struct PodView {
 
 /// Time allowed between the end of the containers and the final pod phase. A kubelet needs a second
 /// or two, because it checks containers once a second. A log shipper needs a few more.
-const SETTLING: SignedDuration = SignedDuration::from_secs(10);
+const SETTLE_TIME: SignedDuration = SignedDuration::from_secs(10);
 
 impl PodView {
     /// Whether the pod with all its containers has succeeded or failed. It then holds no resources
@@ -198,14 +198,14 @@ impl PodView {
 
     /// Whether one of its containers may run now or later. An unbound pod is never bound once it is
     /// deleted.
-    pub fn may_run(&self) -> bool {
+    pub fn can_run(&self) -> bool {
         !self.is_over() && self.stopped.is_none() && (self.node.is_some() || self.deletion.is_none())
     }
 
     /// Whether it is bound and has not started, while its container states give no reason.
     pub fn is_silent(&self) -> bool {
         let is_open = self.phase == Phase::Pending && self.node.is_some() && !self.deleting;
-        is_open && self.waiting.as_ref().is_none_or(Waiting::is_ordinary)
+        is_open && self.waiting.as_ref().is_none_or(Waiting::is_starting)
     }
 
     /// Whether Kueue has not admitted it yet.
@@ -215,13 +215,13 @@ impl PodView {
 
     /// Whether it is being deleted but its name stays in use: Kueue keeps the pods of a group until
     /// all of them have ended.
-    pub fn is_lost_to_its_group(&self) -> bool {
+    pub fn is_held_by_group(&self) -> bool {
         self.deleting && self.group.is_some()
     }
 
     /// The known obstacle that keeps it from starting, if any.
-    pub fn hindrance(&self) -> Option<&Waiting> {
-        self.waiting.as_ref().filter(|waiting| !waiting.is_ordinary()).or(self.warning.as_ref())
+    pub fn blocker(&self) -> Option<&Waiting> {
+        self.waiting.as_ref().filter(|waiting| !waiting.is_starting()).or(self.warning.as_ref())
     }
 
     /// The container whose exit ended the pod, and that exit: the trainer, or an init container
@@ -236,8 +236,8 @@ impl PodView {
     pub fn logs(&self) -> Option<&str> {
         let has_started = self.ended.is_some() || self.phase == Phase::Running;
         let init = self.init.as_ref().filter(|_| !has_started);
-        let may_have_started = has_started || self.phase != Phase::Pending;
-        init.map(|init| init.name.as_str()).or_else(|| may_have_started.then_some(TRAINER))
+        let can_have_started = has_started || self.phase != Phase::Pending;
+        init.map(|init| init.name.as_str()).or_else(|| can_have_started.then_some(TRAINER))
     }
 
     /// Until when the pod must not be deleted after its trainer has ended. Its kubelet is about to
@@ -246,8 +246,8 @@ impl PodView {
     /// runs, or has had enough time.
     pub fn settles(&self, now: Timestamp) -> Option<Timestamp> {
         let ended = self.stopped.or_else(|| self.ended.as_ref()?.at);
-        let until = ended.filter(|_| !self.is_over() && !self.deleting)?.saturating_add(SETTLING).ok()?;
-        (!clock::is_over(until, SETTLING, now)).then_some(until)
+        let until = ended.filter(|_| !self.is_over() && !self.deleting)?.saturating_add(SETTLE_TIME).ok()?;
+        (!clock::is_over(until, SETTLE_TIME, now)).then_some(until)
     }
 
     /// Reads one of our pods. Attempt and rank come from its name rather than its labels, because
@@ -264,16 +264,17 @@ impl PodView {
             .collect();
         let conditions = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
         let is = |kind: &str, state: &str| conditions.iter().find(|c| c.type_ == kind && c.status == state);
-        let because = |c: &PodCondition| (c.reason.clone().unwrap_or_default(), c.message.clone().unwrap_or_default());
+        let reason_and_message =
+            |c: &PodCondition| (c.reason.clone().unwrap_or_default(), c.message.clone().unwrap_or_default());
         let containers = status.and_then(|status| status.container_statuses.as_deref()).unwrap_or_default();
-        let ends =
+        let finish_times =
             containers.iter().map(|container| container.state.as_ref()?.terminated.as_ref()?.finished_at.as_ref());
-        let ends: Option<Vec<Timestamp>> = ends.map(|end| end.map(|end| end.0)).collect();
+        let finish_times: Option<Vec<Timestamp>> = finish_times.map(|end| end.map(|end| end.0)).collect();
         let is_all = spec.is_some_and(|spec| spec.containers.len() == containers.len());
         let trainer = containers.iter().find(|container| container.name == TRAINER);
-        let sidecars = Sidecar::stopped(pod);
+        let sidecars = Sidecar::not_running(pod);
         // A sidecar that has ended makes the pod unready although the trainer is running.
-        let trains = !sidecars.is_empty() && trainer.is_some_and(|trainer| trainer.ready);
+        let is_trainer_ready = !sidecars.is_empty() && trainer.is_some_and(|trainer| trainer.ready);
         let ContainerState { terminated, .. } = trainer.and_then(|trainer| trainer.state.clone()).unwrap_or_default();
         let node = spec.and_then(|spec| spec.node_name.clone()).filter(|name| !name.is_empty());
         PodView {
@@ -296,7 +297,7 @@ impl PodView {
                 _ if terminated.is_some() => Phase::Running,
                 _ => Phase::Pending,
             },
-            ready: is("Ready", "True").is_some() || trains,
+            ready: is("Ready", "True").is_some() || is_trainer_ready,
             deleting: pod.metadata.deletion_timestamp.is_some(),
             deletion: pod.metadata.deletion_timestamp.as_ref().map(|due| {
                 // `deletionTimestamp` is the end of the grace period.
@@ -308,9 +309,9 @@ impl PodView {
             unschedulable: is("PodScheduled", "False")
                 .filter(|_| node.is_none())
                 .filter(|c| c.reason.as_deref().is_some_and(|reason| REFUSED.contains(&reason)))
-                .map(|c| Unschedulable { message: because(c).1, since: None }),
-            disruption: is("DisruptionTarget", "True").map(because),
-            stopped_by_queue: is(kueue::STOPPED, "True").map(|c| because(c).1),
+                .map(|c| Unschedulable { message: reason_and_message(c).1, since: None }),
+            disruption: is("DisruptionTarget", "True").map(reason_and_message),
+            stopped_by_queue: is(kueue::STOPPED, "True").map(|c| reason_and_message(c).1),
             true_conditions: conditions.iter().filter(|c| c.status == "True").map(|c| c.type_.clone()).collect(),
             reason: status
                 .and_then(|status| Some((status.reason.clone()?, status.message.clone().unwrap_or_default()))),
@@ -321,10 +322,10 @@ impl PodView {
             sidecars,
             bound: is("PodScheduled", "True").and_then(|c| c.last_transition_time.as_ref()).map(|time| time.0),
             ended: terminated.map(Ended::of),
-            stopped: ends.filter(|_| is_all).and_then(|ends| ends.into_iter().max()),
+            stopped: finish_times.filter(|_| is_all).and_then(|finish_times| finish_times.into_iter().max()),
             started: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
             node,
-            requests: spec.map(resources::of_pod).unwrap_or_default(),
+            requests: spec.map(resources::pod_requests).unwrap_or_default(),
             is_lasting: spec.is_some_and(|spec| {
                 let is_restarted = spec.restart_policy.as_deref().is_none_or(|policy| policy == "Always");
                 is_restarted && spec.active_deadline_seconds.is_none()
@@ -452,7 +453,7 @@ impl NodeView {
     }
 
     /// Whether the node existed at that time and has not been registered again since.
-    pub fn was_there(&self, at: Timestamp) -> bool {
+    pub fn existed_at(&self, at: Timestamp) -> bool {
         self.registered.is_none_or(|registered| registered <= at)
     }
 

@@ -24,7 +24,7 @@ use switchyard_crds::{Framework, TrainJob};
 
 /// Longest `NAME=VALUE` that Linux passes to a program, including the final NUL (MAX_ARG_STRLEN, 32
 /// pages of 4 KiB).
-const LONGEST_VARIABLE: usize = 128 << 10;
+const MAX_VARIABLE: usize = 128 << 10;
 
 /// A variable that a framework's launcher reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,7 +96,7 @@ pub fn faults(job: &TrainJob, valid: &ValidJob) -> Vec<Invalid> {
     // The highest attempt number, because names grow with it.
     let pod = GangPod { job, valid, attempt: 99_999, node_rank: valid.request.nodes.saturating_sub(1) };
     let too_long = |entry: &Entry| match &entry.source {
-        Source::Value(value) => entry.name.len() + value.len() + 2 > LONGEST_VARIABLE,
+        Source::Value(value) => entry.name.len() + value.len() + 2 > MAX_VARIABLE,
         Source::Field(_) => false,
     };
     let fault = |entry: Entry| Invalid {

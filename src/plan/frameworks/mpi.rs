@@ -13,7 +13,7 @@ use switchyard_worker_contract::pod::{CONFIG_DIR, HOST_FILE};
 
 /// Seconds for which a daemon retries to reach node 0, whose image pull may take long. Then the pod
 /// fails: a program that never calls `mpirun` must not keep the job open forever.
-const PATIENCE: u32 = 1800;
+const CONNECT_ATTEMPTS: u32 = 1800;
 
 /// Daemons identify node 0 by address only, so its name is resolved first, which works as soon as
 /// the pod runs.
@@ -24,7 +24,7 @@ host=${SWITCHYARD_RENDEZVOUS%:*}
 left=$PRTE_MCA_oob_tcp_max_recon_attempts
 until address=$(getent ahostsv4 "$host"); do
   left=$((left - 1))
-  [ "$left" -gt 0 ] || { echo "no address of $host" >&2; exit 1; }
+  [ "$left" -gt 0 ] || { echo "cannot resolve $host" >&2; exit 1; }
   sleep 1
 done
 export PRTE_MCA_prte_hnp_uri="$PRTE_MCA_ess_base_nspace.0;tcp://${address%% *}:${SWITCHYARD_RENDEZVOUS##*:}:24"
@@ -34,8 +34,7 @@ pub(super) fn environment(pod: &GangPod<'_>) -> Vec<Entry> {
     let hosts = format!("{CONFIG_DIR}/{HOST_FILE}");
     // A pod without exclusive CPUs sees all CPUs of its node, and every job there would bind its
     // processes to the first ones.
-    let unbound =
-        set("PRTE_MCA_hwloc_default_binding_policy", "none", "which CPUs are the pod's own, mpirun cannot see");
+    let unbound = set("PRTE_MCA_hwloc_default_binding_policy", "none", "mpirun cannot detect the pod's own CPUs");
     if pod.nodes() == 1 {
         return vec![set("PRTE_MCA_prte_default_hostfile", hosts, "the processes of the pod"), unbound];
     }
@@ -45,19 +44,19 @@ pub(super) fn environment(pod: &GangPod<'_>) -> Vec<Entry> {
         return vec![
             set("PRTE_MCA_prte_default_hostfile", hosts, "nodes in the order of the placement, with their processes"),
             set("PRTE_MCA_plm_ssh_agent", "true", "no remote shell: the other pods start their daemons themselves"),
-            set("PRTE_MCA_oob_tcp_static_ipv4_ports", pod.port(), "daemons call mpirun there"),
-            set("PMIX_SERVER_NSPACE", pod.id(), "the name by which daemons call mpirun"),
+            set("PRTE_MCA_oob_tcp_static_ipv4_ports", pod.port(), "daemons connect to mpirun there"),
+            set("PMIX_SERVER_NSPACE", pod.id(), "the name under which daemons connect to mpirun"),
             radix,
             unbound,
         ];
     }
     vec![
         set("PRTE_MCA_ess", "env", "the daemon takes its identity from the environment"),
-        set("PRTE_MCA_ess_base_nspace", pod.id(), "the name by which it calls mpirun"),
+        set("PRTE_MCA_ess_base_nspace", pod.id(), "the name under which it connects to mpirun"),
         set("PRTE_MCA_ess_base_vpid", pod.node_rank, "its number is the node's line in the hostfile"),
         set("PRTE_MCA_ess_base_num_procs", pod.nodes(), "spec.trainer.numNodes"),
-        set("PRTE_MCA_oob_tcp_max_recon_attempts", PATIENCE, "the daemon may be earlier than mpirun"),
-        set("PRTE_MCA_oob_tcp_retry_delay", 1, "a second between two calls"),
+        set("PRTE_MCA_oob_tcp_max_recon_attempts", CONNECT_ATTEMPTS, "the daemon may start before mpirun"),
+        set("PRTE_MCA_oob_tcp_retry_delay", 1, "one second between attempts"),
         radix,
     ]
 }
@@ -66,7 +65,7 @@ pub(super) fn environment(pod: &GangPod<'_>) -> Vec<Entry> {
 pub(super) fn horovod(pod: &GangPod<'_>) -> Vec<Entry> {
     let mut entries = environment(pod);
     entries.push(set("HOROVOD_CONTROLLER", "mpi", "ranks come from mpirun"));
-    entries.push(set("HOROVOD_CPU_OPERATIONS", "mpi", "data in host memory takes the same way"));
+    entries.push(set("HOROVOD_CPU_OPERATIONS", "mpi", "data in host memory takes the same path"));
     entries
 }
 

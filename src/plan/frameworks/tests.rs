@@ -72,7 +72,7 @@ fn one_process_per_node_needs_no_torchrun() {
     assert_eq!(value(&single, "WORLD_SIZE"), Some(Source::Value("4".into())));
     assert_eq!(value(&single, "RANK"), Some(Source::Value("1".into())));
     let several = of("Torch", 4, 8);
-    assert_eq!((value(&several, "WORLD_SIZE"), value(&several, "RANK")), (None, None), "only torchrun can say these");
+    assert_eq!((value(&several, "WORLD_SIZE"), value(&several, "RANK")), (None, None), "only torchrun sets these");
     assert_eq!(value(&several, "PET_NPROC_PER_NODE"), Some(Source::Value("8".into())));
 }
 
@@ -80,7 +80,7 @@ fn one_process_per_node_needs_no_torchrun() {
 /// their pod has an address, and no attempt looks up a name that an earlier one may have looked up
 /// too early.
 #[test]
-fn no_attempt_meets_what_a_resolver_remembers_of_an_earlier_one() {
+fn attempts_have_distinct_host_names_despite_dns_caches() {
     for framework in FRAMEWORKS {
         let job = of(framework, 2, 1);
         let hosts = |attempt: u32| -> Vec<String> {
@@ -104,7 +104,7 @@ fn no_attempt_meets_what_a_resolver_remembers_of_an_earlier_one() {
 /// The linter's name table matches the planner, and correctly marks the variables that differ
 /// between nodes.
 #[test]
-fn the_table_of_names_is_true() {
+fn the_documented_variable_table_is_accurate() {
     for framework in FRAMEWORKS {
         let mut seen: BTreeMap<&str, Vec<Option<Source>>> = BTreeMap::new();
         let known: Vec<&str> = rendezvous(framework).iter().map(|variable| variable.name).collect();
@@ -128,22 +128,22 @@ fn the_table_of_names_is_true() {
 }
 
 #[test]
-fn what_the_user_decides_is_said() {
+fn user_overrides_are_reported() {
     let env = json!([{"name": "PET_NODE_RANK", "value": "0"}, {"name": "PET_NPROC_PER_NODE", "value": "1"}, {"name": "MINE", "value": "1"}]);
     let (job, valid) = job("Torch", json!({"numNodes": 2, "env": env}), Value::Null).unwrap();
-    let said: Vec<String> =
+    let conflicts: Vec<String> =
         objects::conflicts(&job, &valid, &Defaults::default()).iter().map(ToString::to_string).collect();
     assert_eq!(
-        said,
+        conflicts,
         [
-            "spec.trainer.env[PET_NODE_RANK]: the value is taken; Switchyard would set it: it differs from node to node, and with one value for all they do not find each other",
-            "spec.trainer.env[PET_NPROC_PER_NODE]: the value is taken; Switchyard would set it: from here on it is yours to keep right",
+            "spec.trainer.env[PET_NODE_RANK]: the value is taken; Switchyard would set it: it differs from node to node, and with a single value the nodes cannot find each other",
+            "spec.trainer.env[PET_NPROC_PER_NODE]: the value is taken; Switchyard would set it: keeping it correct is now up to you",
         ]
     );
 }
 
 #[test]
-fn names_that_no_kernel_takes_are_refused() {
+fn variables_beyond_the_kernel_limit_are_rejected() {
     let long = |name: &str| {
         let mut document = json!({"apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": name},
             "spec": {"trainer": {"framework": "TensorFlow", "image": "image", "numNodes": 1024}}});
@@ -194,10 +194,10 @@ proptest! {
         if env.iter().any(|entry| entry.value.as_deref().is_some_and(|value| value.starts_with("$(POD_IP)"))) {
             prop_assert!(position("POD_IP") < position("PADDLE_MASTER"));
         }
-        let said = objects::conflicts(&made.0, &made.1, &Defaults::default());
+        let conflicts = objects::conflicts(&made.0, &made.1, &Defaults::default());
         let own: std::collections::BTreeSet<&str> = entries(&made, 0).iter().chain(&entries(&made, nodes - 1)).map(|entry| entry.name).collect();
         let decided = asked.keys().chain(of_template.keys()).filter(|index| own.contains(name(**index).as_str())).count();
-        let taken = said.iter().filter(|conflict| matches!(conflict, objects::MergeConflict::Taken { .. })).count();
-        prop_assert_eq!(taken, decided, "each is said");
+        let taken = conflicts.iter().filter(|conflict| matches!(conflict, objects::MergeConflict::Taken { .. })).count();
+        prop_assert_eq!(taken, decided, "each is reported");
     }
 }

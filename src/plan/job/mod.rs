@@ -21,7 +21,7 @@ pub(crate) mod tests;
 pub use environment::EnvEntry;
 pub(crate) use environment::identity;
 pub use gang_pod::GangPod;
-pub use pod::{PodAsk, gpus};
+pub use pod::{RequestedPod, gpus};
 pub(crate) use pod::{set_devices, trainer, trainer_mut};
 pub use size::too_large;
 
@@ -43,7 +43,7 @@ pub struct ValidJob {
     /// The user's environment, in manifest order.
     pub env: Vec<(String, String)>,
     /// Each pod's requirements of its node.
-    pub pod: PodAsk,
+    pub pod: RequestedPod,
     /// Memory limit of a node, in bytes.
     pub memory_limit: Option<u64>,
     /// Maximum number of restarts after application failures.
@@ -104,7 +104,7 @@ pub(crate) fn read(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
         faults.push(Invalid {
             field: format!("spec.trainer.env[{index}].value"),
             got: format!("text with a NUL character for {}", entry.name),
-            expected: "text without, as the environment of a process cannot hold it".to_string(),
+            expected: "text without NUL, which a process environment cannot contain".to_string(),
         });
     }
     let processes_per_node = processes_per_node(job);
@@ -143,7 +143,7 @@ pub(crate) fn read(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
         request,
         engine,
         env: spec.trainer.env.iter().map(|entry| (entry.name.clone(), entry.value.clone())).collect(),
-        pod: PodAsk::of(job),
+        pod: RequestedPod::of(job),
         memory_limit: memory.map(|bytes| bytes as u64),
         max_restarts: spec.failure_policy.max_restarts.unsigned_abs(),
     })
@@ -202,7 +202,7 @@ fn too_many_ranks(job: &TrainJob, per_node: u32) -> Option<Invalid> {
         field: "spec.trainer.numNodes".into(),
         got: format!("{nodes} with {per_node} processes each, {ranks} ranks in all"),
         expected: format!(
-            "at most {} nodes: framework Switchyard has at most {MAX_RANKS} ranks, other frameworks as many as there are",
+            "at most {} nodes: framework Switchyard has at most {MAX_RANKS} ranks, other frameworks have no limit",
             MAX_RANKS / per_node
         ),
     })

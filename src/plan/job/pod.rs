@@ -8,7 +8,7 @@ use switchyard_crds::{DeviceAllocation, TrainJob, TrainJobStatus};
 
 /// The user's pod with its trainer.
 #[derive(Debug, Clone, PartialEq)]
-pub struct PodAsk {
+pub struct RequestedPod {
     /// The template with a trainer container that has the limits of
     /// `spec.trainer.resourcesPerNode`.
     pub spec: PodSpec,
@@ -16,8 +16,8 @@ pub struct PodAsk {
     pub gpus: u32,
 }
 
-impl PodAsk {
-    pub(super) fn of(job: &TrainJob) -> PodAsk {
+impl RequestedPod {
+    pub(super) fn of(job: &TrainJob) -> RequestedPod {
         let template = job.spec.template.as_ref().and_then(|template| template.spec.clone());
         let mut spec = template.unwrap_or_default();
         if trainer(&spec).is_none() {
@@ -30,19 +30,19 @@ impl PodAsk {
                 resources.limits.get_or_insert_default().entry(name.clone()).or_insert_with(|| quantity.clone());
             }
         }
-        PodAsk { spec, gpus: gpus(job) }
+        RequestedPod { spec, gpus: gpus(job) }
     }
 
     /// Requests that the scheduler counts for a pod of an attempt with this status. Switchyard's
     /// own additions request nothing, except the devices in the status. Without a status: the
     /// user's requests.
     pub fn requests(&self, status: Option<&TrainJobStatus>) -> Resources {
-        let Some(status) = status else { return resources::of_pod(&self.spec) };
+        let Some(status) = status else { return resources::pod_requests(&self.spec) };
         let mut spec = self.spec.clone();
         if let Some(trainer) = trainer_mut(&mut spec) {
             set_devices(trainer, status);
         }
-        resources::of_pod(&spec)
+        resources::pod_requests(&spec)
     }
 }
 

@@ -6,25 +6,25 @@ use super::{Invalid, count};
 use switchyard_crds::{MAX_NODES, TrainJob};
 
 /// Maximum size of a job's spec as JSON, in bytes.
-const MOST_SPEC: u64 = 256 << 10;
+const MAX_SPEC_BYTES: u64 = 256 << 10;
 /// Maximum size of the spec repeated in all pods of a job, in bytes. etcd holds 2 GiB by default.
-const MOST_PODS: u64 = 256 << 20;
+const MAX_POD_BYTES: u64 = 256 << 20;
 
 /// Fault of a job that is too large.
 pub fn too_large(job: &TrainJob) -> Option<Invalid> {
     // Serializing a spec cannot fail.
     let bytes = serde_json::to_vec(&job.spec).map_or(u64::MAX, |json| json.len() as u64);
-    if bytes > MOST_SPEC {
-        let expected = format!("at most {MOST_SPEC}: put files and scripts into ConfigMaps or images");
+    if bytes > MAX_SPEC_BYTES {
+        let expected = format!("at most {MAX_SPEC_BYTES}: put files and scripts into ConfigMaps or images");
         return Some(Invalid { field: "spec".into(), got: format!("{bytes} bytes"), expected });
     }
     // A number that is out of range is reported as a different fault.
     let nodes = u64::from(count(job.spec.trainer.num_nodes.min(MAX_NODES)));
     let repeated = bytes.saturating_mul(nodes);
-    (repeated > MOST_PODS).then(|| Invalid {
+    (repeated > MAX_POD_BYTES).then(|| Invalid {
         field: "spec".into(),
         got: format!("{bytes} bytes, which each of {nodes} pods repeats: {repeated} bytes"),
-        expected: format!("at most {MOST_PODS} bytes in all pods"),
+        expected: format!("at most {MAX_POD_BYTES} bytes in all pods"),
     })
 }
 
@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spec_and_what_all_pods_repeat_of_it_are_bounded() {
+    fn the_spec_size_is_bounded_alone_and_over_all_pods() {
         assert_eq!(fault(1, 250_000), None);
         assert_eq!(fault(4096, 60_000), None);
         let alone = fault(1, 300_000).unwrap();

@@ -36,7 +36,7 @@ fn merge(target: &mut Value, source: Value) {
 
 /// The CRD cannot refer to the contract's constants, so its rule and the list must agree.
 #[test]
-fn the_rule_on_reserved_names_knows_every_setting_of_users() {
+fn the_reserved_name_rule_covers_every_user_setting() {
     use switchyard_worker_contract::env::{ALL, USER_SETTABLE};
     for name in ALL {
         let document = json!({
@@ -52,7 +52,7 @@ fn the_rule_on_reserved_names_knows_every_setting_of_users() {
 }
 
 #[test]
-fn the_engine_has_as_many_ranks_as_its_group_takes() {
+fn the_engine_accepts_as_many_ranks_as_a_group_allows() {
     let trainer = |trainer: Value| validate(&job("many", json!({"trainer": trainer})));
     let by_gpus = |nodes: u32| json!({"numNodes": nodes, "resourcesPerNode": {"limits": {"nvidia.com/gpu": "8"}}});
     for accepted in [json!({"numNodes": 4096}), json!({"numNodes": 64, "numProcPerNode": 64}), by_gpus(512)] {
@@ -66,14 +66,14 @@ fn the_engine_has_as_many_ranks_as_its_group_takes() {
     assert_eq!(
         trainer(by_gpus(513)).unwrap_err()[0].to_string(),
         "spec.trainer.numNodes: got 513 with 8 processes each, 4104 ranks in all; expected at most 512 nodes: framework Switchyard has at most \
-         4096 ranks, other frameworks as many as there are"
+         4096 ranks, other frameworks have no limit"
     );
     let engine = include_str!("../../../worker/src/comm/config.rs");
     assert!(engine.contains(&format!("MAX_WORLD: u32 = {};", super::MAX_RANKS)), "the engine has another limit");
 }
 
 #[test]
-fn a_measured_check_reaches_the_engine_and_what_cannot_be_measured_is_refused() {
+fn a_bandwidth_check_reaches_the_engine_and_needs_two_processes() {
     let check = |preflight: Value, trainer: Value| {
         let spec = json!({"fabric": {"preflight": preflight}, "trainer": trainer});
         validate(&job("measured", spec)).map(|valid| valid.engine.unwrap().bandwidth_check)

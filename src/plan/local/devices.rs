@@ -138,20 +138,20 @@ fn listed(
     }
     let mut seen = BTreeSet::new();
     if let Some(twice) = indexes.iter().find(|index| !seen.insert(**index)) {
-        return Err(invalid(format!("{list}: GPU {twice} twice"), "a GPU of its own for each rank"));
+        return Err(invalid(format!("{list}: GPU {twice} twice"), "a separate GPU for each rank"));
     }
-    let chosen: Vec<&Gpu> = indexes.iter().map(|index| one(*index, gpus)).collect::<Result<_, _>>()?;
-    if let Some(visible) = visible.filter(|visible| !shows(visible, &chosen)) {
-        return Err(invalid(list, format!("GPUs that {VISIBLE}={visible} shows, or none of that variable")));
+    let chosen: Vec<&Gpu> = indexes.iter().map(|index| find_gpu(*index, gpus)).collect::<Result<_, _>>()?;
+    if let Some(visible) = visible.filter(|visible| !makes_visible(visible, &chosen)) {
+        return Err(invalid(list, format!("GPUs that {VISIBLE}={visible} lists, or that variable unset")));
     }
     if let Some((_, value)) = job.env.iter().find(|(name, _)| name == VISIBLE) {
-        let expected = format!("no other choice: spec.trainer.env sets {VISIBLE}={value}");
+        let expected = format!("no --devices, because spec.trainer.env sets {VISIBLE}={value}");
         return Err(invalid(list, expected));
     }
     Ok((0..).zip(chosen).map(|(rank, gpu)| planned(rank, gpu)).collect())
 }
 
-fn one(index: u32, gpus: &[Gpu]) -> Result<&Gpu, Invalid> {
+fn find_gpu(index: u32, gpus: &[Gpu]) -> Result<&Gpu, Invalid> {
     let Some(gpu) = gpus.iter().find(|gpu| gpu.index == index) else {
         let known = gpus.iter().map(|gpu| gpu.index.to_string()).collect::<Vec<_>>().join(", ");
         let expected = if gpus.is_empty() { "a machine with GPUs".to_owned() } else { format!("one of {known}") };
@@ -167,7 +167,7 @@ fn one(index: u32, gpus: &[Gpu]) -> Result<&Gpu, Invalid> {
 }
 
 /// Whether a list of indices and UUIDs contains all of these.
-fn shows(visible: &str, chosen: &[&Gpu]) -> bool {
+fn makes_visible(visible: &str, chosen: &[&Gpu]) -> bool {
     let names: Vec<&str> = visible.split(',').map(str::trim).collect();
     let is_named = |gpu: &Gpu| {
         // The driver accepts a prefix of a UUID.
@@ -224,35 +224,36 @@ mod tests {
     }
 
     #[test]
-    fn each_rank_gets_a_gpu_in_the_order_of_the_list() {
+    fn ranks_get_gpus_in_list_order() {
         for visible in [None, Some("0,1,2"), Some("GPU-11,GPU-0")] {
             let gpus = chosen(&[1, 0], visible, json!([])).unwrap();
-            let words: Vec<String> = gpus.iter().map(|gpu| format!("{} {gpu}", gpu.rank)).collect();
+            let expected: Vec<String> = gpus.iter().map(|gpu| format!("{} {gpu}", gpu.rank)).collect();
             assert_eq!(
-                words,
+                expected,
                 ["0 GPU 1: NVIDIA H200, 140 GiB, 18 NVLinks", "1 GPU 0: NVIDIA H200, 140 GiB, PCIe 5 x16"]
             );
         }
     }
 
     #[test]
-    fn a_choice_that_cannot_be_is_refused_with_the_reason() {
-        for (indexes, visible, words) in [
+    fn an_impossible_device_choice_is_rejected_with_the_reason() {
+        for (indexes, visible, expected) in [
             (&[0][..], None, "--devices: got 0; expected one GPU for each of 2 ranks, or trainer.numProcPerNode 1"),
-            (&[0, 0], None, "--devices: got 0,0: GPU 0 twice; expected a GPU of its own for each rank"),
+            (&[0, 0], None, "--devices: got 0,0: GPU 0 twice; expected a separate GPU for each rank"),
             (&[0, 7], None, "--devices: got GPU 7; expected one of 0, 1, 2"),
             (&[0, 2], None, "--devices: got GPU 2, which MIG splits into 0 instances; expected a whole GPU"),
             (
                 &[0, 1],
                 Some("0,3"),
-                "--devices: got 0,1; expected GPUs that CUDA_VISIBLE_DEVICES=0,3 shows, or none of that variable",
+                "--devices: got 0,1; expected GPUs that CUDA_VISIBLE_DEVICES=0,3 lists, or that variable unset",
             ),
         ] {
-            assert_eq!(chosen(indexes, visible, json!([])), Err(words.to_owned()));
+            assert_eq!(chosen(indexes, visible, json!([])), Err(expected.to_owned()));
         }
         let env = json!([{"name": VISIBLE, "value": "5"}]);
-        let words = "--devices: got 0,1; expected no other choice: spec.trainer.env sets CUDA_VISIBLE_DEVICES=5";
-        assert_eq!(chosen(&[0, 1], None, env), Err(words.to_owned()));
+        let expected =
+            "--devices: got 0,1; expected no --devices, because spec.trainer.env sets CUDA_VISIBLE_DEVICES=5";
+        assert_eq!(chosen(&[0, 1], None, env), Err(expected.to_owned()));
     }
 
     /// Four GPUs; NVLink joins 0 with 3 and 1 with 2, with 100 GB/s in theory.

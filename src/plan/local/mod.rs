@@ -9,13 +9,13 @@
 //! ```
 
 mod devices;
-mod life;
+mod lifecycle;
 mod processes;
 #[cfg(test)]
 mod tests;
 
 pub use devices::{Devices, PlannedGpu, VISIBLE};
-pub use life::{AttemptEnd, Next, Observed, Progress, RunEnd, next, status};
+pub use lifecycle::{AttemptEnd, Next, Observed, Progress, RunEnd, next, status};
 pub use processes::{Device, LocalPlan, PlannedNode, ProcessSpec};
 
 use crate::job::{Invalid, ValidJob, processes_per_node};

@@ -1,7 +1,7 @@
 //! Pod additions for the fabric: resources, shared memory, the network interface, and the node's
 //! NCCL file.
 
-use super::making::{Making, add_volumes, from_annotation, mount, mounts};
+use super::builder::{PodBuilder, add_volumes, from_annotation, mount, mounts};
 use super::{metadata, object};
 use crate::job::{ValidJob, trainer_mut};
 use k8s_openapi::api::core::v1::{
@@ -31,21 +31,21 @@ const CONFIG_NODES: u32 = 256;
 const REASONS: &str = "reasons.txt";
 
 /// Adds everything the fabric needs.
-pub(super) fn attach(spec: &mut PodSpec, making: &Making<'_>) {
-    let job = making.pod.job;
+pub(super) fn attach(spec: &mut PodSpec, builder: &PodBuilder<'_>) {
+    let job = builder.pod.job;
     let framework = job.spec.trainer.framework;
     let uses_host_network = spec.host_network == Some(true);
     if uses_host_network {
         // Otherwise cluster names would be looked up at the node's own resolver.
         spec.dns_policy.get_or_insert_with(|| "ClusterFirstWithHostNet".into());
     }
-    let count = making.pod.valid.pod.gpus;
+    let count = builder.pod.valid.pod.gpus;
     let is_own = framework == Framework::Switchyard;
     if is_own && count == 0 {
         return;
     }
-    let profile = profile(making);
-    let several = making.pod.valid.request.nodes > 1;
+    let profile = profile(builder);
+    let several = builder.pod.valid.request.nodes > 1;
     let mut volumes = Vec::new();
     let Some(trainer) = trainer_mut(spec) else { return };
     if several {
@@ -77,7 +77,7 @@ pub(super) fn attach(spec: &mut PodSpec, making: &Making<'_>) {
                 image_pull_policy: trainer.image_pull_policy.clone(),
                 command: Some(vec!["/bin/sh".into(), "-c".into(), MERGE_SCRIPT.into()]),
                 security_context: trainer.security_context.clone(),
-                resources: Some(small(trainer.resources.as_ref())),
+                resources: Some(cpu_and_memory(trainer.resources.as_ref())),
                 ..Container::default()
             };
             mount(&mut writer, FABRIC, CONF_DIR, false);
@@ -88,8 +88,8 @@ pub(super) fn attach(spec: &mut PodSpec, making: &Making<'_>) {
         }
         let item = |key: String, path: &str| KeyToPath { key, path: path.into(), mode: None };
         let plan = ConfigMapVolumeSource {
-            name: config_name(making.pod.valid, making.pod.attempt, making.pod.node_rank / CONFIG_NODES),
-            items: Some(vec![item(key(making.pod.node_rank), CONF), item(REASONS.into(), REASONS)]),
+            name: config_name(builder.pod.valid, builder.pod.attempt, builder.pod.node_rank / CONFIG_NODES),
+            items: Some(vec![item(key(builder.pod.node_rank), CONF), item(REASONS.into(), REASONS)]),
             ..ConfigMapVolumeSource::default()
         };
         volumes.push(Volume { name: FABRIC_PLAN.into(), config_map: Some(plan), ..Volume::default() });
@@ -98,17 +98,17 @@ pub(super) fn attach(spec: &mut PodSpec, making: &Making<'_>) {
 }
 
 /// The administrator's profile, else the built-in profile that was found when the attempt started.
-fn profile<'a>(making: &Making<'a>) -> Option<&'a Profile> {
-    let found = || profile::find_pack(making.pod.job.status.as_ref()?.fabric.as_ref()?.profile.as_deref()?);
-    making.defaults.fabric_profile.as_ref().or_else(found)
+fn profile<'a>(builder: &PodBuilder<'a>) -> Option<&'a Profile> {
+    let found = || profile::find_pack(builder.pod.job.status.as_ref()?.fabric.as_ref()?.profile.as_deref()?);
+    builder.defaults.fabric_profile.as_ref().or_else(found)
 }
 
 /// The secondary networks that a gang's pods join. `None` if there are none, or if the pods use the
 /// host network.
-pub(super) fn networks<'a>(spec: &PodSpec, making: &Making<'a>) -> Option<&'a str> {
-    let is_gang = making.pod.valid.request.nodes > 1;
-    let joins = is_gang && making.pod.valid.pod.gpus > 0 && spec.host_network != Some(true);
-    profile(making).filter(|_| joins)?.networks.as_deref()
+pub(super) fn networks<'a>(spec: &PodSpec, builder: &PodBuilder<'a>) -> Option<&'a str> {
+    let is_gang = builder.pod.valid.request.nodes > 1;
+    let joins = is_gang && builder.pod.valid.pod.gpus > 0 && spec.host_network != Some(true);
+    profile(builder).filter(|_| joins)?.networks.as_deref()
 }
 
 /// Sets a variable unless the user has set it.
@@ -121,7 +121,7 @@ fn set_unless_set(trainer: &mut Container, entry: EnvVar) {
 
 /// Resources of the init container: the trainer's cores and memory. The trainer starts after it, so
 /// this adds nothing to the pod's requests and keeps its QoS class.
-fn small(trainer: Option<&ResourceRequirements>) -> ResourceRequirements {
+fn cpu_and_memory(trainer: Option<&ResourceRequirements>) -> ResourceRequirements {
     let part = |amounts: Option<&BTreeMap<String, Quantity>>| {
         let mut part = amounts?.clone();
         part.retain(|name, _| ["cpu", "memory"].contains(&name.as_str()));

@@ -2,7 +2,7 @@
 //! and settings that cannot be merged.
 
 use super::Defaults;
-use super::making::Making;
+use super::builder::PodBuilder;
 use super::pod::{CONFIG, KEY, mounted};
 use crate::frameworks::{self, Entry, Source};
 use crate::job::{GangPod, Invalid, ValidJob, trainer};
@@ -15,7 +15,7 @@ use switchyard_worker_contract::pod as paths;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MergeConflict {
     /// A template setting that is ignored.
-    #[error("{field}: {theirs} is not taken; {ours}")]
+    #[error("{field}: {theirs} is ignored; {ours}")]
     NotTaken {
         /// Path of the field.
         field: String,
@@ -36,7 +36,7 @@ pub enum MergeConflict {
 
 /// Every ignored template setting, and every framework variable that the user overrides.
 pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<MergeConflict> {
-    let mut found = overridden(job, valid);
+    let mut found = taken_variables(job, valid);
     let Some(template) = &job.spec.template else { return found };
     let mut conflict = |field: String, theirs: String, ours: &str| {
         found.push(MergeConflict::NotTaken { field: format!("spec.template.{field}"), theirs, ours: ours.to_string() });
@@ -56,7 +56,7 @@ pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<M
         conflict(
             "spec.restartPolicy".into(),
             policy.clone(),
-            "Never: a rank cannot come back alone, the group starts again",
+            "Never: a rank cannot restart alone, the whole group restarts",
         );
     }
     if valid.request.nodes > 1 {
@@ -95,7 +95,7 @@ pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<M
         for mount in trainer.volume_mounts.iter().flatten() {
             let path = mount.mount_path.trim_end_matches('/');
             if [paths::CONFIG_DIR, paths::KEY_DIR].contains(&path) {
-                conflict(at(&format!("volumeMounts[{path}]")), "the mount".into(), "Switchyard's own lies there");
+                conflict(at(&format!("volumeMounts[{path}]")), "the mount".into(), "Switchyard mounts its own there");
             }
             if job.spec.checkpoint.as_ref().and_then(mounted).is_some_and(|(name, at)| at == path && name != mount.name)
             {
@@ -114,15 +114,15 @@ pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<M
             "the cause of a failure is read from the default path",
         );
     }
-    let making = Making { pod: GangPod { job, valid, attempt: 1, node_rank: 0 }, defaults };
-    let ours: BTreeSet<String> = making.environment().into_iter().map(|entry| entry.name).collect();
+    let builder = PodBuilder { pod: GangPod { job, valid, attempt: 1, node_rank: 0 }, defaults };
+    let ours: BTreeSet<String> = builder.environment().into_iter().map(|entry| entry.name).collect();
     let users: BTreeSet<&str> = job.spec.trainer.env.iter().map(|entry| entry.name.as_str()).collect();
     for entry in trainer.env.iter().flatten() {
         if ours.contains(&entry.name) {
             conflict(
                 at(&format!("env[{}]", entry.name)),
                 "the value".into(),
-                "Switchyard sets it: it says which rank this is",
+                "Switchyard sets it: it identifies the rank",
             );
         } else if users.contains(entry.name.as_str()) {
             conflict(at(&format!("env[{}]", entry.name)), "the value".into(), "spec.trainer.env is taken");
@@ -132,26 +132,27 @@ pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<M
 }
 
 /// Variables of the framework's launcher that the user sets.
-fn overridden(job: &TrainJob, valid: &ValidJob) -> Vec<MergeConflict> {
+fn taken_variables(job: &TrainJob, valid: &ValidJob) -> Vec<MergeConflict> {
     let environment = |node_rank| frameworks::environment(&GangPod { job, valid, attempt: 1, node_rank });
     let (first, last) = (environment(0), environment(valid.request.nodes - 1));
     let consequence = |name: &str| {
-        let of = |entries: &[Entry]| entries.iter().find(|entry| entry.name == name).map(|entry| entry.source.clone());
-        let sources = (of(&first), of(&last));
+        let source_in =
+            |entries: &[Entry]| entries.iter().find(|entry| entry.name == name).map(|entry| entry.source.clone());
+        let sources = (source_in(&first), source_in(&last));
         match sources {
             (None, None) => None,
             (first, last) if valid.request.nodes > 1 && (first != last || matches!(first, Some(Source::Field(_)))) => {
-                Some("it differs from node to node, and with one value for all they do not find each other")
+                Some("it differs from node to node, and with a single value the nodes cannot find each other")
             }
-            _ => Some("from here on it is yours to keep right"),
+            _ => Some("keeping it correct is now up to you"),
         }
     };
-    let asked = job.spec.trainer.env.iter().map(|entry| ("spec.trainer", &entry.name));
+    let trainer_env = job.spec.trainer.env.iter().map(|entry| ("spec.trainer", &entry.name));
     let spec = job.spec.template.as_ref().and_then(|template| template.spec.as_ref());
-    let of_template = spec.and_then(trainer).and_then(|trainer| trainer.env.as_ref()).into_iter().flatten();
-    let of_template = of_template.map(|entry| ("spec.template.spec.containers[trainer]", &entry.name));
-    asked
-        .chain(of_template)
+    let template_env = spec.and_then(trainer).and_then(|trainer| trainer.env.as_ref()).into_iter().flatten();
+    let template_env = template_env.map(|entry| ("spec.template.spec.containers[trainer]", &entry.name));
+    trainer_env
+        .chain(template_env)
         .filter_map(|(at, name)| {
             let consequence = consequence(name)?;
             Some(MergeConflict::Taken { field: format!("{at}.env[{name}]"), consequence })
@@ -178,7 +179,7 @@ pub fn faults(job: &TrainJob) -> Vec<Invalid> {
         fault(
             field,
             format!("an init container `{TRAINER}`"),
-            "another name: it is the name of the container that trains",
+            "another name: it is reserved for the training container",
         );
     }
     for container in spec.containers.iter().filter(|container| container.name != TRAINER).chain(init) {
@@ -209,7 +210,7 @@ pub fn faults(job: &TrainJob) -> Vec<Invalid> {
         }
         if ["", paths::CONFIG_DIR, paths::KEY_DIR, paths::RUN_DIR].contains(&path) {
             let got = format!("`{path}`");
-            fault("spec.checkpoint.path".into(), got, "a directory in which nothing of Switchyard lies");
+            fault("spec.checkpoint.path".into(), got, "a directory that Switchyard does not use");
         }
     }
     if spec.node_name.is_some() {

@@ -15,10 +15,10 @@
 //!
 //! All of them have the job's labels and owner reference. A job of one pod gets only what it needs.
 
+mod builder;
 mod claim;
 mod fabric;
 mod kind;
-mod making;
 mod merge;
 mod pod;
 mod provisioning;
@@ -30,8 +30,8 @@ pub use claim::claim;
 pub use fabric::fabric_configs;
 pub use kind::Kind;
 pub use merge::{MergeConflict, conflicts, faults};
-pub use pod::{labels_of_pod, placement_patch, pod, run_as_non_root};
-pub use provisioning::{consume, provisioning, provisioning_name};
+pub use pod::{label_patch, placement_patch, pod, run_as_non_root};
+pub use provisioning::{annotate_consumer, provisioning, provisioning_name};
 pub use slices::{named_attempt, placement_slices};
 
 use super::job::short_uid;

@@ -1,6 +1,6 @@
 //! The pod of one node: the user's template merged with Switchyard's additions.
 
-use super::making::{Making, add_volumes, from_annotation, mount, mounts};
+use super::builder::{PodBuilder, add_volumes, from_annotation, mount, mounts};
 use super::{Defaults, claim, config_name, fabric, job_labels, key_name, metadata};
 use crate::eligible::NodeRules;
 use crate::frameworks;
@@ -25,7 +25,7 @@ pub(super) const KEY: &str = "switchyard-key";
 /// Volume for the run's output. A user's volume of this name replaces ours.
 pub(super) const RUN: &str = "switchyard-run";
 /// User and group of the worker image.
-const WORKER_ID: i64 = 65532;
+const WORKER_UID: i64 = 65532;
 /// Readable by owner and group: a Secret's files belong to root, and the worker is in the group.
 const KEY_MODE: i32 = 0o440;
 /// Annotation with a pod's secondary networks, read by Multus.
@@ -33,23 +33,24 @@ const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 /// Default time between SIGTERM and SIGKILL.
 const GRACE_SECONDS: i64 = env::DEFAULT_GRACE_SECONDS as i64;
 /// Taints of a node whose kubelet reports NotReady, or has stopped reporting.
-const TROUBLE: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
+const UNREACHABLE_TAINTS: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
 const NO_EXECUTE: &str = "NoExecute";
 
 /// The gated pod of one node of an attempt.
 pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, node_rank: u32) -> Pod {
-    let theirs = job.spec.template.as_ref().and_then(|template| template.metadata.clone()).unwrap_or_default();
+    let template_metadata =
+        job.spec.template.as_ref().and_then(|template| template.metadata.clone()).unwrap_or_default();
     let name = valid.pod_name(attempt, node_rank);
     let mut meta = metadata(job, name.clone());
-    let mut merged = theirs.labels.unwrap_or_default();
+    let mut merged = template_metadata.labels.unwrap_or_default();
     merged.extend(pod_labels(job, valid, attempt, node_rank));
-    let mut annotations = theirs.annotations.unwrap_or_default();
+    let mut annotations = template_metadata.annotations.unwrap_or_default();
     kueue::join(job, valid, (attempt, node_rank), &mut merged, &mut annotations);
     meta.labels = Some(merged);
     annotations.entry("kubectl.kubernetes.io/default-container".into()).or_insert_with(|| TRAINER.into());
     let mut spec = valid.pod.spec.clone();
-    let made = GangPod { job, valid, attempt, node_rank };
-    let making = Making { pod: made, defaults };
+    let gang_pod = GangPod { job, valid, attempt, node_rank };
+    let builder = PodBuilder { pod: gang_pod, defaults };
     if valid.request.nodes > 1 {
         spec.hostname = Some(name);
         spec.subdomain = Some(valid.name.clone());
@@ -60,38 +61,38 @@ pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, 
     spec.termination_grace_period_seconds.get_or_insert(GRACE_SECONDS);
     spec.automount_service_account_token.get_or_insert(false);
     spec.enable_service_links.get_or_insert(false);
-    stay_in_trouble(&mut spec);
+    tolerate_unreachable_nodes(&mut spec);
     secure_pod(&mut spec, job.spec.trainer.framework);
-    making.volumes(&mut spec);
-    making.trainer(&mut spec);
-    making.worker_image(&mut spec);
-    fabric::attach(&mut spec, &making);
+    builder.volumes(&mut spec);
+    builder.trainer(&mut spec);
+    builder.worker_image(&mut spec);
+    fabric::attach(&mut spec, &builder);
     if spec.host_network == Some(true) && valid.request.nodes > 1 {
-        declare_port(&mut spec, made.port());
+        declare_port(&mut spec, gang_pod.port());
     }
-    if let Some(networks) = fabric::networks(&spec, &making) {
+    if let Some(networks) = fabric::networks(&spec, &builder) {
         annotations.entry(NETWORKS.into()).or_insert_with(|| networks.into());
     }
     meta.annotations = Some(annotations);
-    claim::attach(&mut spec, job, &made.name());
+    claim::attach(&mut spec, job, &gang_pod.name());
     spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()).for_each(secure_container);
     Pod { metadata: meta, spec: Some(spec), status: None }
 }
 
 fn pod_labels(job: &TrainJob, valid: &ValidJob, attempt: u32, node_rank: u32) -> BTreeMap<String, String> {
     let mut all = job_labels(job);
-    let of_pod = [
+    let pod_values = [
         (labels::ATTEMPT, attempt),
         (labels::NODE_RANK, node_rank),
         (labels::RANK, node_rank * valid.request.processes_per_node),
     ];
-    all.extend(of_pod.map(|(label, value)| (label.to_string(), value.to_string())));
+    all.extend(pod_values.map(|(label, value)| (label.to_string(), value.to_string())));
     all
 }
 
 /// A patch with our labels for an existing pod, and nothing else. The server rejects it for a pod
 /// of the same name with another UID.
-pub fn labels_of_pod(job: &TrainJob, valid: &ValidJob, attempt: u32, node_rank: u32, uid: &str) -> Pod {
+pub fn label_patch(job: &TrainJob, valid: &ValidJob, attempt: u32, node_rank: u32, uid: &str) -> Pod {
     let metadata = ObjectMeta {
         name: Some(valid.pod_name(attempt, node_rank)),
         namespace: job.metadata.namespace.clone(),
@@ -115,9 +116,9 @@ fn declare_port(spec: &mut PodSpec, port: u16) {
 /// Keeps Kubernetes from evicting the pod from an unhealthy node. Admission adds tolerations of 300
 /// s to pods that tolerate neither taint, although the containers may keep training: the controller
 /// decides instead, from its grace period, the ranks' progress and the rest of the fleet.
-fn stay_in_trouble(spec: &mut PodSpec) {
+fn tolerate_unreachable_nodes(spec: &mut PodSpec) {
     let tolerations = spec.tolerations.get_or_insert_default();
-    for key in TROUBLE {
+    for key in UNREACHABLE_TAINTS {
         // The same test as in the DefaultTolerationSeconds admission plugin.
         let is_any =
             |field: &Option<String>, value: &str| field.as_deref().is_none_or(|is| is.is_empty() || is == value);
@@ -141,9 +142,9 @@ fn secure_pod(spec: &mut PodSpec, framework: Framework) {
         .get_or_insert_with(|| SeccompProfile { type_: "RuntimeDefault".into(), localhost_profile: None });
     if framework == Framework::Switchyard {
         context.run_as_non_root.get_or_insert(true);
-        context.run_as_user.get_or_insert(WORKER_ID);
-        context.run_as_group.get_or_insert(WORKER_ID);
-        context.fs_group.get_or_insert(WORKER_ID);
+        context.run_as_user.get_or_insert(WORKER_UID);
+        context.run_as_group.get_or_insert(WORKER_UID);
+        context.fs_group.get_or_insert(WORKER_UID);
         // Otherwise a large data volume would have its group changed at every start.
         context.fs_group_change_policy.get_or_insert_with(|| "OnRootMismatch".into());
     }
@@ -165,7 +166,7 @@ fn secure_container(container: &mut Container) {
     }
 }
 
-impl Making<'_> {
+impl PodBuilder<'_> {
     fn is_ours(&self) -> bool {
         self.pod.job.spec.trainer.framework == Framework::Switchyard
     }
@@ -187,22 +188,22 @@ impl Making<'_> {
             name: config_name(self.pod.valid, self.pod.attempt),
             ..ConfigMapVolumeSource::default()
         };
-        let mut ours = vec![Volume { name: CONFIG.into(), config_map: Some(config), ..Volume::default() }];
+        let mut own_entries = vec![Volume { name: CONFIG.into(), config_map: Some(config), ..Volume::default() }];
         if self.has_key() {
             let secret = SecretVolumeSource {
                 secret_name: Some(key_name(self.pod.job, self.pod.valid)),
                 default_mode: Some(KEY_MODE),
                 ..SecretVolumeSource::default()
             };
-            ours.push(Volume { name: KEY.into(), secret: Some(secret), ..Volume::default() });
+            own_entries.push(Volume { name: KEY.into(), secret: Some(secret), ..Volume::default() });
         }
         let is_mounted = trainer(spec).is_some_and(|trainer| mounts(trainer, paths::RUN_DIR));
         let has_own = spec.volumes.iter().flatten().any(|volume| volume.name == RUN);
         if self.is_ours() && !is_mounted && !has_own {
             let empty = EmptyDirVolumeSource::default();
-            ours.push(Volume { name: RUN.into(), empty_dir: Some(empty), ..Volume::default() });
+            own_entries.push(Volume { name: RUN.into(), empty_dir: Some(empty), ..Volume::default() });
         }
-        add_volumes(spec, ours);
+        add_volumes(spec, own_entries);
     }
 
     /// Sets the image of a job that names none, and its pull secrets.
@@ -220,8 +221,8 @@ impl Making<'_> {
 
     fn trainer(&self, spec: &mut PodSpec) {
         let Some(trainer) = trainer_mut(spec) else { return };
-        let asked = &self.pod.job.spec.trainer;
-        if let Some(image) = &asked.image {
+        let trainer_spec = &self.pod.job.spec.trainer;
+        if let Some(image) = &trainer_spec.image {
             trainer.image = Some(image.clone());
         }
         if self.is_ours() {
@@ -229,11 +230,11 @@ impl Making<'_> {
             trainer.args = None;
             trainer.security_context.get_or_insert_default().read_only_root_filesystem.get_or_insert(true);
         } else {
-            if !asked.command.is_empty() {
-                trainer.command = Some(asked.command.clone());
+            if !trainer_spec.command.is_empty() {
+                trainer.command = Some(trainer_spec.command.clone());
             }
-            if !asked.args.is_empty() {
-                trainer.args = Some(asked.args.clone());
+            if !trainer_spec.args.is_empty() {
+                trainer.args = Some(trainer_spec.args.clone());
             }
             if let Some(command) = frameworks::command(&self.pod) {
                 trainer.command = Some(command);
@@ -253,7 +254,7 @@ impl Making<'_> {
             merged.retain(|before| before.name != name);
             merged.push(EnvVar { name, value: Some(value), value_from: None });
         };
-        asked.env.iter().for_each(|entry| set(entry.name.clone(), entry.value.clone()));
+        trainer_spec.env.iter().for_each(|entry| set(entry.name.clone(), entry.value.clone()));
         self.environment().into_iter().for_each(|entry| set(entry.name, entry.value));
         // Added after the user's variables: the user's values win, and references to them resolve.
         for entry in frameworks::environment(&self.pod) {
@@ -270,20 +271,20 @@ impl Making<'_> {
     fn mounts(&self, trainer: &mut Container) {
         let mounts_run = mounts(trainer, paths::RUN_DIR);
         let mounts = trainer.volume_mounts.get_or_insert_default();
-        let mut ours = vec![(CONFIG, paths::CONFIG_DIR, true)];
+        let mut own_entries = vec![(CONFIG, paths::CONFIG_DIR, true)];
         if self.has_key() {
-            ours.push((KEY, paths::KEY_DIR, true));
+            own_entries.push((KEY, paths::KEY_DIR, true));
         }
         if self.is_ours() && !mounts_run {
-            ours.push((RUN, paths::RUN_DIR, false));
+            own_entries.push((RUN, paths::RUN_DIR, false));
         }
         if let Some((name, path)) = self.pod.job.spec.checkpoint.as_ref().and_then(mounted)
             // The user's mount of the same volume may have more options, such as a subPath.
             && !mounts.iter().any(|mount| mount.name == name && mount.mount_path.trim_end_matches('/') == path)
         {
-            ours.push((name, path, false));
+            own_entries.push((name, path, false));
         }
-        for (name, path, read_only) in ours {
+        for (name, path, read_only) in own_entries {
             mount(trainer, name, path, read_only);
         }
     }

@@ -40,9 +40,9 @@ pub fn provisioning(
     class: &str,
 ) -> [Object; 2] {
     let name = provisioning_name(valid, attempt);
-    let made = pod(job, valid, defaults, attempt, 0);
-    let labels = made.metadata.labels.clone();
-    let spec = asks(made.spec.unwrap_or_default(), admitted);
+    let template_pod = pod(job, valid, defaults, attempt, 0);
+    let labels = template_pod.metadata.labels.clone();
+    let spec = scheduling_spec(template_pod.spec.unwrap_or_default(), admitted);
     let template = PodTemplate {
         metadata: metadata(job, name.clone()),
         template: Some(PodTemplateSpec {
@@ -62,7 +62,7 @@ pub fn provisioning(
 }
 
 /// Resource requests of a pod as a single container, including sidecars and overhead.
-fn asks(pod: PodSpec, admitted: &Admitted) -> PodSpec {
+fn scheduling_spec(pod: PodSpec, admitted: &Admitted) -> PodSpec {
     let trainer = pod.containers.into_iter().find(|container| container.name == TRAINER).unwrap_or_default();
     let host_ports = trainer.ports.into_iter().flatten().filter(|port| port.host_port.is_some()).collect::<Vec<_>>();
     let container = Container {
@@ -108,7 +108,7 @@ fn amounts(requests: &Resources) -> ResourceRequirements {
 }
 
 /// Adds the request that a pod consumes to the pod's patch.
-pub fn consume(patch: &mut Value, request: &str, class: &str) {
+pub fn annotate_consumer(patch: &mut Value, request: &str, class: &str) {
     patch["metadata"]["annotations"][CONSUMES] = request.into();
     patch["metadata"]["annotations"][CLASS] = class.into();
 }

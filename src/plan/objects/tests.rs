@@ -38,18 +38,18 @@ fn all(job: &(TrainJob, ValidJob)) -> Vec<Value> {
 }
 
 #[test]
-fn one_pod_of_the_engine() {
+fn one_engine_pod() {
     insta::assert_yaml_snapshot!(all(&job("one", json!({"engine": engine()}))));
 }
 
 #[test]
-fn two_nodes_of_the_engine_with_everything() {
+fn two_engine_nodes_with_every_option() {
     let spec = json!({"trainer": {"numNodes": 2, "numProcPerNode": 4, "resourcesPerNode": {"limits": {"cpu": "8", "memory": "16Gi"}}}, "engine": engine()});
     insta::assert_yaml_snapshot!(all(&job("two", spec)));
 }
 
 #[test]
-fn another_program() {
+fn plain_framework_pod() {
     let trainer =
         json!({"framework": "Plain", "image": "torch:2", "command": ["python"], "args": ["train.py"], "numNodes": 2});
     let job = job("torch", json!({"trainer": trainer}));
@@ -81,7 +81,7 @@ fn a_template_is_merged_by_name() {
 /// Regression test: after 300 s Kubernetes evicted pods that were still training, regardless of the
 /// controller's grace period, mass outage detection and the ranks' progress.
 #[test]
-fn a_pod_stays_on_a_node_in_trouble_unless_its_template_says_for_how_long() {
+fn a_pod_tolerates_an_unreachable_node_unless_its_template_sets_a_limit() {
     let key = |name: &str| format!("node.kubernetes.io/{name}");
     let ours = |name: &str| json!({"key": key(name), "operator": "Exists", "effect": "NoExecute"});
     let seconds =
@@ -104,7 +104,7 @@ fn a_pod_stays_on_a_node_in_trouble_unless_its_template_says_for_how_long() {
 
 /// Regression test: the engine assumed 30 s, so a shorter period of the template killed the save.
 #[test]
-fn our_engine_gets_the_grace_period_of_its_template() {
+fn the_engine_gets_the_grace_period_of_its_template() {
     for (seconds, expected) in [(None, None), (Some(30), None), (Some(10), Some("10")), (Some(600), Some("600"))] {
         let template = json!({"spec": {"containers": [], "terminationGracePeriodSeconds": seconds}});
         let job = job("grace", json!({"template": template, "engine": engine()}));
@@ -123,7 +123,7 @@ fn on(node: &str) -> PlacedNode {
 }
 
 #[test]
-fn gpus_by_claim_and_cores_near_them() {
+fn gpus_by_claim_with_nearby_cores() {
     let limits = json!({"limits": {"nvidia.com/gpu": 2, "cpu": 8}});
     let mut job = job("gpus", json!({"trainer": {"framework": "Plain", "image": "i", "resourcesPerNode": limits}}));
     job.0.status.get_or_insert_default().device_allocation = Some(DeviceAllocation::Claims);
@@ -143,7 +143,7 @@ fn rules(pod: &Pod) -> NodeRules {
 }
 
 #[test]
-fn a_gate_is_lifted_and_every_term_of_an_affinity_is_pinned() {
+fn lifting_a_gate_pins_every_affinity_term() {
     let free = job("free", json!({"engine": engine()}));
     insta::assert_yaml_snapshot!(placement_patch(
         &rules(&pod(&free.0, &free.1, &defaults(), 1, 0)),
@@ -171,7 +171,7 @@ fn a_gate_is_lifted_and_every_term_of_an_affinity_is_pinned() {
 }
 
 #[test]
-fn what_cannot_be_merged_is_named() {
+fn merge_conflicts_name_their_field() {
     let template = json!({"spec": {"nodeName": "n", "initContainers": [{"name": "trainer", "image": "i"}],
         "containers": [{"name": "side"}, {"name": "side", "image": "i"}], "volumes": [{"name": "v"}, {"name": "v"}]}});
     let document = json!({
@@ -197,7 +197,7 @@ fn saved(path: &str, volumes: Value, mounts: Value) -> TrainJob {
 }
 
 #[test]
-fn the_volume_of_the_checkpoints_is_mounted() {
+fn the_checkpoint_volume_is_mounted() {
     let volumes = || json!([{"name": "ckpt", "emptyDir": {}}, {"name": "other", "emptyDir": {}}]);
     let mounts_of = |job: &TrainJob| {
         let valid = validate(job).unwrap_or_else(|faults| panic!("{faults:?}"));
@@ -210,7 +210,11 @@ fn the_volume_of_the_checkpoints_is_mounted() {
     let ours = ("ckpt".to_string(), None, Some(false));
     assert_eq!(mounts_of(&saved("/ckpt/", volumes(), json!([]))), (vec![ours.clone()], 0));
     let other = json!([{"name": "other", "mountPath": "/ckpt"}]);
-    assert_eq!(mounts_of(&saved("/ckpt", volumes(), other)), (vec![ours], 1), "ours is taken, and that is said");
+    assert_eq!(
+        mounts_of(&saved("/ckpt", volumes(), other)),
+        (vec![ours], 1),
+        "our mount wins and the conflict is reported"
+    );
     let part = json!([{"name": "ckpt", "mountPath": "/ckpt", "subPath": "a"}]);
     let theirs = ("ckpt".to_string(), Some("a".to_string()), None);
     assert_eq!(
@@ -221,7 +225,7 @@ fn the_volume_of_the_checkpoints_is_mounted() {
 }
 
 #[test]
-fn a_volume_that_is_not_there_is_refused() {
+fn a_missing_checkpoint_volume_is_rejected() {
     let text = |path: &str, volumes: Value| {
         faults(&saved(path, volumes, json!([]))).iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
     };
@@ -237,7 +241,7 @@ fn a_volume_that_is_not_there_is_refused() {
 }
 
 #[test]
-fn one_process_of_a_pod_has_the_threads_of_all_its_ranks() {
+fn a_process_has_the_threads_of_all_its_ranks() {
     let mut engine = engine();
     engine["executionMode"] = "SingleProcess".into();
     let job = job("single", json!({"trainer": {"numProcPerNode": 4, "cpuThreads": 2}, "engine": engine}));
@@ -290,7 +294,7 @@ fn torch(name: &str, template: Value) -> (TrainJob, ValidJob) {
 }
 
 #[test]
-fn jobs_on_the_network_of_their_nodes_take_ports_of_their_own() {
+fn host_network_jobs_get_distinct_ports() {
     let port = |pod: &Pod| {
         let trainer = &pod.spec.as_ref().unwrap().containers[0];
         let env = trainer.env.as_ref().unwrap().iter();
@@ -311,7 +315,7 @@ fn jobs_on_the_network_of_their_nodes_take_ports_of_their_own() {
 }
 
 #[test]
-fn what_a_profile_says_of_pods_reaches_them() {
+fn profile_pod_settings_reach_the_pods() {
     let (mut job, valid) = torch("a", json!({}));
     let size = |pod: &Pod| {
         let volumes = pod.spec.as_ref().unwrap().volumes.clone().unwrap();
@@ -343,7 +347,7 @@ fn what_a_profile_says_of_pods_reaches_them() {
 
 /// The planner reads requests from the manifest without building a pod, so both must agree.
 #[test]
-fn what_is_read_from_the_manifest_is_what_the_pods_ask_for() {
+fn requests_in_the_manifest_equal_requests_of_the_pods() {
     let gpus_of = |count: u32| json!({"limits": {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": count}});
     let trainer = |resources: Value| json!({"name": "trainer", "resources": resources});
     let side =
@@ -378,7 +382,12 @@ fn what_is_read_from_the_manifest_is_what_the_pods_ask_for() {
             job.status = Some(TrainJobStatus { device_allocation: allocation, fabric, ..TrainJobStatus::default() });
             let valid = validate(&job).unwrap_or_else(|faults| panic!("{faults:?}"));
             let made = pod(&job, &valid, &Defaults::default(), 1, 0).spec.unwrap();
-            assert_eq!(valid.pod.requests(job.status.as_ref()), resources::of_pod(&made), "{:?}", job.spec.template);
+            assert_eq!(
+                valid.pod.requests(job.status.as_ref()),
+                resources::pod_requests(&made),
+                "{:?}",
+                job.spec.template
+            );
             assert_eq!(valid.pod.gpus, crate::job::gpus(&job));
             cases += 1;
         }
@@ -389,7 +398,7 @@ fn what_is_read_from_the_manifest_is_what_the_pods_ask_for() {
 /// NCCL in our own engine needs the same devices, shared memory and settings as in any other
 /// program.
 #[test]
-fn our_engine_on_gpus_gets_the_fabric_of_other_frameworks() {
+fn the_engine_on_gpus_gets_the_same_fabric_as_other_frameworks() {
     let made = |framework: &str, gpus: u32| {
         let mut limits = json!({"cpu": "8", "memory": "64Gi"});
         if gpus > 0 {
@@ -430,7 +439,7 @@ fn our_engine_on_gpus_gets_the_fabric_of_other_frameworks() {
 }
 
 #[test]
-fn a_request_for_nodes_has_what_the_scheduler_looks_at_as_it_was_admitted() {
+fn a_provisioning_request_has_the_admitted_scheduling_fields() {
     let template = json!({"spec": {
         "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {"matchLabels": {"a": "b"}}}],
         "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}, {"name": "key", "secret": {"secretName": "mine"}}],
@@ -460,7 +469,7 @@ fn a_request_for_nodes_has_what_the_scheduler_looks_at_as_it_was_admitted() {
 /// Finding 15: each tenant had to add the pull secret of the administrator's registry to each
 /// template.
 #[test]
-fn the_worker_image_is_pulled_with_the_secrets_of_the_operator_and_no_other_image() {
+fn only_the_worker_image_is_pulled_with_the_operators_secrets() {
     let defaults = Defaults { image_pull_secrets: vec!["registry".into()], ..defaults() };
     let secrets = |spec: Value| {
         let job = job("a", spec);

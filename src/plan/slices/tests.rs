@@ -50,7 +50,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn what_was_cut_comes_back_whole(count in 129_u32..1500, makes in 1_u32..40) {
+    fn cutting_and_joining_round_trips(count in 129_u32..1500, makes in 1_u32..40) {
         let nodes = nodes(count, makes);
         let named = named("job", 2, &nodes).unwrap();
         let known = known(&named.name_prefix, cut(2, &nodes));
@@ -59,7 +59,7 @@ proptest! {
 }
 
 #[test]
-fn slices_that_are_missing_or_of_another_place_are_not_taken() {
+fn missing_slices_and_slices_of_another_placement_are_not_joined() {
     let (mine, theirs) = (nodes(300, 1), nodes(300, 2));
     let named = named("a", 1, &mine).unwrap();
     let whole = known(&named.name_prefix, cut(1, &mine));
@@ -67,7 +67,7 @@ fn slices_that_are_missing_or_of_another_place_are_not_taken() {
     let mut part = whole.clone();
     part.remove(&format!("{}-1", named.name_prefix));
     assert_eq!(join(&named, &part), None, "one is missing");
-    assert_eq!(join(&named, &known(&named.name_prefix, cut(1, &theirs))), None, "another place");
+    assert_eq!(join(&named, &known(&named.name_prefix, cut(1, &theirs))), None, "another placement");
     let mut edited = whole.clone();
     edited.get_mut(&format!("{}-0", named.name_prefix)).unwrap().nodes[7].gpus.swap(0, 1);
     assert_eq!(join(&named, &edited), None, "another order of GPUs");
@@ -75,12 +75,12 @@ fn slices_that_are_missing_or_of_another_place_are_not_taken() {
     beyond[0].nodes[0].shape = 9;
     let prefix = format!("a-1-{}", digest(&beyond));
     let wrong = SlicesStatus { name_prefix: prefix.clone(), ..named };
-    assert_eq!(join(&wrong, &known(&prefix, beyond)), None, "a shape that is not there");
+    assert_eq!(join(&wrong, &known(&prefix, beyond)), None, "a missing shape");
 }
 
 /// Two controllers that decide differently do not overwrite each other's slices.
 #[test]
-fn other_places_and_attempts_have_other_names() {
+fn placements_and_attempts_have_distinct_slice_names() {
     let prefix = |attempt, makes| named("a", attempt, &nodes(200, makes)).unwrap().name_prefix;
     assert_eq!(prefix(1, 2), prefix(1, 2));
     assert_ne!(prefix(1, 2), prefix(1, 3));

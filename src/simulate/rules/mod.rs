@@ -13,7 +13,7 @@ pub use product::Product;
 use crate::fabric::Fabric;
 use crate::replay::Rule;
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_ledger::predictor::Guess;
+use switchyard_ledger::predictor::PredictorSettings;
 
 /// The available rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +59,9 @@ impl Policy {
         let peer = |order, places| Ok(Box::new(Peer::new(fabric, order, places)) as Box<dyn Rule>);
         match self {
             Policy::Switchyard => Ok(Box::new(Product::new(fabric, machine)?)),
-            Policy::Predicting => Ok(Box::new(Product::new(fabric, machine)?.with_predictor(Guess::default()))),
+            Policy::Predicting => {
+                Ok(Box::new(Product::new(fabric, machine)?.with_predictor(PredictorSettings::default())))
+            }
             Policy::StrictFifo => peer(Order::Strict, HostOrder::Domains),
             Policy::KueueLike => peer(Order::Skip, HostOrder::Domains),
             Policy::VolcanoLike => peer(Order::Skip, HostOrder::MostUsed),

@@ -12,18 +12,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{PlacementStatus, RecentRestarts, TrainJob, conditions};
 use switchyard_ledger::fairness::{Fairness, Weights};
-use switchyard_ledger::index::{Index, Patience};
+use switchyard_ledger::index::{Index, PlacementDelay};
 use switchyard_ledger::job::{JobId, Key, attempt_of, key_of, placement_of};
-use switchyard_ledger::predictor::{Guess, Predictor};
-use switchyard_ledger::usage::Without;
-use switchyard_plan::cluster::find::{Found, Nowhere, find};
+use switchyard_ledger::predictor::{Predictor, PredictorSettings};
+use switchyard_ledger::usage::UsageOverlay;
 #[cfg(test)]
 use switchyard_plan::cluster::gang::fits;
 use switchyard_plan::cluster::levels::{DomainLevel, Levels};
+use switchyard_plan::cluster::place_with_fabric::{PlacementFailure, PlacementWithFabric, place_with_fabric};
 #[cfg(test)]
-use switchyard_plan::cluster::turn::Basis;
+use switchyard_plan::cluster::queue_order::Basis;
 use switchyard_plan::cluster::view::NodeView;
-use switchyard_plan::cluster::{PlacementRules, Question, Waits, allocation};
+use switchyard_plan::cluster::{PlacementRequest, PlacementRules, WaitReason, allocation};
 use switchyard_plan::objects::{Defaults, pod};
 use switchyard_plan::{ValidJob, validate};
 
@@ -92,15 +92,15 @@ impl Product {
 
     /// Estimates missing limits from run times.
     #[must_use]
-    pub fn with_predictor(mut self, guess: Guess) -> Product {
-        self.index.predictor = Some(Predictor::new(guess));
+    pub fn with_predictor(mut self, settings: PredictorSettings) -> Product {
+        self.index.predictor = Some(Predictor::new(settings));
         self
     }
 
     /// Lets gangs wait for a better placement.
     #[must_use]
-    pub fn with_patience(mut self, patience: Patience) -> Product {
-        self.index.patience = Some(patience);
+    pub fn with_placement_delay(mut self, placement_delay: PlacementDelay) -> Product {
+        self.index.placement_delay = Some(placement_delay);
         self
     }
 
@@ -114,7 +114,7 @@ impl Product {
     /// Caps limits at `longest` when ordering the queue.
     #[must_use]
     pub fn with_longest_limit(mut self, longest: SignedDuration) -> Product {
-        self.index.lateness.longest = longest;
+        self.index.slowdown.longest = longest;
         self
     }
 
@@ -152,9 +152,9 @@ impl Product {
         }
         let mut job_object: TrainJob = serde_json::from_value(manifest).map_err(|error| format!("{name}: {error}"))?;
         let valid = validate(&job_object).map_err(|faults| format!("{name}: {faults:?}"))?;
-        let way = allocation::allocation(&job_object, self.index.usage.nodes());
+        let mechanism = allocation::allocation(&job_object, self.index.usage.nodes());
         let status = job_object.status.get_or_insert_default();
-        (status.attempt, status.device_allocation) = (Some(1), way);
+        (status.attempt, status.device_allocation) = (Some(1), mechanism);
         self.index.apply_job(job_object.clone());
         self.create_pods(&job_object, &valid);
         self.jobs.insert(job.number, job_object);
@@ -177,7 +177,7 @@ impl Product {
 
     /// Deletes the pods of a job. Returns the nodes that gained room.
     fn delete_pods(&mut self, job: &TrainJob) -> BTreeSet<String> {
-        let family = self.index.families.get(&JobId::of(&job.metadata));
+        let family = self.index.job_states.get(&JobId::of(&job.metadata));
         let pods = family.into_iter().flat_map(|family| family.pods.values().map(|pod| pod.uid.clone()));
         let metadata = |uid: String| ObjectMeta {
             name: Some(uid.clone()),
@@ -197,11 +197,11 @@ impl Product {
     }
 
     fn wake(&mut self, room: &BTreeSet<String>) {
-        let woken = self.index.woken(room);
+        let woken = self.index.wake(room);
         self.look.extend(woken.iter().filter_map(number_of));
     }
 
-    /// Starts the next attempt of a stopped job, as after `plan::cluster::again`. After a host
+    /// Starts the next attempt of a stopped job, as after `plan::cluster::retry`. After a host
     /// failure it keeps its remaining nodes; after a preemption it leaves them.
     fn restart(&mut self, number: usize, why: Stopped, now: Timestamp) {
         let Some(mut object) = self.jobs.get(&number).cloned() else { return };
@@ -236,24 +236,25 @@ impl Product {
         &mut self,
         number: usize,
         now: Timestamp,
-        ask: impl FnOnce(&Question<'_>, &BTreeMap<String, NodeView>) -> R,
+        ask: impl FnOnce(&PlacementRequest<'_>, &BTreeMap<String, NodeView>) -> R,
     ) -> Result<(R, BTreeSet<Key>), String> {
         let object = &self.jobs[&number];
         let valid = validate(object).map_err(|faults| format!("{}: {faults:?}", name(number)))?;
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now };
-        let others = self.index.float(object, rules);
-        let aside = self.index.not_in_the_way(object, now);
-        let left_out = self.index.left_out(&JobId::of(&object.metadata), now);
+        let others = self.index.refresh_reservation(object, rules);
+        let ignorable = self.index.ignorable_takers(object, now);
+        let avoided_nodes = self.index.avoided_nodes(&JobId::of(&object.metadata), now);
         let admitted = self.index.admitted(object, &valid);
-        let question = Question { job: object, valid: &valid, rules, admitted: &admitted, left_out: &left_out };
-        let without = Without::new(&mut self.index.usage, &aside);
-        Ok((ask(&question, without.nodes()), others))
+        let request =
+            PlacementRequest { job: object, valid: &valid, rules, admitted: &admitted, avoided_nodes: &avoided_nodes };
+        let without = UsageOverlay::new(&mut self.index.usage, &ignorable);
+        Ok((ask(&request, without.nodes()), others))
     }
 
     /// Whether a placed job must make way for one of a higher class.
     fn must_yield(&self, job: &TrainJob) -> bool {
-        let family = self.index.families.get(&JobId::of(&job.metadata));
-        placement_of(job).is_some() && family.is_some_and(|family| family.gives_way_in == Some(attempt_of(job)))
+        let family = self.index.job_states.get(&JobId::of(&job.metadata));
+        placement_of(job).is_some() && family.is_some_and(|family| family.preempted_attempt == Some(attempt_of(job)))
     }
 
     /// Reconciles one job: places or queues a waiting job, and preempts a running one if required.
@@ -266,22 +267,22 @@ impl Product {
             return Ok(None);
         };
         let (key, id) = (key_of(&object.metadata), JobId::of(&object.metadata));
-        let (found, mut others) = self.with_request(number, now, find)?;
+        let (found, mut others) = self.with_request(number, now, place_with_fabric)?;
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now };
         let decision = match found {
-            Ok(Found { placed, .. }) if self.index.waits_for_better(&key, &placed.status, rules) => {
+            Ok(PlacementWithFabric { placed, .. }) if self.index.should_delay(&key, &placed.status, rules) => {
                 let open = placed.status.nodes.len() as u32;
-                others.extend(self.index.waits(&key, Waits::Room { open }, rules));
+                others.extend(self.index.enqueue(&key, WaitReason::Room { open }, rules));
                 None
             }
-            Ok(Found { placed, .. }) => {
+            Ok(PlacementWithFabric { placed, .. }) => {
                 let hosts = self.placed(number, object, placed.status, now)?;
-                others.extend(self.index.waits_no_more(&key, &id));
+                others.extend(self.index.leave_queue(&key, &id));
                 let forecast = self.forecasts.remove(&number).flatten();
                 Some(Decision::Start(Start { job: number, hosts, forecast }))
             }
-            Err(Nowhere::NoRoom(why)) => {
-                others.extend(self.index.waits(&key, Waits::Room { open: why.open }, rules));
+            Err(PlacementFailure::NoRoom(why)) => {
+                others.extend(self.index.enqueue(&key, WaitReason::Room { open: why.open }, rules));
                 if !self.forecasts.contains_key(&number) {
                     let window = self.index.forecast(&key, now).and_then(|forecast| forecast.window.ok());
                     let seconds = |at: Timestamp| at.duration_since(BEGIN).as_secs_f64();
@@ -290,7 +291,7 @@ impl Product {
                 self.release_kept_nodes(number, object, now);
                 None
             }
-            Err(Nowhere::WrongFabric(found)) => return Err(format!("{key}: {}", found.why)),
+            Err(PlacementFailure::WrongFabric(found)) => return Err(format!("{key}: {}", found.why)),
         };
         self.look.extend(others.iter().filter_map(number_of));
         Ok(decision)
@@ -300,7 +301,7 @@ impl Product {
     #[cfg(test)]
     pub(crate) fn forecast(&self) -> Option<(usize, f64)> {
         let held = self.index.reservation.as_ref()?;
-        let (namespace, name) = held.turn.name().split_once('/')?;
+        let (namespace, name) = held.position.name().split_once('/')?;
         let job = number_of(&Key { namespace: namespace.into(), name: name.into() })?;
         let (start, _) = held.start.filter(|(_, basis)| *basis == Basis::Limits)?;
         Some((job, start.duration_since(BEGIN).as_secs_f64()))
@@ -310,7 +311,7 @@ impl Product {
     #[cfg(test)]
     pub(crate) fn startable(&mut self, now: f64) -> Result<Vec<usize>, String> {
         let now = at(now);
-        let waiting: Vec<usize> = self.index.waiting.keys().filter_map(number_of).collect();
+        let waiting: Vec<usize> = self.index.queue.keys().filter_map(number_of).collect();
         let mut startable = Vec::new();
         for number in waiting {
             startable.extend(self.with_request(number, now, fits)?.0.then_some(number));
@@ -383,7 +384,7 @@ impl Rule for Product {
                 .filter_map(|number| Some(key_of(&self.jobs.get(&number)?.metadata)));
             let keys = self.index.in_order(keys.collect());
             for key in keys {
-                if self.index.is_worth_a_plan(&key)
+                if self.index.needs_planning(&key)
                     && let Some(number) = number_of(&key)
                 {
                     decisions.extend(self.reconcile(number, now)?);

@@ -19,7 +19,7 @@ use switchyard_plan::cluster::machine::{Machine, Shapes};
 use switchyard_plan::cluster::ownership;
 use switchyard_plan::cluster::reserve::reserve;
 use switchyard_plan::cluster::view::NodeView;
-use switchyard_plan::cluster::{PlacementRules, Question};
+use switchyard_plan::cluster::{PlacementRequest, PlacementRules};
 use switchyard_plan::objects::Defaults;
 use switchyard_plan::{self as plan, cluster};
 
@@ -109,14 +109,14 @@ impl<'a> Replay<'a> {
         &self,
         nodes: &BTreeMap<String, NodeView>,
         job: &TrainJob,
-        ask: impl Fn(&Question<'_>, &BTreeMap<String, NodeView>) -> Option<T>,
+        ask: impl Fn(&PlacementRequest<'_>, &BTreeMap<String, NodeView>) -> Option<T>,
     ) -> Option<T> {
         let valid = plan::validate(job).ok()?;
         // Reports in a test never expire.
         let now = jiff::Timestamp::MIN;
         let rules = PlacementRules { defaults: &Defaults::default(), levels: &self.levels, now };
         let admitted = &Admitted::of_template(&valid, job.status.as_ref());
-        ask(&Question { job, valid: &valid, rules, admitted, left_out: &BTreeMap::new() }, nodes)
+        ask(&PlacementRequest { job, valid: &valid, rules, admitted, avoided_nodes: &BTreeMap::new() }, nodes)
     }
 
     /// Returns a job that waits although it fits, whichever job of its priority is the queue head:

@@ -135,8 +135,8 @@ fn a_policy_that_is_not_in_force_is_told_until_it_is() -> Result<()> {
         "switchyard-controller-pods: refuses pods that are not ours",
         "switchyard-controller: does not refuse a pod of the controller that belongs to no TrainJob",
         "switchyard-trainjobs: its binding does not deny",
-        "switchyard-trainjobs-secrets: there is no such ValidatingAdmissionPolicy",
-        "switchyard-children: it has no ValidatingAdmissionPolicyBinding of its name",
+        "switchyard-trainjobs-secrets: the ValidatingAdmissionPolicy does not exist",
+        "switchyard-children: no ValidatingAdmissionPolicyBinding has its name",
     ] {
         assert!(told.contains(words), "{words}: {told}");
     }

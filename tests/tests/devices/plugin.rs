@@ -70,7 +70,7 @@ async fn other_gpus_than_the_plans_are_told_with_their_figures() -> Result<()> {
     let told = scene.jobs.wait("a", "degraded", |job| degraded(job, "True").is_some()).await?;
     let text = degraded(&told, "True").unwrap();
     assert!(text.starts_with(&format!("pod 0 on {}: GPUs ", scene.nodes[0])), "{text}");
-    assert!(text.ends_with("GB/s in place of 80"), "{text}");
+    assert!(text.ends_with("GB/s instead of 80"), "{text}");
     assert_eq!(stage_of(&told), Some("Running"));
     until("told by one event", async || Ok(scene.jobs.events("a", "PlacementDegraded").await?.len() == 1)).await?;
     // The other pair is equivalent.

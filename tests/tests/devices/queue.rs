@@ -44,7 +44,7 @@ async fn a_stream_of_small_jobs_does_not_starve_a_big_gang() -> Result<()> {
         scene.finish(&format!("first{number}")).await?;
         if number < 2 {
             scene.tells("big", &format!("{} of 3 needed nodes have room", number + 1)).await?;
-            scene.tells("small5", "3 nodes are held for ").await?;
+            scene.tells("small5", "3 nodes are reserved for ").await?;
         }
     }
     scene.jobs.wait_stage("big", "Running").await?;

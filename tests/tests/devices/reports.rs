@@ -70,7 +70,7 @@ async fn a_required_domain_is_not_left_for_nodes_without_its_label() -> Result<(
     let fits = scene.run("a", 2, 4, required.clone()).await?;
     assert_eq!(names(&fits), [&scene.nodes[0], &scene.nodes[2]], "{}", placement(&fits).reason);
     scene.create("b", 3, 4, "run", required).await?;
-    let told = scene.tells("b", &format!("in one {RACK} there are 2 of 3 at most, in d1")).await?;
+    let told = scene.tells("b", &format!("one {RACK} has at most 2 of 3, in d1")).await?;
     let text = &condition_of(&told, "Placed").unwrap().message;
     assert!(text.contains(&format!("s have no label {RACK}")), "{text}");
     assert!(text.contains("topologyPolicy.domains[0].mode: Preferred (192 GB/s)"), "{text}");

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use switchyard_crds::gpu_topology::*;
 use switchyard_crds::{FabricStatus, TrainJob};
-use switchyard_ledger::offline::{Cluster, Earlier};
+use switchyard_ledger::offline::{Cluster, PreviousPlacement};
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::objects::{self, Defaults};
 use switchyard_plan::validate;
@@ -223,8 +223,8 @@ pub fn look(scene: &Scene, job: &Job) -> Found {
 
 pub fn look_at(items: &[Value], mut job: TrainJob, defaults: Defaults) -> Found {
     let mut cluster = Cluster::of(items, defaults.clone(), Levels::default(), Timestamp::UNIX_EPOCH).unwrap();
-    let verdict = cluster.look(&job, Earlier::Forgotten).unwrap();
-    let placed = verdict.place.unwrap_or_else(|why| panic!("{why}"));
+    let verdict = cluster.explain(&job, PreviousPlacement::Ignored).unwrap();
+    let placed = verdict.placement.unwrap_or_else(|why| panic!("{why}"));
     let fabric = verdict.fabric.map(|found| found.map(|decided| decided.status));
     let fabric = fabric.unwrap_or_else(|| Ok(FabricStatus::default()));
     let status = job.status.get_or_insert_default();

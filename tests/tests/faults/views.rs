@@ -65,7 +65,7 @@ async fn a_gang_that_is_bound_and_not_seen_so_is_not_taken_back() -> Result<()> 
     lane.jobs.create(job).await?;
     // Reported ten seconds after the placement, and rolled back after sixty.
     let told = lane.jobs.wait("a", "told", |job| {
-        condition_of(job, "Succeeded").is_some_and(|stage| stage.message.contains("no scheduler has said anything"))
+        condition_of(job, "Succeeded").is_some_and(|stage| stage.message.contains("no scheduler has reported on it"))
     });
     let placed = told.await?.status.and_then(|status| status.placement).context("it has a place")?.nodes;
     lane.proxy.hold_pods(true);

@@ -35,7 +35,7 @@ async fn a_pod_that_the_server_will_never_accept_ends_the_job_with_the_servers_w
     scene.jobs.verdict("a pod that the API server never accepts", "failed, cause named", "a")?;
     let condition = condition_of(&failed, "Failed").unwrap();
     assert_eq!(condition.reason, "PermanentFailure");
-    for words in ["volumeMounts[0].name: Not found: \"nope\"", "the fields are those below spec.template"] {
+    for words in ["volumeMounts[0].name: Not found: \"nope\"", "the fields are under spec.template"] {
         assert!(condition.message.contains(words), "{}", condition.message);
     }
     assert!(scene.jobs.events("a", "Failed").await?[0].contains("nope"));
@@ -79,7 +79,8 @@ async fn a_claim_that_does_not_exist_is_told_and_no_node_is_held() -> Result<()>
 async fn a_scheduler_that_does_not_exist_is_told() -> Result<()> {
     let scene = Scene::new("scheduler", 1).await?;
     scene.create("a", 1, "run", json!({"template": {"spec": {"schedulerName": "nobody"}}})).await?;
-    let why = "pod a-1-0: no scheduler has said anything of it: is there one named nobody (spec.template.spec.schedulerName)?";
+    let why =
+        "pod a-1-0: no scheduler has reported on it: is there one named nobody (spec.template.spec.schedulerName)?";
     scene.jobs.wait("a", "told", says(why)).await?;
     scene.jobs.verdict("a scheduler that does not exist", "starts, cause named", "a")
 }

@@ -70,7 +70,7 @@ async fn the_place_of_a_large_job_survives_restarts_of_the_controller_and_slices
     let again = |job: &TrainJob| job.status.as_ref().is_some_and(|status| status.attempt == Some(2));
     scene.jobs.wait("a", "in attempt 2", again).await?;
     let note = &scene.jobs.events("a", "Restarting").await?[0];
-    assert!(note.contains("which hold the place of the job, were deleted or are not its own"), "{note}");
+    assert!(note.contains("which hold the job's placement, were deleted or belong to another owner"), "{note}");
     let job = scene.jobs.wait("a", "placed again", |job| slices::of(job).is_some()).await?;
     let second = slice_of(&job)?;
     assert!(second.starts_with("a-2-"), "{second}");

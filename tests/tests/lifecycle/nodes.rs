@@ -145,7 +145,7 @@ async fn a_node_that_ends_three_jobs_within_an_hour_is_avoided_by_the_fourth_and
     let config = ControlPlane::shared().kubeconfig("admin").display().to_string();
     let asked = ["explain", "fourth", "--namespace", &scene.jobs.namespace, "--kubeconfig", &config];
     let told = Folder::new().switchyard(asked).start().wait(PATIENCE);
-    let why = format!("1 node is not asked: {} (it ended attempts 3 times within an hour, last with", nodes[0]);
+    let why = format!("1 node is avoided: {} (it ended attempts 3 times within an hour, last with", nodes[0]);
     ensure!(told.code == Some(0) && told.stdout.contains(&why), "{}{}", told.stdout, told.stderr);
     Ok(())
 }

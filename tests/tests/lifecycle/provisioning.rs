@@ -110,7 +110,7 @@ async fn a_gang_that_lacks_a_node_asks_the_autoscaler_and_gives_the_request_back
     let job = scene.jobs.wait("a", "told", |job| told(job) == Some(("Unknown", "CapacityIsNotFound"))).await?;
     let message = &condition_of(&job, "Succeeded").unwrap().message;
     assert!(
-        message.ends_with("ProvisioningRequest a-1 asks for 2 nodes: Provisioned is False: no zone has any"),
+        message.ends_with("ProvisioningRequest a-1 requests 2 nodes: Provisioned is False: no zone has any"),
         "{message}"
     );
     speak(json!([says("Provisioned", "True", "CapacityIsProvisioned", "made")])).await?;

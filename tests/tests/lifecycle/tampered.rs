@@ -65,7 +65,7 @@ async fn a_pod_whose_gate_others_remove_starts_again_with_its_gang() -> Result<(
     let open = Patch::Merge(json!({"spec": {"schedulingGates": []}}));
     let api = scene.jobs.pods_api();
     api.patch("a-1-0", &Default::default(), &open).await?;
-    let told = scene.jobs.wait("a", "told", says("since somebody removed its scheduling gate")).await?;
+    let told = scene.jobs.wait("a", "told", says("because another client removed its scheduling gate")).await?;
     assert_eq!(condition_of(&told, "Placed").map(|placed| placed.reason.as_str()), Some("GateRemoved"));
     let note = &scene.jobs.events("a", "GateRemoved").await?[0];
     assert!(note.starts_with("pod a-1-0 ") && note.contains("without its gang"), "{note}");

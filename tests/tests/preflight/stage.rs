@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 use switchyard_crds::gpu_topology::*;
 use switchyard_crds::{FabricStatus, PreflightFinding, PreflightStatus};
-use switchyard_ledger::offline::{Cluster, Earlier};
+use switchyard_ledger::offline::{Cluster, PreviousPlacement};
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::objects::Defaults;
 use switchyard_tests::gpus::{Machine, RESOURCE};
@@ -134,8 +134,8 @@ impl Stage {
     pub fn fabric(&self) -> Result<FabricStatus, String> {
         let mut cluster = Cluster::of(&self.items, Defaults::default(), Levels::default(), NOW).unwrap();
         let job = serde_json::from_value(self.job.clone()).unwrap();
-        let verdict = cluster.look(&job, Earlier::Forgotten).unwrap();
-        verdict.place.unwrap_or_else(|why| panic!("{why}"));
+        let verdict = cluster.explain(&job, PreviousPlacement::Ignored).unwrap();
+        verdict.placement.unwrap_or_else(|why| panic!("{why}"));
         verdict.fabric.expect("the job has a use for a fabric").map(|decided| decided.status)
     }
 

@@ -109,7 +109,7 @@ fn planted_violations_are_caught() {
         ("src/plan/lib.rs", "fn f() { std::fs::read(\"x\"); }", "input or output"),
         ("src/plan/lib.rs", "use std::{collections::BTreeMap, env};", "`std::env`"),
         ("src/plan/lib.rs", "use std::time::SystemTime;", "reads a clock"),
-        ("src/ledger/own_writes.rs", "fn f(a: std::time::Instant) { a.elapsed(); }", "reads a clock"),
+        ("src/ledger/pending_writes.rs", "fn f(a: std::time::Instant) { a.elapsed(); }", "reads a clock"),
         ("src/plan/lib.rs", "use std as s;", "hides which part"),
         ("src/plan/lib.rs", "fn f() { jiff::Timestamp::now(); }", "reads a clock"),
         ("src/plan/lib.rs", "fn f() { Timestamp::now(); }", "reads a clock"),

@@ -12,8 +12,8 @@ use switchyard_crds::generate;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::labels::{LEADER_CLOCK_SKEW, LEADER_POLICIES, LEADER_VERSION, LEASE};
 use switchyard_crds::names::GPU_RESOURCE;
-use switchyard_plan::cluster::clock::is_old;
-use switchyard_plan::policies::{Probe, denier, fault};
+use switchyard_plan::cluster::clock::is_stale;
+use switchyard_plan::policies::{Probe, denying_policy, fault};
 
 const ADMINISTRATOR: &str = "look with the kubeconfig of an administrator";
 /// Most nodes named in a finding.
@@ -56,7 +56,7 @@ fn foreign_pods(observations: &Observations) -> Vec<Finding> {
     let off = "kubectl delete validatingadmissionpolicybinding";
     let mut findings = each(observations, |release| {
         let answer = release.foreign.as_deref().map_or(Ok(()), Err);
-        let found = Probe::Foreign.judge(&names, answer).into_iter();
+        let found = Probe::Foreign.evaluate(&names, answer).into_iter();
         found
             .map(|found| {
                 let fix = format!("{off} {}; then helm upgrade with the chart of this version", found.policy);
@@ -113,7 +113,7 @@ fn refusals(release: &Release, names: &[String]) -> Vec<Finding> {
         let policy = names.iter().find(|name| name.ends_with(end))?;
         match answer {
             None => Some(Finding::new("policies", format!("{policy} does not refuse {what}"), UPGRADE)),
-            Some(words) if denier(words).is_some_and(|by| names.iter().any(|name| name == by)) => None,
+            Some(words) if denying_policy(words).is_some_and(|by| names.iter().any(|name| name == by)) => None,
             Some(words) => Some(Finding::new(
                 "policies",
                 format!("{policy} cannot be tried with {what}: {words}"),
@@ -368,7 +368,7 @@ fn reports(observations: &Observations) -> Vec<Finding> {
     let there: BTreeSet<String> = observations.nodes.iter().map(ResourceExt::name_any).collect();
     let is_old = |report: &&GPUTopology| {
         let observed = report.status.as_ref().and_then(|status| status.observed_time.as_ref());
-        there.contains(&report.name_any()) && observed.is_none_or(|at| is_old(at.0, observations.now))
+        there.contains(&report.name_any()) && observed.is_none_or(|at| is_stale(at.0, observations.now))
     };
     let old: Vec<String> = observations.reports.iter().filter(is_old).map(ResourceExt::name_any).collect();
     if !old.is_empty() {

@@ -112,7 +112,7 @@ impl Hour {
             self.passed = next.saturating_duration_since(self.start).max(self.passed);
             let now = self.instant();
             let Some((key, look)) = self.context.queue.with(|schedule| schedule.pop(now)) else { break };
-            let is_worth_it = look == Look::InAnyCase || self.context.index().is_worth_a_plan(&key);
+            let is_worth_it = look == Look::InAnyCase || self.context.index().needs_planning(&key);
             if is_worth_it && !self.context.is_put_off(&key, now) {
                 self.reconcile(&key);
             }
@@ -159,14 +159,14 @@ impl Hour {
         }
         if let Some(status) = plan.status {
             self.writes += 1;
-            if let Some(family) = self.context.index().families.get_mut(&id) {
+            if let Some(family) = self.context.index().job_states.get_mut(&id) {
                 family.status_written = Some(now);
-                family.own.says(status.attempt.unwrap_or(0).unsigned_abs(), &words_of(&status));
+                family.writes.record_status(status.attempt.unwrap_or(0).unsigned_abs(), &words_of(&status));
             }
             let mut next = (*job).clone();
             next.status = Some(status);
             self.take_in(Look::IfWorthIt, |index, version| {
-                index.wrote_status(key, &version);
+                index.record_status_version(key, &version);
                 next.metadata.resource_version = Some(version);
                 index.apply_job(next)
             });

@@ -100,11 +100,11 @@ async fn a_kubelet_of_rank_0_that_is_silent_for_five_minutes_ends_nothing_while_
             let mut index = hour.context.index();
             let index = &mut *index;
             let id = JobId { namespace: "t".into(), uid: "u0".into() };
-            let family = index.families.get_mut(&id).unwrap();
+            let family = index.job_states.get_mut(&id).unwrap();
             let sources = family.progress.sources(1, family.pods.values(), index.usage.nodes());
             let Some(source) = sources.first().map(|pod| pod.uid.clone()).filter(|_| trains) else { continue };
             assert_eq!((sources.len(), sources[0].node_rank), (1, 1));
-            family.progress.read(1, &source, Some(step), None, now);
+            family.progress.record_step(1, &source, Some(step), None, now);
         }
         hour.set_node(silent, "True");
         later(&mut hour, seconds(600));

@@ -71,13 +71,13 @@ async fn a_node_that_becomes_free_is_planned_for_by_the_head_and_by_whom_it_help
     let busy: Vec<Pod> = (0..NODES).map(|node| hour.foreign(node, "6")).collect();
     hour.apply_jobs(0..JOBS, |_| 1);
     hour.work_until(Duration::from_secs(1));
-    assert_eq!(hour.context.index().waiting.len(), JOBS);
+    assert_eq!(hour.context.index().queue.len(), JOBS);
     assert!(hour.plans <= 3 * JOBS + NODES, "for the attempt, the pods and the place of each: {}", hour.plans);
     for (node, pod) in busy.iter().enumerate() {
         hour.plans = 0;
         hour.take_in(Look::InAnyCase, |index, _| index.delete_pod(&pod.metadata));
         hour.work_until(hour.passed + Duration::from_secs(1));
-        assert_eq!(hour.context.index().waiting.len(), JOBS - 2 * (node + 1), "a node has room for two pods");
+        assert_eq!(hour.context.index().queue.len(), JOBS - 2 * (node + 1), "a node has room for two pods");
         assert!(hour.plans <= 10, "{} plans for one node", hour.plans);
     }
 }
@@ -93,12 +93,12 @@ async fn a_new_leader_comes_to_a_job_that_finds_a_place_before_it_plans_the_whol
     let big = |number| 2 + number % 3;
     hour.apply_jobs(0..JOBS, big);
     hour.work_until(Duration::from_secs(1));
-    assert_eq!(hour.context.index().waiting.len(), JOBS);
+    assert_eq!(hour.context.index().queue.len(), JOBS);
     // The next leader knows nothing of the last leader's plans.
     let last = hour.context.index().reservation.take();
     let held: Vec<String> = last.iter().flat_map(|held| held.takers()).collect();
     held.iter().for_each(|taker| drop(hour.context.index().usage.set_share(taker, None)));
-    hour.context.index().waiting.clear();
+    hour.context.index().queue.clear();
     hour.apply_job(JOBS, 1, "1");
     hour.context.queue.with(Schedule::clear);
     let keys = hour.context.index().all_in_order(hour.epoch);
@@ -109,7 +109,7 @@ async fn a_new_leader_comes_to_a_job_that_finds_a_place_before_it_plans_the_whol
     let (placed, waiting) = {
         let index = hour.context.index();
         let last = &index.jobs[&Key { namespace: "t".into(), name: format!("j{JOBS}") }];
-        (switchyard_ledger::job::placement_of(last).is_some(), index.waiting.len())
+        (switchyard_ledger::job::placement_of(last).is_some(), index.queue.len())
     };
     assert_eq!((placed, waiting), (true, JOBS));
     assert!(hour.plans <= 20, "{} plans", hour.plans);
@@ -128,7 +128,7 @@ async fn a_small_job_costs_as_much_behind_ten_thousand_gated_pods_as_without_the
         hour.apply_jobs(0..gangs, |_| 20);
         hour.work_until(HOUR);
         let gated = |index: &Index| {
-            index.families.values().flat_map(|family| family.pods.values()).filter(|pod| pod.gated).count()
+            index.job_states.values().flat_map(|family| family.pods.values()).filter(|pod| pod.gated).count()
         };
         assert_eq!(gated(&hour.context.index()), gangs * 20);
         (hour.plans, hour.writes) = (0, 0);
@@ -149,7 +149,7 @@ fn hours(count: u64) -> Counted {
     let mut busy: Vec<Pod> = (0..NODES).map(|node| hour.foreign(node, "6")).collect();
     hour.apply_jobs(0..JOBS, |number| if number == 0 { NODES - 1 } else { 2 + number % 3 });
     hour.work_until(HOUR);
-    assert_eq!(hour.context.index().waiting.len(), JOBS);
+    assert_eq!(hour.context.index().queue.len(), JOBS);
     hour.writes = 0;
     let changes = (count * HOUR.as_secs() / CHANGE.as_secs()) as usize;
     let mut at_half = (0, 0);

@@ -19,7 +19,7 @@ fn other(on: &str, spec: Value) -> Value {
 /// Regression test: nodes with Deployments were reserved for a gang as if they would become empty,
 /// and the rest of the reservation idled with them.
 #[test]
-fn a_node_is_held_only_if_what_runs_there_ends_by_itself() {
+fn a_node_is_reserved_only_if_its_pods_end_by_themselves() {
     for (spec, is_held) in [
         (json!({"restartPolicy": "Always"}), false),
         (json!({}), false),
@@ -29,18 +29,22 @@ fn a_node_is_held_only_if_what_runs_there_ends_by_itself() {
     ] {
         let mut items = gang_waits(0);
         items.push(other("n2", spec.clone()));
-        let late = cluster(&items).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
-        assert_eq!((late.place.is_err(), words(&late).starts_with("3 nodes are held")), (is_held, is_held), "{spec}");
+        let late = cluster(&items).explain(&fresh("late", 1, json!({})), PreviousPlacement::Ignored).unwrap();
+        assert_eq!(
+            (late.placement.is_err(), ahead_message(&late).starts_with("3 nodes are reserved")),
+            (is_held, is_held),
+            "{spec}"
+        );
         // With a fourth node, three nodes can be reserved without the other pod.
         items.push(node("n4"));
-        let late = cluster(&items).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
-        assert!(words(&late).starts_with("3 nodes are held"), "{spec}: {}", words(&late));
+        let late = cluster(&items).explain(&fresh("late", 1, json!({})), PreviousPlacement::Ignored).unwrap();
+        assert!(ahead_message(&late).starts_with("3 nodes are reserved"), "{spec}: {}", ahead_message(&late));
     }
 }
 
 /// An inference service that has a GPU by claim never ends, so waiting for that GPU is futile.
 #[test]
-fn a_gpu_that_a_lasting_pod_has_by_a_claim_is_not_waited_for() {
+fn a_gpu_claimed_by_a_lasting_pod_is_not_waited_for() {
     let gpu = |uuid: &str| json!({"index": uuid[4..].parse::<u32>().unwrap(), "uuid": uuid});
     let device = |uuid: &str| json!({"name": uuid.to_lowercase(), "attributes": {"uuid": {"string": uuid}}});
     let world = |policy: &str, consumer: &str| {
@@ -72,16 +76,16 @@ fn a_gpu_that_a_lasting_pod_has_by_a_claim_is_not_waited_for() {
         let items = world(policy, consumer);
         let reversed: Vec<Value> = items.iter().rev().cloned().collect();
         for items in [items, reversed] {
-            let late = cluster(&items).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
-            let is_free = late.place.is_ok() && words(&late).is_empty();
-            assert_eq!(is_free, !is_held, "{policy} {consumer}: {} {:?}", words(&late), late.place);
+            let late = cluster(&items).explain(&fresh("late", 1, json!({})), PreviousPlacement::Ignored).unwrap();
+            let is_free = late.placement.is_ok() && ahead_message(&late).is_empty();
+            assert_eq!(is_free, !is_held, "{policy} {consumer}: {} {:?}", ahead_message(&late), late.placement);
         }
     }
 }
 
 /// Regression test: a gang that could not start held its reservation for as long as it was queued.
 #[test]
-fn the_head_gives_its_nodes_back_after_the_longest_time_and_holds_none_for_as_long() {
+fn the_reservation_expires_and_is_followed_by_an_equal_cooldown() {
     let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();
     let mut cluster = Cluster::of(&gang_waits(0), Defaults::default(), Levels::default(), now).unwrap();
     cluster.index.longest_reservation = Some(DAY);
@@ -91,21 +95,24 @@ fn the_head_gives_its_nodes_back_after_the_longest_time_and_holds_none_for_as_lo
         cluster.now = now;
         let (defaults, levels) = (cluster.defaults.clone(), cluster.levels.clone());
         let rules = PlacementRules { defaults: &defaults, levels: &levels, now };
-        cluster.index.float(&late, rules);
-        cluster.index.waits(&gang, Waits::Room { open: 2 }, rules);
-        (cluster.look(&late, Earlier::Forgotten).unwrap().place.is_ok(), cluster.index.reservation_ends(&gang))
+        cluster.index.refresh_reservation(&late, rules);
+        cluster.index.enqueue(&gang, WaitReason::Room { open: 2 }, rules);
+        (
+            cluster.explain(&late, PreviousPlacement::Ignored).unwrap().placement.is_ok(),
+            cluster.index.reservation_ends(&gang),
+        )
     };
     let second = SignedDuration::from_secs(1);
     assert_eq!(at(&mut cluster, now), (false, Some(now + DAY)));
-    assert_eq!(at(&mut cluster, now + DAY - second), (false, Some(now + DAY)), "chosen again, and as old as before");
+    assert_eq!(at(&mut cluster, now + DAY - second), (false, Some(now + DAY)), "recomputing it keeps its age");
     assert_eq!(at(&mut cluster, now + DAY), (true, Some(now + DAY * 2)));
-    assert_eq!(cluster.index.rests_until(&gang), Some(now + DAY * 2));
+    assert_eq!(cluster.index.cooldown_until(&gang), Some(now + DAY * 2));
     assert_eq!(at(&mut cluster, now + DAY * 2 - second), (true, Some(now + DAY * 2)));
-    assert_eq!(at(&mut cluster, now + DAY * 2), (false, Some(now + DAY * 3)), "it may hold nodes again");
+    assert_eq!(at(&mut cluster, now + DAY * 2), (false, Some(now + DAY * 3)), "it can reserve nodes again");
 }
 
 #[test]
-fn a_promise_that_the_head_can_begin_keeps_its_nodes_for_longer_but_not_forever() {
+fn a_promised_start_doubles_the_reservation_limit() {
     let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();
     for (hours, days) in [(47, 2), (49, 1)] {
         let mut items = gang_waits(0);

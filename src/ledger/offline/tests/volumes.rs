@@ -34,37 +34,33 @@ fn two_nodes() -> Vec<Value> {
 /// Regression test: `explain` called a job "placeable" whose volume is on another node, and showed
 /// every other job a reservation for it.
 #[test]
-fn a_job_waits_for_the_node_of_its_volume_and_holds_no_other() {
+fn a_job_waits_for_its_volumes_node_and_reserves_no_other() {
     let mut items = two_nodes();
     items.extend(with_claim("pinned", "data"));
-    let look = |items: &[Value], job: &TrainJob| cluster(items).look(job, Earlier::Forgotten).unwrap();
+    let explain = |items: &[Value], job: &TrainJob| cluster(items).explain(job, PreviousPlacement::Ignored).unwrap();
     let pinned: TrainJob = cluster(&items).job("ns", "pinned").unwrap().clone();
-    assert_eq!(nodes(&look(&items, &pinned)), ["n2"], "a snapshot without claims says nothing of them");
+    assert_eq!(nodes(&explain(&items, &pinned)), ["n2"], "without claims in the snapshot they are not checked");
     items.extend([claim("data", "pv-1"), volume("pv-1", "n1")]);
-    let why = look(&items, &pinned).place.unwrap_err();
+    let why = explain(&items, &pinned).placement.unwrap_err();
     assert!(why.sentence.contains("PersistentVolumeClaim data has no volume there"), "{}", why.sentence);
-    let late = look(&items, &fresh("late", 1, json!({})));
+    let late = explain(&items, &fresh("late", 1, json!({})));
     let held = late.ahead.as_ref().map(|ahead| ahead.nodes.as_slice());
-    assert_eq!(
-        (nodes(&late), held),
-        (vec!["n2"], Some(&["n1".to_string()][..])),
-        "it holds the node of its volume only"
-    );
+    assert_eq!((nodes(&late), held), (vec!["n2"], Some(&["n1".to_string()][..])), "it reserves only its volume's node");
     let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
     let new = fresh("new", 1, json!({"template": {"spec": {"volumes": volumes}}}));
-    assert!(look(&items, &new).place.is_err(), "`plan` reads them for a job that does not exist yet");
+    assert!(explain(&items, &new).placement.is_err(), "`plan` reads them for a job that does not exist yet");
 }
 
 #[test]
-fn a_job_that_names_a_claim_which_does_not_exist_stands_in_no_queue() {
+fn a_job_that_names_a_missing_claim_is_not_queued() {
     let mut items = two_nodes();
     items.extend(with_claim("early", "nope"));
     items.extend([claim("other", "pv-1"), volume("pv-1", "n1")]);
     let early: TrainJob = cluster(&items).job("ns", "early").unwrap().clone();
-    let verdict = cluster(&items).look(&early, Earlier::Forgotten).unwrap();
+    let verdict = cluster(&items).explain(&early, PreviousPlacement::Ignored).unwrap();
     let absent = "PersistentVolumeClaim nope does not exist: create it in the job's namespace, or correct its name in \
                   spec.template.spec.volumes";
-    assert_eq!((verdict.place.unwrap_err().sentence.as_str(), verdict.forecast), (absent, None));
-    let gang = cluster(&items).look(&fresh("gang", 2, json!({})), Earlier::Forgotten).unwrap();
+    assert_eq!((verdict.placement.unwrap_err().sentence.as_str(), verdict.forecast), (absent, None));
+    let gang = cluster(&items).explain(&fresh("gang", 2, json!({})), PreviousPlacement::Ignored).unwrap();
     assert_eq!(gang.ahead, None);
 }

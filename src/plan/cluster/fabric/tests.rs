@@ -3,7 +3,7 @@
 use super::super::machine::Shapes;
 use super::super::tests::World;
 use super::super::view::NodeView;
-use super::super::{Action, Waits};
+use super::super::{Action, WaitReason};
 use crate::objects::{Kind, Object};
 use crate::resources;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -79,7 +79,7 @@ pub fn condition(world: &World, kind: &str) -> (String, String) {
 }
 
 #[test]
-fn files_are_there_before_any_gate_is_lifted() {
+fn nccl_files_exist_before_any_gate_is_lifted() {
     let mut world = world(json!({}), "Active");
     let mut made = false;
     for _ in 0..20 {
@@ -92,7 +92,7 @@ fn files_are_there_before_any_gate_is_lifted() {
                     assert!(text.contains("NCCL_IB_HCA==mlx5_0:1,mlx5_1:1\n"), "{text}");
                     made = true;
                 }
-                Action::Release { .. } => assert!(made, "the pod would wait for a file that nobody has made"),
+                Action::Release { .. } => assert!(made, "the pod would wait for a missing file"),
                 _ => {}
             }
         }
@@ -105,7 +105,7 @@ fn files_are_there_before_any_gate_is_lifted() {
     let fabric = world.job.status.as_ref().unwrap().fabric.clone().unwrap();
     assert_eq!((fabric.transport, fabric.profile.as_deref()), (Some(Transport::RDMA), Some("infiniband")));
     assert_eq!(fabric.resources[0].name, "rdma/shared");
-    assert_eq!(world.pods[0].requests.get("rdma/shared"), 1000, "the scheduler counts it");
+    assert_eq!(world.pods[0].requests.get("rdma/shared"), 1000, "the scheduler accounts for it");
     let (state, message) = condition(&world, conditions::FABRIC_READY);
     assert_eq!(state, "True");
     assert!(
@@ -132,7 +132,11 @@ fn a_job_that_must_not_use_tcp_waits_until_the_ports_are_up() {
     world.run();
     assert_eq!(world.stage(), "Running", "{}", world.message());
     let status = world.job.status.as_ref().unwrap();
-    assert_eq!((status.attempt, status.restarts.as_ref().unwrap().total), (Some(2), 0), "it is no restart");
+    assert_eq!(
+        (status.attempt, status.restarts.as_ref().unwrap().total),
+        (Some(2), 0),
+        "it does not count as a restart"
+    );
     assert_eq!(condition(&world, conditions::FABRIC_READY).0, "True");
 }
 
@@ -161,8 +165,8 @@ fn a_job_that_enforces_its_preflight_waits_until_nothing_blocks() {
     let status = world.job.status.clone().unwrap();
     assert!(status.placement.is_none());
     let findings = status.fabric.and_then(|fabric| fabric.preflight).unwrap().findings;
-    assert_eq!(findings[0].check, 8, "what was found can be read while the job waits");
-    assert!(world.step().status.is_none(), "the same is not written again");
+    assert_eq!(findings[0].check, 8, "findings are visible while the job waits");
+    assert!(world.step().status.is_none(), "an unchanged status is not rewritten");
     set_limit(&mut world, 2, "Unlimited");
     world.run();
     assert_eq!(world.stage(), "Running", "{}", world.message());
@@ -171,7 +175,7 @@ fn a_job_that_enforces_its_preflight_waits_until_nothing_blocks() {
 
 /// Regression test: the refused node was proposed repeatedly while free nodes stayed idle.
 #[test]
-fn a_node_that_preflight_refuses_is_left_out_and_the_next_best_place_is_tried() {
+fn a_node_that_fails_preflight_is_excluded_and_the_next_placement_is_tried() {
     let mut world = world(json!({"fabric": {"preflight": {"mode": "Enforce"}}}), "Active");
     world.node("n2", "4");
     set_reports(&mut world, "Active");
@@ -185,11 +189,11 @@ fn a_node_that_preflight_refuses_is_left_out_and_the_next_best_place_is_tried() 
     world.run();
     let (_, message) = condition(&world, conditions::FABRIC_READY);
     assert!(message.starts_with("preflight check 8 (locked memory): n0: containers may lock 64 KiB"), "{message}");
-    assert_eq!((world.stage(), world.plan().waits), ("Queued", Some(Waits::Fabric)), "it holds nothing");
+    assert_eq!((world.stage(), world.plan().wait_reason), ("Queued", Some(WaitReason::Fabric)), "it reserves nothing");
 }
 
 #[test]
-fn a_job_that_only_reports_starts_and_says_what_would_block() {
+fn a_job_that_only_reports_starts_and_counts_blocking_findings() {
     let mut world = world(json!({}), "Active");
     set_limit(&mut world, 2, "65536");
     world.run();
@@ -200,24 +204,24 @@ fn a_job_that_only_reports_starts_and_says_what_would_block() {
 }
 
 #[test]
-fn on_the_network_of_the_node_each_pod_is_told_its_interface() {
+fn host_network_pods_get_their_own_interface() {
     let mut world = world(json!({"template": {"spec": {"hostNetwork": true}}}), "Active");
-    let mut told = Vec::new();
+    let mut interfaces = Vec::new();
     for _ in 0..20 {
         let done = world.step();
         for action in &done.actions {
             if let Action::Release { patch, .. } = action {
                 let name = "/metadata/annotations/training.switchyard.dev~1socket-interface";
-                told.push(patch.pointer(name).unwrap().as_str().unwrap().to_string());
+                interfaces.push(patch.pointer(name).unwrap().as_str().unwrap().to_string());
             }
         }
     }
-    told.sort();
-    assert_eq!(told, ["eno0", "eno1"]);
+    interfaces.sort();
+    assert_eq!(interfaces, ["eno0", "eno1"]);
 }
 
 #[test]
-fn our_own_engine_and_single_pods_without_gpus_have_no_fabric() {
+fn engine_jobs_and_single_pods_without_gpus_have_no_fabric() {
     let mut world = World::new(1, json!({}));
     world.run();
     assert_eq!(world.stage(), "Running");
@@ -226,7 +230,7 @@ fn our_own_engine_and_single_pods_without_gpus_have_no_fabric() {
 }
 
 #[test]
-fn claims_and_files_are_both_waited_for() {
+fn gates_wait_for_both_claims_and_files() {
     let mut world = world(json!({}), "Active");
     for node in world.nodes.values_mut() {
         node.offered = Some(0b11);

@@ -64,11 +64,11 @@ impl Cluster {
         cluster
     }
 
-    fn place(&self, job: &TrainJob) -> Result<Placed, NoPlace> {
+    fn place(&self, job: &TrainJob) -> Result<Placed, NoPlacement> {
         self.place_with(job, &Levels::default())
     }
 
-    fn place_with(&self, job: &TrainJob, levels: &Levels) -> Result<Placed, NoPlace> {
+    fn place_with(&self, job: &TrainJob, levels: &Levels) -> Result<Placed, NoPlacement> {
         self.place_without(job, levels, &BTreeMap::new())
     }
 
@@ -76,13 +76,13 @@ impl Cluster {
         &self,
         job: &TrainJob,
         levels: &Levels,
-        left_out: &BTreeMap<String, Avoided>,
-    ) -> Result<Placed, NoPlace> {
+        avoided_nodes: &BTreeMap<String, Avoided>,
+    ) -> Result<Placed, NoPlacement> {
         let valid = validate(job).unwrap();
         let now = Timestamp::from_second(1_000_000).unwrap();
         let rules = PlacementRules { defaults: &Defaults::default(), levels, now };
         let admitted = &Admitted::of_template(&valid, job.status.as_ref());
-        place(&Question { job, valid: &valid, rules, admitted, left_out }, &self.nodes)
+        place(&PlacementRequest { job, valid: &valid, rules, admitted, avoided_nodes }, &self.nodes)
     }
 }
 
@@ -135,8 +135,8 @@ fn ranks_have_cores_near_their_gpus() {
 #[test]
 fn several_nodes_are_bound_by_their_nics_and_stay_in_a_rack() {
     let mut cluster = Cluster::h200(&["r1", "r2", "r1", "r2", "r2"]);
-    let asked = job(3, 8, json!({"domains": [{"key": "example.com/rack"}]}));
-    let placed = cluster.place(&asked).unwrap();
+    let gang_job = job(3, 8, json!({"domains": [{"key": "example.com/rack"}]}));
+    let placed = cluster.place(&gang_job).unwrap();
     assert_eq!(names(&placed), ["n01", "n03", "n04"]);
     assert_eq!(
         placed.status.reason,
@@ -147,7 +147,7 @@ fn several_nodes_are_bound_by_their_nics_and_stay_in_a_rack() {
 
     cluster.nodes.get_mut("n04").unwrap().facts.unschedulable = true;
     let levels = Levels::new(vec!["example.com/rack".parse().unwrap(), "cluster:2".parse().unwrap()]).unwrap();
-    let placed = cluster.place_with(&asked, &levels).unwrap();
+    let placed = cluster.place_with(&gang_job, &levels).unwrap();
     assert_eq!(placed.status.limited_by, Some(Limit::Domain));
     assert_eq!(placed.status.predicted_bus_bandwidth, Some(Quantity("96G".into())));
     assert!(placed.status.reason.contains(" in 2 domains of example.com/rack"), "{}", placed.status.reason);
@@ -155,17 +155,17 @@ fn several_nodes_are_bound_by_their_nics_and_stay_in_a_rack() {
 }
 
 #[test]
-fn a_refusal_names_what_binds_and_what_would_help() {
+fn a_refusal_names_the_binding_constraint_and_a_fix() {
     let mut cluster = Cluster::h200(&["r1", "r1", "r2", "r2"]);
     cluster.nodes.get_mut("n03").unwrap().taken = 0b11;
     cluster.nodes.get_mut("n03").unwrap().free = resources::of_quantities(
         &[("cpu", "64"), ("pods", "9"), (GPU_RESOURCE, "6")].map(|(n, a)| (n.to_string(), Quantity(a.into()))).into(),
     );
-    let asked = job(3, 8, json!({"domains": [{"key": "example.com/rack", "mode": "Required"}]}));
-    let refused = cluster.place(&asked).unwrap_err();
+    let gang_job = job(3, 8, json!({"domains": [{"key": "example.com/rack", "mode": "Required"}]}));
+    let refused = cluster.place(&gang_job).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "3 nodes have room for 8 GPUs, cpu 8, but in one example.com/rack there are 2 of 3 at most, in r1; most free GPUs on \
+        "3 nodes have room for 8 GPUs, cpu 8, but one example.com/rack has at most 2 of 3, in r1; most free GPUs on \
          the others: 6; smallest change that fits: topologyPolicy.domains[0].mode: Preferred (192 GB/s), or trainer.numNodes: 2 \
          (192 GB/s)"
     );
@@ -175,25 +175,25 @@ fn a_refusal_names_what_binds_and_what_would_help() {
         "{refused}"
     );
     cluster.nodes.values_mut().for_each(|node| drop(Arc::make_mut(&mut node.facts.labels).remove("example.com/rack")));
-    let refused = cluster.place(&asked).unwrap_err().to_string();
+    let refused = cluster.place(&gang_job).unwrap_err().to_string();
     assert!(refused.contains("4 nodes have no label example.com/rack"), "{refused}");
 }
 
 #[test]
-fn a_gpu_without_its_nvlink_is_not_taken_for_one_with() {
+fn a_gpu_without_nvlink_is_not_treated_as_one_with() {
     let mut cluster = Cluster::default();
     cluster.node("n00", "r1", B200, "B200");
-    let asked = job(1, 4, json!({"mode": "Required", "nodeTopology": {"minLink": "NVLink"}}));
-    let placed = cluster.place(&asked).unwrap();
+    let gang_job = job(1, 4, json!({"mode": "Required", "nodeTopology": {"minLink": "NVLink"}}));
+    let placed = cluster.place(&gang_job).unwrap();
     assert!(placed.status.reason.contains("NVLink ring 721.8 GB/s"), "{}", placed.status.reason);
     assert!(!placed.status.reason.contains("GPUs 0-3"), "{}", placed.status.reason);
-    let asked = job(1, 8, json!({"mode": "Required", "nodeTopology": {"minLink": "NVLink"}}));
-    let refused = cluster.place(&asked).unwrap_err().to_string();
+    let gang_job = job(1, 8, json!({"mode": "Required", "nodeTopology": {"minLink": "NVLink"}}));
+    let refused = cluster.place(&gang_job).unwrap_err().to_string();
     assert!(refused.contains("on 1 node the free GPUs are not joined by NVLink or better"), "{refused}");
     assert!(refused.contains("minLink: NUMA (40 GB/s)"), "{refused}");
-    let asked = job(1, 8, json!({"nodeTopology": {"minLink": "NVLink"}}));
-    let placed = cluster.place(&asked).unwrap();
-    assert!(placed.status.reason.contains("minLink NVLink is given up"), "{}", placed.status.reason);
+    let gang_job = job(1, 8, json!({"nodeTopology": {"minLink": "NVLink"}}));
+    let placed = cluster.place(&gang_job).unwrap();
+    assert!(placed.status.reason.contains("minLink NVLink is not met"), "{}", placed.status.reason);
 }
 
 /// Regression test: trays were predicted NVLink bandwidth, but without a channel NCCL uses the
@@ -205,16 +205,12 @@ fn nvlink_between_nodes_counts_for_pods_that_claim_a_channel() {
         let labels = Arc::make_mut(&mut cluster.node(name, "r1", GB200, "GB200").facts.labels);
         labels.insert("nvidia.com/gpu.clique".into(), clique.into());
     }
-    let mut asked = job(2, 4, json!({}));
-    let without = cluster.place(&asked).unwrap();
+    let mut gang_job = job(2, 4, json!({}));
+    let without = cluster.place(&gang_job).unwrap();
     let channel = json!({"spec": {"containers": [], "resourceClaims": [{"name": "channel", "resourceClaimTemplateName": "channel"}]}});
-    asked.spec.template = serde_json::from_value(channel).unwrap();
-    let with = cluster.place(&asked).unwrap();
-    assert_eq!(
-        (names(&without), names(&with)),
-        (vec!["a", "c"], vec!["a", "c"]),
-        "near each other they are in any case"
-    );
+    gang_job.spec.template = serde_json::from_value(channel).unwrap();
+    let with = cluster.place(&gang_job).unwrap();
+    assert_eq!((names(&without), names(&with)), (vec!["a", "c"], vec!["a", "c"]), "both placements stay in one clique");
     let note = "NVLink between them (721.8 GB/s) does not count: the pods claim no channel of a ComputeDomain \
                 (spec.template.spec.resourceClaims)";
     assert_eq!(without.status.limited_by, Some(Limit::NICs));
@@ -224,7 +220,7 @@ fn nvlink_between_nodes_counts_for_pods_that_claim_a_channel() {
 }
 
 #[test]
-fn better_nodes_that_are_left_out_are_named() {
+fn better_excluded_nodes_are_named() {
     let mut cluster = Cluster::default();
     cluster.node("a30", "r1", A30, "A30");
     cluster.node("h200", "r1", H200, "H200").facts.unschedulable = true;
@@ -245,17 +241,17 @@ fn better_nodes_that_are_left_out_are_named() {
 /// Regression test: a job that was moved because of a node failure did not say so. `explain` showed
 /// the other placement without a reason.
 #[test]
-fn nodes_that_are_not_asked_are_named_with_the_place_that_was_taken_instead() {
+fn avoided_nodes_are_named_in_the_placement_reason() {
     let cluster = Cluster::h200(&["r1"; 3]);
     let why = "it ended attempts 3 times within an hour";
-    let left_out = [("n00".to_string(), Avoided { why: why.to_string(), is_last_resort: false })].into();
-    let placed = cluster.place_without(&job(1, 8, json!({})), &Levels::default(), &left_out).unwrap();
+    let avoided_nodes = [("n00".to_string(), Avoided { reason: why.to_string(), is_last_resort: false })].into();
+    let placed = cluster.place_without(&job(1, 8, json!({})), &Levels::default(), &avoided_nodes).unwrap();
     assert_eq!(names(&placed), ["n01"]);
-    assert!(placed.status.reason.ends_with(&format!("; 1 node is not asked: n00 ({why})")), "{}", placed.status.reason);
+    assert!(placed.status.reason.ends_with(&format!("; 1 node is avoided: n00 ({why})")), "{}", placed.status.reason);
 }
 
 #[test]
-fn nodes_with_gpus_are_kept_for_those_that_need_them() {
+fn gpu_nodes_are_kept_for_gpu_jobs() {
     let mut cluster = Cluster::h200(&["r1"]);
     let plain = cluster.node("z", "r1", H200, "H200");
     (plain.machine, plain.allocatable) = (None, plain.allocatable.clone().without(GPU_RESOURCE));
@@ -264,7 +260,7 @@ fn nodes_with_gpus_are_kept_for_those_that_need_them() {
 }
 
 #[test]
-fn nodes_without_a_report_are_counted_but_not_known() {
+fn nodes_without_a_report_are_used_without_a_bandwidth() {
     let mut cluster = Cluster::h200(&["r1", "r1"]);
     cluster.nodes.values_mut().for_each(|node| node.machine = None);
     let placed = cluster.place(&job(2, 8, json!({}))).unwrap();
@@ -279,7 +275,7 @@ fn nodes_without_a_report_are_counted_but_not_known() {
     }
     let refused = old.place(&job(1, 8, strict.clone())).unwrap_err().to_string();
     assert!(refused.contains("its GPUTopology is from 1970-01-12T13:16:39Z"), "{refused}");
-    assert!(old.place(&job(1, 8, json!({}))).is_ok(), "what is only preferred takes what there is");
+    assert!(old.place(&job(1, 8, json!({}))).is_ok(), "a preferred link accepts any node");
     cluster.nodes.values_mut().for_each(|node| node.machine = Some(Err("status.links[3].a: nonsense".into())));
     let refused = cluster.place(&job(2, 8, strict)).unwrap_err().to_string();
     assert!(refused.contains("its GPUTopology cannot be used: status.links[3].a: nonsense"), "{refused}");
@@ -288,12 +284,12 @@ fn nodes_without_a_report_are_counted_but_not_known() {
 #[test]
 fn claims_need_an_offer() {
     let mut cluster = Cluster::h200(&["r1", "r1"]);
-    let mut asked = job(1, 2, json!({}));
-    asked.status.as_mut().unwrap().device_allocation = Some(DeviceAllocation::Claims);
-    let refused = cluster.place(&asked).unwrap_err().to_string();
+    let mut gang_job = job(1, 2, json!({}));
+    gang_job.status.as_mut().unwrap().device_allocation = Some(DeviceAllocation::Claims);
+    let refused = cluster.place(&gang_job).unwrap_err().to_string();
     assert!(refused.contains("2 nodes cannot be used: no ResourceSlice offers its GPUs"), "{refused}");
     cluster.nodes.get_mut("n01").unwrap().offered = Some(0b1100_0000);
-    let placed = cluster.place(&asked).unwrap();
+    let placed = cluster.place(&gang_job).unwrap();
     assert!(placed.status.reason.starts_with("2 ranks on n01, GPUs 6-7;"), "{}", placed.status.reason);
     // Two GPUs that share a NIC. Others have two NICs, but no driver offers them.
     assert_eq!(placed.status.best_possible, placed.status.predicted_bus_bandwidth);
@@ -302,28 +298,28 @@ fn claims_need_an_offer() {
 #[test]
 fn a_gang_that_lost_a_node_moves_one_pod() {
     let mut cluster = Cluster::h200(&["r1"; 6]);
-    let mut asked = job(3, 4, json!({}));
-    let first = cluster.place(&asked).unwrap();
+    let mut gang_job = job(3, 4, json!({}));
+    let first = cluster.place(&gang_job).unwrap();
     assert_eq!(names(&first), ["n00", "n01", "n02"]);
-    asked.status.as_mut().unwrap().placement = Some(first.status.clone());
+    gang_job.status.as_mut().unwrap().placement = Some(first.status.clone());
     cluster.nodes.get_mut("n01").unwrap().facts.ready = false;
     // Another job took GPUs on the first nodes, so they would no longer be the first choice.
     cluster.nodes.get_mut("n04").unwrap().taken = 0xf0;
     cluster.nodes.get_mut("n05").unwrap().taken = 0xf0;
-    let again = cluster.place(&asked).unwrap();
+    let again = cluster.place(&gang_job).unwrap();
     let kept: Vec<bool> = again.status.nodes.iter().zip(&first.status.nodes).map(|(a, b)| a.gpus == b.gpus).collect();
     assert_eq!((names(&again)[0], names(&again)[2], kept), ("n00", "n02", vec![true, false, true]));
     assert_eq!(again.status.predicted_bus_bandwidth, first.status.predicted_bus_bandwidth);
 }
 
 #[test]
-fn levels_that_contradict_themselves_are_refused() {
+fn contradictory_levels_are_rejected() {
     let levels = |texts: &[&str]| -> Result<Levels, String> {
         let parse = |text: &&str| text.parse().map_err(|error: crate::cluster::levels::LevelError| error.to_string());
         Levels::new(texts.iter().map(parse).collect::<Result<_, _>>()?).map_err(|error| error.to_string())
     };
     assert!(levels(&["a", "b:2", "cluster:4"]).is_ok());
-    for (texts, says) in [
+    for (texts, expected) in [
         (&["a:-1"][..], "`a:-1`: expected KEY"),
         (&["a:0.5"], "oversubscription from 1 to 1000"),
         (&["a:inf"], "`a:inf`"),
@@ -334,29 +330,32 @@ fn levels_that_contradict_themselves_are_refused() {
         (&["a", "b", "c", "d", "e", "f", "g", "h"], "8 levels: expected at most 7"),
     ] {
         let refused = levels(texts).unwrap_err();
-        assert!(refused.contains(says), "{texts:?}: {refused}");
+        assert!(refused.contains(expected), "{texts:?}: {refused}");
     }
     let text = |text: &str| text.parse::<crate::cluster::levels::DomainLevel>().unwrap().to_string();
     assert_eq!(["a.b/c", "a:NVLink", "a:2.5"].map(text), ["a.b/c", "a:NVLink", "a:2.5"]);
 }
 
 #[test]
-fn other_gpus_are_worse_by_what_the_gang_uses() {
+fn other_gpus_are_compared_by_the_gangs_traffic() {
     let mut cluster = Cluster::default();
     let machine = cluster.node("n", "r1", A30, "A30").described().unwrap().clone();
     let gpus = |indices: [usize; 2]| indices.map(|index| machine.gpus[index].uuid.clone());
     // Two GPUs with a bridge are much better than two without, but both pairs have the same 100
     // Gbit/s NIC.
-    let told = compare(&machine, 1, &gpus([0, 1]), &gpus([0, 2])).unwrap();
-    assert!(told.starts_with("GPUs 0,2 in place of 0-1: ") && told.ends_with(" GB/s in place of 80"), "{told}");
+    let difference = compare(&machine, 1, &gpus([0, 1]), &gpus([0, 2])).unwrap();
+    assert!(
+        difference.starts_with("GPUs 0,2 instead of 0-1: ") && difference.ends_with(" GB/s instead of 80"),
+        "{difference}"
+    );
     assert_eq!(compare(&machine, 2, &gpus([0, 1]), &gpus([0, 2])), None);
     assert_eq!(compare(&machine, 1, &gpus([0, 1]), &gpus([2, 3])), None);
-    assert_eq!(compare(&machine, 2, &[], &gpus([0, 2])), None, "placed before anybody described the node");
-    assert_eq!(compare(&machine, 1, &gpus([0, 1]), &[]), None, "nobody says what it has");
+    assert_eq!(compare(&machine, 2, &[], &gpus([0, 2])), None, "the planned GPUs are unknown");
+    assert_eq!(compare(&machine, 1, &gpus([0, 1]), &[]), None, "the actual GPUs are unknown");
 }
 
 #[test]
-fn ten_thousand_nodes_are_no_trouble() {
+fn ten_thousand_nodes_are_placed_in_time() {
     let mut cluster = Cluster::h200(&["r0"]);
     let node = cluster.nodes["n00"].clone();
     for number in 1..10_000 {
@@ -368,9 +367,9 @@ fn ten_thousand_nodes_are_no_trouble() {
         }
         cluster.nodes.insert(node.facts.name.clone(), node);
     }
-    let asked = job(128, 8, json!({"domains": [{"key": "example.com/rack"}]}));
+    let gang_job = job(128, 8, json!({"domains": [{"key": "example.com/rack"}]}));
     let start = Instant::now();
-    let placed = cluster.place(&asked).unwrap();
+    let placed = cluster.place(&gang_job).unwrap();
     let found = start.elapsed();
     assert_eq!(placed.status.nodes.len(), 128);
     let start = Instant::now();
@@ -385,7 +384,7 @@ proptest::proptest! {
     /// For any nodes, reports, kubelets and drivers: no panic, no GPU that is already taken, one
     /// pod per node.
     #[test]
-    fn whatever_the_nodes_say(
+    fn any_node_reports_are_handled(
         nodes in proptest::collection::vec(
             (0_usize..5, proptest::bits::u32::ANY, proptest::bits::u32::ANY, proptest::option::of(0_u32..=u32::MAX), 0_i64..12, 0_u8..4),
             0..8,
@@ -413,12 +412,12 @@ proptest::proptest! {
         }
         let link = ["NVLink", "PCIeHost", "System"][link];
         let mode = if required { "Required" } else { "Preferred" };
-        let mut asked = job(count, gpus, json!({
+        let mut gang_job = job(count, gpus, json!({
             "mode": mode, "nodeTopology": {"minLink": link}, "domains": [{"key": "example.com/rack", "mode": mode}],
         }));
         let allocation = if claims { DeviceAllocation::Claims } else { DeviceAllocation::DevicePlugin };
-        asked.status.as_mut().unwrap().device_allocation = Some(allocation);
-        match cluster.place(&asked) {
+        gang_job.status.as_mut().unwrap().device_allocation = Some(allocation);
+        match cluster.place(&gang_job) {
             Ok(placed) => {
                 proptest::prop_assert_eq!(placed.status.nodes.len(), count as usize);
                 let mut names: Vec<&str> = names(&placed);
@@ -433,8 +432,8 @@ proptest::proptest! {
                     };
                     let set = machine.mask(node.gpus.iter().map(String::as_str));
                     proptest::prop_assert_eq!((node.gpus.len() as u32, set.count_ones()), (gpus, gpus));
-                    proptest::prop_assert_eq!(set & !(machine.usable & !view.taken), 0, "somebody has it");
-                    proptest::prop_assert!(gpus == 0 || !claims || set & !view.offered.unwrap_or(0) == 0, "nobody offers it");
+                    proptest::prop_assert_eq!(set & !(machine.usable & !view.taken), 0, "a GPU is already taken");
+                    proptest::prop_assert!(gpus == 0 || !claims || set & !view.offered.unwrap_or(0) == 0, "a GPU is not offered");
                 }
             }
             Err(why) => proptest::prop_assert!(!why.to_string().is_empty()),
@@ -445,7 +444,7 @@ proptest::proptest! {
 /// Seen on real nodes: "no single change of the manifest would make it fit", although a toleration
 /// would have.
 #[test]
-fn what_keeps_pods_off_tainted_and_other_nodes_is_a_change_of_the_manifest() {
+fn tolerations_and_selectors_are_suggested_as_changes() {
     let taint = |node: &mut NodeView, value: &str| {
         let taint = json!([{"key": "dedicated", "value": value, "effect": "NoSchedule"}]);
         node.facts.taints = serde_json::from_value(taint).unwrap();

@@ -3,7 +3,7 @@
 use super::World;
 use crate::cluster::view::{Phase, PodView};
 use crate::eligible::NodeRules;
-use crate::kueue::last_words;
+use crate::kueue::last_message;
 use k8s_openapi::api::events::v1::Event;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ fn held(nodes: u32) -> World {
 }
 
 #[test]
-fn a_gang_waits_for_kueue_and_says_what_kueue_says() {
+fn a_gang_waits_for_kueue_and_shows_its_message() {
     let mut world = held(2);
     let group = world.pods[0].group.clone().unwrap();
     assert_eq!(group, "a-01234567-1");
@@ -65,12 +65,12 @@ fn a_gang_waits_for_kueue_and_says_what_kueue_says() {
 
 /// A pod that Kueue preempts: Kueue sets the reason, deletes the pod, and keeps it until the group
 /// has ended.
-fn stop(pod: &mut PodView, words: &str) {
-    (pod.stopped_by_queue, pod.deleting) = (Some(words.into()), true);
+fn stop(pod: &mut PodView, message: &str) {
+    (pod.stopped_by_queue, pod.deleting) = (Some(message.into()), true);
 }
 
 #[test]
-fn what_kueue_takes_back_is_preemption_and_the_nodes_are_left() {
+fn eviction_by_kueue_is_a_preemption_and_releases_the_nodes() {
     let mut world = held(2);
     gate(&mut world, None);
     world.run();
@@ -102,7 +102,7 @@ fn what_kueue_takes_back_is_preemption_and_the_nodes_are_left() {
 }
 
 #[test]
-fn a_pod_that_is_deleted_in_the_queue_is_followed_by_another_group() {
+fn a_pod_deleted_while_queued_leads_to_another_group() {
     let mut world = held(2);
     let pod = world.pods.iter_mut().find(|pod| pod.name == "a-1-0").unwrap();
     pod.deleting = true;
@@ -122,7 +122,7 @@ fn a_pod_that_is_deleted_in_the_queue_is_followed_by_another_group() {
 /// A restarting gang must be admitted by Kueue again. Until then its nodes are available to
 /// admitted gangs.
 #[test]
-fn a_gang_that_starts_again_holds_no_node_while_it_waits() {
+fn a_restarting_gang_holds_no_node_while_it_waits_for_kueue() {
     let mut world = held(2);
     gate(&mut world, None);
     world.run();
@@ -146,18 +146,21 @@ fn recorded<T: serde::de::DeserializeOwned>(text: &str) -> T {
 /// The objects are recorded from a real Kueue (`tests/benches/kueue.rs`; its version:
 /// docs/results/kueue.json).
 #[test]
-fn what_a_real_kueue_wrote_is_read() {
+fn recorded_kueue_objects_are_parsed() {
     let held = PodView::of(&recorded(include_str!("recorded/held-pod.json")));
     assert!(held.gated && held.waits_for_kueue(), "{held:?}");
     let workload: Value = recorded(include_str!("recorded/workload.json"));
     let sets = workload["spec"]["podSets"].as_array().unwrap();
     assert_eq!((sets.len(), &sets[0]["name"], &sets[0]["count"]), (1, &json!("main"), &json!(2)), "one role");
-    assert_eq!(workload["status"]["resourceRequests"][0]["resources"]["nvidia.com/gpu"], "2", "what is charged");
+    assert_eq!(
+        workload["status"]["resourceRequests"][0]["resources"]["nvidia.com/gpu"], "2",
+        "requests that Kueue charges"
+    );
     let events: Vec<Event> = recorded(include_str!("recorded/events.json"));
-    let words = last_words(&events).unwrap();
-    assert_eq!(workload["status"]["conditions"][0]["message"], words);
-    assert!(words.contains("insufficient unused quota for nvidia.com/gpu"), "{words}");
-    assert_eq!(last_words(&[]), None);
+    let message = last_message(&events).unwrap();
+    assert_eq!(workload["status"]["conditions"][0]["message"], message);
+    assert!(message.contains("insufficient unused quota for nvidia.com/gpu"), "{message}");
+    assert_eq!(last_message(&[]), None);
     let stopped = PodView::of(&recorded(include_str!("recorded/stopped-pod.json")));
     let why = stopped.stopped_by_queue.unwrap();
     assert!(stopped.deleting && why.starts_with("Preempted to accommodate a workload"), "{why}");
@@ -184,7 +187,7 @@ fn pinned(hosts: &[&str], full: &str) -> World {
 
 /// Finding 4: each rule applied to all pods, so no gang of two nodes ever started.
 #[test]
-fn a_gang_that_kueue_pins_to_hosts_runs_there_in_the_order_of_its_pods() {
+fn a_gang_pinned_by_kueue_runs_on_those_hosts_in_pod_order() {
     let world = pinned(&["n9", "n0"], "n1");
     assert_eq!(world.stage(), "Running", "{}", world.message());
     let placement = world.job.status.as_ref().unwrap().placement.as_ref().unwrap();
@@ -192,17 +195,17 @@ fn a_gang_that_kueue_pins_to_hosts_runs_there_in_the_order_of_its_pods() {
 }
 
 #[test]
-fn a_pin_that_cannot_be_met_is_named_and_no_field_of_the_manifest_is_blamed() {
+fn an_unsatisfiable_pin_is_named_without_blaming_the_manifest() {
     let world = pinned(&["n9", "n0"], "n0");
     assert_eq!(world.stage(), "Queued");
     let message = world.message();
     assert!(message.starts_with("1 of 2 needed nodes have room for cpu 2"), "{message}");
-    assert!(message.contains("; pod 1 is pinned to host-n0: cpu: 1 free, 2 asked for"), "{message}");
+    assert!(message.contains("; pod 1 is pinned to host-n0: cpu: 1 free, 2 requested"), "{message}");
     assert!(!message.contains("template"), "{message}");
     // Kueue may assign two pods of a gang to one host, but each pod of a gang needs its own node.
     let world = pinned(&["n9", "n9"], "n1");
-    let words = "1 of 2 needed nodes have room for cpu 2; all pods are pinned to host-n9, and each pod of a gang needs a node of its own";
-    assert!(world.message().starts_with(words), "{}", world.message());
+    let message = "1 of 2 needed nodes have room for cpu 2; all pods are pinned to host-n9, and each pod of a gang needs its own node";
+    assert!(world.message().starts_with(message), "{}", world.message());
 }
 
 /// Letter I: the selector of one patched pod applied to the whole gang, and the refusal blamed the
@@ -220,7 +223,7 @@ fn a_selector_of_one_pod_counts_for_that_pod_alone() {
     let message = world.message();
     assert_eq!(
         message,
-        "by the rules that they were admitted with, 1 pod (1) accepts 0 of the nodes with room, and each pod of a gang needs a node of its own"
+        "by their rules after admission, 1 pod (1) accepts 0 of the nodes with room, and each pod of a gang needs its own node"
     );
     let node = world.nodes.get_mut("n0").unwrap();
     node.facts.labels = Arc::new([("disk".to_string(), "ssd".to_string())].into());

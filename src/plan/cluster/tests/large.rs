@@ -18,7 +18,7 @@ fn slices_of(world: &World) -> Vec<String> {
 }
 
 #[test]
-fn the_decision_names_the_slices_of_its_place() {
+fn a_decision_names_its_placement_slices() {
     let (world, named) = placed();
     assert_eq!((world.stage(), named.count, named.nodes), ("Running", 2, 300));
     assert_eq!(slices_of(&world), slices::names(&named).collect::<Vec<_>>());
@@ -26,7 +26,7 @@ fn the_decision_names_the_slices_of_its_place() {
 }
 
 #[test]
-fn a_slice_that_somebody_deleted_is_written_again_as_it_was() {
+fn a_deleted_slice_is_recreated_unchanged() {
     let (mut world, named) = placed();
     let gone = slices::names(&named).nth(1).unwrap();
     world.objects.remove(&(Kind::PlacementSlice, gone.clone()));
@@ -40,7 +40,7 @@ fn a_slice_that_somebody_deleted_is_written_again_as_it_was() {
 /// The status that references them may not have been observed yet, whether this controller or its
 /// predecessor wrote it.
 #[test]
-fn slices_go_when_no_status_can_name_them_any_more() {
+fn slices_are_deleted_once_no_status_can_reference_them() {
     let (mut world, named) = placed();
     let view = world.objects[&(Kind::PlacementSlice, slices::names(&named).next().unwrap())].clone();
     for name in ["a-1-00000000000000aa-0", "a-2-00000000000000bb-0", "a-x-0", "ab-1-0"] {
@@ -53,16 +53,16 @@ fn slices_go_when_no_status_can_name_them_any_more() {
         });
         deletes.collect()
     };
-    assert_eq!(deleted(&world), ["a-1-00000000000000aa-0"], "another place of this attempt");
+    assert_eq!(deleted(&world), ["a-1-00000000000000aa-0"], "another placement of this attempt");
     world.exit("a-1-0", 1, "");
     world.step();
     assert_eq!(
         (world.attempt(), slices::of(&world.job)),
         (2, Some(&named)),
-        "the last place, until the next is decided"
+        "the previous placement, until the next one is decided"
     );
     world.now = 60;
-    assert_eq!(deleted(&world), ["a-1-00000000000000aa-0"], "what is of attempt 2 may be named at any moment");
+    assert_eq!(deleted(&world), ["a-1-00000000000000aa-0"], "slices of attempt 2 may be referenced at any moment");
     world.run();
     let now = slices::of(&world.job).cloned().unwrap();
     let left: Vec<String> =
@@ -71,7 +71,7 @@ fn slices_go_when_no_status_can_name_them_any_more() {
 }
 
 #[test]
-fn a_place_that_nobody_knows_any_more_is_a_failure_of_the_infrastructure() {
+fn a_lost_placement_is_an_infrastructure_failure() {
     let (mut world, named) = placed();
     world.job.status.as_mut().unwrap().placement.as_mut().unwrap().nodes.clear();
     let plan = world.step();
@@ -79,15 +79,15 @@ fn a_place_that_nobody_knows_any_more_is_a_failure_of_the_infrastructure() {
     let restarts = status.restarts.clone().unwrap();
     assert_eq!((status.attempt, restarts.infrastructure, restarts.application), (Some(2), 1, 0));
     assert!(status.placement.is_none() && plan.actions.is_empty());
-    let words = format!("PlacementSlices {}-0 to 1, which hold the place of the job, were deleted", named.name_prefix);
-    assert!(world.message().contains(&words), "{}", world.message());
+    let message = format!("PlacementSlices {}-0 to 1, which hold the job's placement, were deleted", named.name_prefix);
+    assert!(world.message().contains(&message), "{}", world.message());
     world.now = 60;
     world.run();
     assert_eq!((world.stage(), slices::of(&world.job).unwrap().nodes), ("Running", 300));
 }
 
 #[test]
-fn the_files_of_many_nodes_are_in_several_config_maps_and_each_pod_reads_its_own() {
+fn files_of_many_nodes_are_split_over_config_maps() {
     let limits = json!({"cpu": "2", "nvidia.com/gpu": 8});
     let trainer = json!({"framework": "Plain", "image": "i", "numNodes": 4096, "resourcesPerNode": {"limits": limits}});
     let mut world = World::new(1, json!({"trainer": trainer}));
@@ -116,5 +116,5 @@ fn the_files_of_many_nodes_are_in_several_config_maps_and_each_pod_reads_its_own
         );
         assert!(objects::is_of_attempt(&valid, 3, &source.name));
     }
-    assert_eq!(configs[0].metadata.name.as_deref(), Some("a-3-fabric"), "as it was called before");
+    assert_eq!(configs[0].metadata.name.as_deref(), Some("a-3-fabric"), "the name is unchanged");
 }

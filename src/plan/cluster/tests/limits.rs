@@ -1,16 +1,16 @@
 //! Limits that change while a job runs.
 
 use super::*;
-use crate::cluster::clock::{breaks_promise, promised_end};
+use crate::cluster::clock::{exceeds_placed_limit, promised_end};
 use world::at;
 
 #[test]
-fn the_limit_that_a_job_was_placed_with_counts_until_it_stands_in_the_queue_again() {
+fn the_placed_limit_counts_until_the_job_is_queued_again() {
     let limit = |world: &World| world.job.status.as_ref().unwrap().placed_limit_seconds;
     let mut world = World::new(1, json!({"activeDeadlineSeconds": 600, "failurePolicy": {"maxRestarts": 9}}));
     world.run();
     assert_eq!((world.stage(), limit(&world)), ("Running", Some(600)));
-    let promise = |world: &World, second: i64| (promised_end(&world.job), breaks_promise(&world.job, at(second)));
+    let promise = |world: &World, second: i64| (promised_end(&world.job), exceeds_placed_limit(&world.job, at(second)));
     assert_eq!(promise(&world, 600), (Some(at(600)), false), "it is stopped then");
     world.job.spec.active_deadline_seconds = Some(10_000);
     assert_eq!(promise(&world, 599), (Some(at(600)), false));

@@ -15,7 +15,7 @@ fn failures(world: &World) -> Vec<String> {
 /// Seen on real nodes: a kubelet that was down for half a minute restarted its job from step 0, and
 /// a network rollout restarted every job.
 #[test]
-fn a_node_that_is_not_ready_is_not_lost_and_one_that_is_silent_not_at_once() {
+fn not_ready_nodes_are_not_lost_and_silent_nodes_not_at_once() {
     let ready = |status: &str| {
         let condition = json!({"type": "Ready", "status": status, "lastTransitionTime": at(0).to_string()});
         NodeView::of(
@@ -33,7 +33,7 @@ fn a_node_that_is_not_ready_is_not_lost_and_one_that_is_silent_not_at_once() {
     becomes(&mut world, "False");
     world.now = 3600;
     world.run();
-    assert_eq!((world.stage(), world.attempt()), ("Running", 1), "its containers go on");
+    assert_eq!((world.stage(), world.attempt()), ("Running", 1), "its containers keep running");
     becomes(&mut world, "Unknown");
     world.now = 59;
     let waits = world.step();
@@ -43,23 +43,24 @@ fn a_node_that_is_not_ready_is_not_lost_and_one_that_is_silent_not_at_once() {
     world.now = 100;
     assert_eq!(world.step().wake, Some(at(110)), "the ranks there must have sent something at 50 s");
     assert!(world.message().contains("the ranks make progress"), "{}", world.message());
-    (world.now, world.is_awaited) = (200, true);
+    (world.now, world.progress_unread) = (200, true);
     assert_eq!((world.step().wake, world.attempt()), (Some(at(205)), 1), "a new leader has not read their logs yet");
-    (world.brake, world.is_awaited) = (Some("5 of 20 nodes stopped reporting within a minute".into()), false);
+    (world.mass_outage, world.progress_unread) =
+        (Some("5 of 20 nodes stopped reporting within a minute".into()), false);
     world.now = 3600;
     world.run();
     assert_eq!(world.attempt(), 1);
     assert!(world.message().contains("5 of 20 nodes stopped reporting"), "{}", world.message());
     world.nodes.get_mut("n0").unwrap().out_of_service = true;
     world.step();
-    assert_eq!(world.attempt(), 2, "an administrator says so");
+    assert_eq!(world.attempt(), 2, "an administrator declared it lost");
     assert!(world.message().contains("took it out of service"), "{}", world.message());
 }
 
 /// Regression test: an eviction after 300 s ended the attempt despite the mass outage and the
 /// ranks' progress.
 #[test]
-fn a_pod_that_is_evicted_from_a_silent_node_is_judged_by_the_silence() {
+fn eviction_from_a_silent_node_follows_the_node_grace_period() {
     let mut world = World::new(2, json!({}));
     world.run();
     let silent =
@@ -70,10 +71,10 @@ fn a_pod_that_is_evicted_from_a_silent_node_is_judged_by_the_silence() {
         Some(("DeletionByTaintManager".into(), "Taint manager: deleting due to NoExecute taint".into()));
     (world.now, world.progress) = (350, Some(at(340)));
     assert_eq!((world.step().wake, world.attempt()), (Some(at(400)), 1), "the ranks make progress");
-    (world.now, world.progress, world.brake) = (3600, None, Some("5 of 20 nodes stopped reporting".into()));
+    (world.now, world.progress, world.mass_outage) = (3600, None, Some("5 of 20 nodes stopped reporting".into()));
     world.step();
     assert_eq!(world.attempt(), 1, "{}", world.message());
-    world.brake = None;
+    world.mass_outage = None;
     let mut reports_again =
         World { job: world.job.clone(), pods: world.pods.clone(), now: 3600, ..World::new(2, json!({})) };
     world.step();
@@ -81,12 +82,12 @@ fn a_pod_that_is_evicted_from_a_silent_node_is_judged_by_the_silence() {
     assert!(world.message().contains("the node is lost"), "{}", world.message());
     silent(&mut reports_again, None);
     reports_again.step();
-    assert_eq!(reports_again.attempt(), 2, "its kubelet ends it now");
+    assert_eq!(reports_again.attempt(), 2, "its kubelet stops it now");
     assert!(reports_again.message().contains("DeletionByTaintManager"), "{}", reports_again.message());
 }
 
 #[test]
-fn a_node_that_is_silent_for_its_grace_is_lost() {
+fn a_node_that_is_silent_for_the_grace_period_is_lost() {
     let mut world = World::new(3, json!({}));
     world.node("n3", "4");
     world.run();
@@ -102,16 +103,16 @@ fn a_node_that_is_silent_for_its_grace_is_lost() {
 /// Regression test: `kubectl delete node` and a kubelet restart renew a node's labels, but its jobs
 /// were restarted within the same second.
 #[test]
-fn a_node_that_is_registered_again_within_40_s_ends_nothing_and_the_server_is_asked_before_one_is_given_up() {
+fn a_node_registered_again_within_40_s_fails_nothing_and_loss_is_confirmed_with_the_server() {
     let mut world = World::new(2, json!({}));
     world.run();
     let node = world.nodes.remove("n1").unwrap();
     let none = world.step();
-    assert_eq!((world.attempt(), none.wake), (1, Some(at(40))), "nobody has noted yet that it is missing");
+    assert_eq!((world.attempt(), none.wake), (1, Some(at(40))), "it has not been recorded as missing yet");
     world.missing.insert("n1".into(), at(0));
     world.now = 39;
     assert_eq!((world.step().wake, world.attempt()), (Some(at(40)), 1));
-    assert!(world.message().contains("node n1 has not been registered since"), "{}", world.message());
+    assert!(world.message().contains("node n1 has been missing since"), "{}", world.message());
     let mut stays_away = World { job: world.job.clone(), pods: world.pods.clone(), ..World::new(2, json!({})) };
     world.nodes.insert("n1".into(), node);
     world.now = 50;
@@ -133,7 +134,7 @@ fn a_node_that_is_registered_again_within_40_s_ends_nothing_and_the_server_is_as
 /// Regression test: only the first lost node was named, and the next attempts would have run into
 /// the others one by one.
 #[test]
-fn all_nodes_that_are_lost_together_are_named_and_remembered() {
+fn nodes_lost_together_are_all_named_and_recorded() {
     let mut world = World::new(6, json!({}));
     world.run();
     for node in ["n1", "n2", "n4", "n5", "n0"] {
@@ -146,17 +147,17 @@ fn all_nodes_that_are_lost_together_are_named_and_remembered() {
     let remembered = failures(&world);
     let expected = ["n0 NodeLost", "n1 NodeLost", "n2 NodeLost", "n4 NodeGone", "n5 NodeLost"];
     assert_eq!(remembered, expected);
-    let lost = "the node is lost: it does not report to the cluster";
-    let says = format!(
+    let lost = "the node is lost: it stopped reporting to the cluster";
+    let expected = format!(
         "pod a-1-0 on node n0: {lost}; node n1: {lost}; node n2: {lost}; node n4: the node is gone; and 1 more node"
     );
-    assert!(world.message().ends_with(&says), "{}", world.message());
+    assert!(world.message().ends_with(&expected), "{}", world.message());
 }
 
 /// Regression test: ten attempts within minutes went to the node that rejected the pod, while
 /// others were free.
 #[test]
-fn a_node_that_refuses_a_pod_is_left_and_is_the_last_resort_afterwards() {
+fn a_node_that_refuses_a_pod_is_avoided_and_then_a_last_resort() {
     let refuse = |world: &mut World, node: &str| {
         let pod = world.pods.iter_mut().rfind(|pod| pod.node.as_deref() == Some(node)).unwrap();
         let message =
@@ -182,7 +183,7 @@ fn a_node_that_refuses_a_pod_is_left_and_is_the_last_resort_afterwards() {
     assert_eq!(failures(&world), ["n0 UnexpectedAdmissionError"]);
     let reason = world.job.status.as_ref().unwrap().placement.as_ref().unwrap().reason.clone();
     let why =
-        "1 node is not asked: n0 (a pod of this job could not start there: UnexpectedAdmissionError: Allocate failed";
+        "1 node is avoided: n0 (a pod of this job could not start there: UnexpectedAdmissionError: Allocate failed";
     assert!(reason.contains(why), "{reason}");
     // The other nodes are not enough: the job waits, says why, and retries later.
     world.now = 30;
@@ -212,7 +213,7 @@ fn a_node_that_refuses_a_pod_is_left_and_is_the_last_resort_afterwards() {
 /// A network rollout interrupts each node, one after the other: first NotReady, then silent for
 /// less than the grace period.
 #[test]
-fn a_rollout_over_a_hundred_nodes_ends_no_job() {
+fn a_rollout_over_a_hundred_nodes_fails_no_job() {
     let mut world = World::new(100, json!({}));
     world.run();
     for number in 0..100 {

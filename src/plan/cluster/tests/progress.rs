@@ -32,7 +32,7 @@ fn progressing(world: &World) -> Option<(String, String, String, i64)> {
     Some((condition.status, condition.reason, condition.message, since))
 }
 
-fn told(state: &str, reason: &str, message: &str, since: i64) -> Option<(String, String, String, i64)> {
+fn expected(state: &str, reason: &str, message: &str, since: i64) -> Option<(String, String, String, i64)> {
     Some((state.into(), reason.into(), message.into(), since))
 }
 
@@ -47,9 +47,9 @@ fn reconcile(world: &mut World, second: i64) -> Reconciliation {
 }
 
 #[test]
-fn steps_are_told_with_the_figures_and_cost_no_write_of_their_own() {
+fn steps_are_written_with_the_figures_only() {
     let mut world = training(json!({}));
-    assert_eq!(progressing(&world), told("True", "StepsMade", "step 5 of 900", 0));
+    assert_eq!(progressing(&world), expected("True", "StepsMade", "step 5 of 900", 0));
     world.written = Some(at(0));
     let mut writes = 0;
     for second in 1..=100 {
@@ -57,7 +57,7 @@ fn steps_are_told_with_the_figures_and_cost_no_write_of_their_own() {
         writes += u32::from(reconcile(&mut world, second).status.is_some());
     }
     assert_eq!(writes, 10, "as many as figures without the condition");
-    assert_eq!(progressing(&world), told("True", "StepsMade", "step 105 of 900", 0));
+    assert_eq!(progressing(&world), expected("True", "StepsMade", "step 105 of 900", 0));
     for second in 101..=200 {
         assert_eq!(reconcile(&mut world, second).status, None, "nothing is new");
     }
@@ -72,19 +72,19 @@ fn the_first_figures_are_written_when_figures_are_due() {
     let done = reconcile(&mut world, 3);
     assert_eq!((done.status, done.wake), (None, Some(at(10))));
     reconcile(&mut world, 10);
-    assert_eq!(progressing(&world), told("True", "StepsMade", "step 5 of 900", 10));
+    assert_eq!(progressing(&world), expected("True", "StepsMade", "step 5 of 900", 10));
 }
 
 #[test]
-fn a_rank_that_stands_still_is_told_at_once_and_once() {
+fn a_hung_rank_is_reported_at_once_and_only_once() {
     let mut world = training(json!({}));
     world.written = Some(at(0));
     let stuck = json!({"rank": 1, "nodeRank": 1, "operation": "forward", "step": 6, "index": 2, "since": 1_000_003, "ranks": 1});
     world.summary = Some(figures(5, stuck.clone()));
     assert!(reconcile(&mut world, 2).status.is_some(), "the figures were written 2 s ago");
-    let message = "rank 1 on n1 stands still since 1970-01-12T13:46:43Z in step 6: forward pass of micro-batch 2; \
-                   the job goes on waiting";
-    assert_eq!(progressing(&world), told("False", "Hung", message, 2));
+    let message = "rank 1 on n1 has been hung since 1970-01-12T13:46:43Z in step 6: forward pass of micro-batch 2; \
+                   the job keeps waiting";
+    assert_eq!(progressing(&world), expected("False", "Hung", message, 2));
     for second in 3..=60 {
         assert_eq!(reconcile(&mut world, second).status, None);
     }
@@ -92,14 +92,18 @@ fn a_rank_that_stands_still_is_told_at_once_and_once() {
     more["ranks"] = json!(2);
     world.summary = Some(figures(5, more));
     reconcile(&mut world, 61);
-    assert!(progressing(&world).unwrap().2.contains("micro-batch 2 (2 ranks stand still); the job"));
+    assert!(progressing(&world).unwrap().2.contains("micro-batch 2 (2 ranks are hung); the job"));
     world.summary = Some(figures(5, Value::Null));
     reconcile(&mut world, 62);
-    assert_eq!(progressing(&world), told("True", "StepsMade", "step 5 of 900", 62), "it goes on, within the same step");
+    assert_eq!(
+        progressing(&world),
+        expected("True", "StepsMade", "step 5 of 900", 62),
+        "it continues, within the same step"
+    );
 }
 
 #[test]
-fn a_hang_that_ends_an_attempt_is_the_reason_until_steps_are_made_again() {
+fn a_hang_that_ends_an_attempt_stays_the_reason_until_the_next_step() {
     let cause =
         "rank 1: stands still for 30 s, since 14:00:00 UTC, in step 6: forward pass of micro-batch 0 (process 42)";
     for (restarts, stage) in [(1, "Restarting"), (0, "Failed")] {
@@ -117,26 +121,32 @@ fn a_hang_that_ends_an_attempt_is_the_reason_until_steps_are_made_again() {
             assert_eq!((world.stage(), progressing(&world).unwrap().1.as_str()), ("Running", "Hung"));
             world.summary = Some(figures(1, Value::Null));
             world.run();
-            assert_eq!(progressing(&world), told("True", "StepsMade", "step 1 of 900", 40));
+            assert_eq!(progressing(&world), expected("True", "StepsMade", "step 1 of 900", 40));
         }
     }
 }
 
 #[test]
-fn other_failures_and_a_suspended_job_make_no_steps_either() {
+fn progress_is_false_after_failures_and_while_suspended() {
     let mut world = training(json!({"failurePolicy": {"maxRestarts": 1}}));
     world.exit("a-1-1", 5, "no");
     world.step();
-    assert_eq!(progressing(&world).map(|told| (told.0, told.1)), Some(("False".into(), "Restarting".into())));
+    assert_eq!(
+        progressing(&world).map(|expected| (expected.0, expected.1)),
+        Some(("False".into(), "Restarting".into()))
+    );
     let mut world = training(json!({}));
     world.job.spec.suspend = true;
     world.step();
-    assert_eq!(progressing(&world).map(|told| (told.0, told.1)), Some(("False".into(), "Suspended".into())));
+    assert_eq!(
+        progressing(&world).map(|expected| (expected.0, expected.1)),
+        Some(("False".into(), "Suspended".into()))
+    );
     let mut world = training(json!({}));
     world.exit("a-1-0", 0, "");
     world.exit("a-1-1", 0, "");
     world.step();
-    assert_eq!(progressing(&world).map(|told| (told.0, told.1)), Some(("False".into(), "Complete".into())));
+    assert_eq!(progressing(&world).map(|expected| (expected.0, expected.1)), Some(("False".into(), "Complete".into())));
 }
 
 /// Regression test: the status said "60 %, ETA 10 s" although training restarted at step 0.
@@ -182,7 +192,7 @@ fn a_rank_that_another_pod_reports_is_named_first() {
 }
 
 #[test]
-fn a_job_that_reports_no_step_for_too_long_does_not_progress() {
+fn a_job_without_steps_for_too_long_does_not_progress() {
     let mut world = training(json!({}));
     world.progress = Some(at(10));
     world.written = Some(at(10));
@@ -190,9 +200,9 @@ fn a_job_that_reports_no_step_for_too_long_does_not_progress() {
     assert_eq!((done.status, done.wake), (None, Some(at(910))), "10 minutes, and 5 until a log is read");
     assert!(reconcile(&mut world, 910).status.is_some());
     let message = "no step has been reported since step 5 at 1970-01-12T13:46:50Z";
-    assert_eq!(progressing(&world), told("False", "NoProgress", message, 910));
+    assert_eq!(progressing(&world), expected("False", "NoProgress", message, 910));
     assert_eq!(reconcile(&mut world, 2000).status, None, "once");
     (world.summary, world.progress) = (Some(figures(6, Value::Null)), Some(at(2001)));
     reconcile(&mut world, 2001);
-    assert_eq!(progressing(&world), told("True", "StepsMade", "step 6 of 900", 2001));
+    assert_eq!(progressing(&world), expected("True", "StepsMade", "step 6 of 900", 2001));
 }

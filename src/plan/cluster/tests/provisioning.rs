@@ -19,11 +19,11 @@ fn short(spec: Value) -> World {
     world
 }
 
-fn asks(world: &World) -> bool {
+fn has_request(world: &World) -> bool {
     world.objects.contains_key(&(REQUEST.0, REQUEST.1.to_string()))
 }
 
-fn says(world: &mut World, conditions: &Value) {
+fn set_conditions(world: &mut World, conditions: &Value) {
     let view = world.objects.get_mut(&(REQUEST.0, REQUEST.1.to_string())).unwrap();
     view.content["status"] = json!({"conditions": conditions});
 }
@@ -33,7 +33,7 @@ fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Value {
 }
 
 /// State and reason of the condition `NodesRequested`.
-fn told(world: &World) -> Option<(String, String)> {
+fn requested_condition(world: &World) -> Option<(String, String)> {
     let found = world.job.status.as_ref().unwrap().condition(conditions::NODES_REQUESTED)?;
     Some((found.status.clone(), found.reason.clone()))
 }
@@ -43,20 +43,24 @@ fn kinds(done: &Reconciliation, is: fn(&Action) -> Option<Kind>) -> Vec<Kind> {
 }
 
 #[test]
-fn a_gang_that_lacks_nodes_asks_for_them_once_and_says_what_the_autoscaler_says() {
+fn a_gang_short_of_nodes_requests_them_once_and_shows_the_autoscalers_message() {
     let mut world = short(json!({}));
     world.run();
-    assert!(asks(&world) && world.objects.contains_key(&(Kind::PodTemplate, "a-1".into())), "{:?}", world.objects);
+    assert!(
+        has_request(&world) && world.objects.contains_key(&(Kind::PodTemplate, "a-1".into())),
+        "{:?}",
+        world.objects
+    );
     assert_eq!(world.stage(), "Queued");
     let message = world.message();
     assert!(
-        message.ends_with("; ProvisioningRequest a-1 asks for 2 nodes: the autoscaler has not said anything yet"),
+        message.ends_with("; ProvisioningRequest a-1 requests 2 nodes: the autoscaler has not responded yet"),
         "{message}"
     );
-    assert_eq!(told(&world), Some(("Unknown".into(), "Requested".into())));
+    assert_eq!(requested_condition(&world), Some(("Unknown".into(), "Requested".into())));
     // A message of the autoscaler is written at once, however recent the last status write is.
     world.written = Some(super::at(0));
-    says(
+    set_conditions(
         &mut world,
         &json!([
             condition("Accepted", "True", "Accepted", "it is accepted"),
@@ -64,19 +68,19 @@ fn a_gang_that_lacks_nodes_asks_for_them_once_and_says_what_the_autoscaler_says(
         ]),
     );
     world.run();
-    assert_eq!(told(&world), Some(("Unknown".into(), "CapacityIsNotFound".into())));
+    assert_eq!(requested_condition(&world), Some(("Unknown".into(), "CapacityIsNotFound".into())));
     assert!(
-        world.message().ends_with("asks for 2 nodes: Provisioned is False: Capacity is not found, it is tried later"),
+        world.message().ends_with("requests 2 nodes: Provisioned is False: Capacity is not found, it is tried later"),
         "{}",
         world.message()
     );
-    says(&mut world, &json!([condition("Provisioned", "True", "CapacityIsProvisioned", "made")]));
+    set_conditions(&mut world, &json!([condition("Provisioned", "True", "CapacityIsProvisioned", "made")]));
     world.run();
-    assert_eq!(told(&world), Some(("True".into(), "CapacityIsProvisioned".into())));
+    assert_eq!(requested_condition(&world), Some(("True".into(), "CapacityIsProvisioned".into())));
 }
 
 #[test]
-fn with_its_nodes_the_gang_says_whose_room_it_takes_and_the_request_goes() {
+fn a_placed_gang_consumes_its_request_and_deletes_it() {
     let mut world = short(json!({}));
     world.run();
     world.node("new", "4");
@@ -99,25 +103,28 @@ fn with_its_nodes_the_gang_says_whose_room_it_takes_and_the_request_goes() {
         assert_eq!(annotations["autoscaling.x-k8s.io/consume-provisioning-request"], "a-1");
         assert_eq!(annotations["autoscaling.x-k8s.io/provisioning-class-name"], CLASS);
     }
-    assert_eq!((world.stage(), released.len(), asks(&world), told(&world)), ("Running", 2, false, None));
+    assert_eq!(
+        (world.stage(), released.len(), has_request(&world), requested_condition(&world)),
+        ("Running", 2, false, None)
+    );
     assert!(!world.objects.contains_key(&(Kind::PodTemplate, "a-1".into())));
 }
 
 #[test]
-fn a_request_that_has_ended_is_made_again_after_a_pause() {
+fn an_ended_request_is_recreated_after_a_pause() {
     for end in ["Failed", "BookingExpired", "CapacityRevoked"] {
         let mut world = short(json!({}));
         world.run();
-        says(
+        set_conditions(
             &mut world,
             &json!([condition("Provisioned", "True", "Made", "made"), condition(end, "True", "Why", "gone")]),
         );
         let done = world.step();
-        assert_eq!(told(&world), Some(("False".into(), end.into())));
+        assert_eq!(requested_condition(&world), Some(("False".into(), end.into())));
         assert_eq!(done.wake, Some(super::at(600)), "{end}");
         world.now = 599;
         world.run();
-        assert!(asks(&world));
+        assert!(has_request(&world));
         world.now = 600;
         let done = world.step();
         let deleted = kinds(&done, |action| match action {
@@ -126,19 +133,22 @@ fn a_request_that_has_ended_is_made_again_after_a_pause() {
         });
         assert_eq!(deleted, [Kind::PodTemplate, Kind::ProvisioningRequest]);
         world.run();
-        assert_eq!((asks(&world), told(&world)), (true, Some(("Unknown".into(), "Requested".into()))));
+        assert_eq!(
+            (has_request(&world), requested_condition(&world)),
+            (true, Some(("Unknown".into(), "Requested".into())))
+        );
     }
 }
 
 #[test]
-fn nobody_asks_for_nodes_that_would_not_help_or_that_others_ask_for() {
+fn nodes_are_not_requested_if_useless_or_requested_by_kueue() {
     let quiet = |mut world: World, why: &str| {
         world.run();
-        assert_eq!((world.stage(), asks(&world), told(&world)), ("Queued", false, None), "{why}");
+        assert_eq!((world.stage(), has_request(&world), requested_condition(&world)), ("Queued", false, None), "{why}");
     };
     let mut off = short(json!({}));
     off.provisioning_class = None;
-    quiet(off, "nobody switched it on");
+    quiet(off, "it is disabled");
     let queue = json!({"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team-a"}}});
     quiet(short(json!({"template": queue})), "Kueue asks itself");
     // Both nodes have room, but they are in different racks.
@@ -160,16 +170,16 @@ fn nobody_asks_for_nodes_that_would_not_help_or_that_others_ask_for() {
 }
 
 #[test]
-fn a_job_that_stops_waiting_takes_its_request_back() {
+fn a_job_that_stops_waiting_withdraws_its_request() {
     let mut world = short(json!({}));
     world.run();
     world.job.spec.suspend = true;
     world.run();
-    assert_eq!((world.stage(), asks(&world), told(&world)), ("Suspended", false, None));
+    assert_eq!((world.stage(), has_request(&world), requested_condition(&world)), ("Suspended", false, None));
 }
 
 #[test]
-fn a_stranger_with_the_name_of_the_request_is_left_alone() {
+fn a_foreign_object_with_the_requests_name_is_left_alone() {
     let mut world = short(json!({}));
     world.step();
     world.step();
@@ -177,7 +187,7 @@ fn a_stranger_with_the_name_of_the_request_is_left_alone() {
         crate::cluster::view::ObjectView { uid: "theirs".into(), owned: false, deleting: false, content: json!({}) };
     world.objects.insert((REQUEST.0, REQUEST.1.into()), view.clone());
     world.run();
-    assert_eq!((world.stage(), told(&world)), ("Queued", None));
+    assert_eq!((world.stage(), requested_condition(&world)), ("Queued", None));
     world.node("new", "4");
     world.run();
     assert_eq!((world.stage(), world.objects.get(&(REQUEST.0, REQUEST.1.to_string()))), ("Running", Some(&view)));

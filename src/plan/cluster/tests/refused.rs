@@ -2,7 +2,7 @@
 
 use super::world::at;
 use super::*;
-use crate::cluster::turn::{Lateness, Turn};
+use crate::cluster::queue_order::{QueuePosition, Slowdown};
 
 const QUOTA: &str = "cannot create ResourceClaim a-1-0: resourceclaims is forbidden: exceeded quota: none, requested: devices=1, used: devices=0, \
                      limited: devices=0";
@@ -16,8 +16,8 @@ fn placed(spec: serde_json::Value) -> World {
     world
 }
 
-fn refusal(since: i64) -> Option<Trouble> {
-    Some(Trouble::after(None, QUOTA.into(), true, at(since)))
+fn refusal(since: i64) -> Option<WriteError> {
+    Some(WriteError::after(None, QUOTA.into(), true, at(since)))
 }
 
 /// Plans, while the server refuses every create.
@@ -36,9 +36,9 @@ fn condition(world: &World, kind: &str) -> (String, String, String) {
 
 /// Regression test: a tenant without any device quota held 512 GPUs for a day.
 #[test]
-fn a_gang_whose_claims_are_refused_gives_its_nodes_back_after_10_s_and_pauses_longer_each_time() {
+fn a_gang_with_refused_claims_releases_its_nodes_after_10_s_with_growing_backoff() {
     let mut world = placed(json!({"gangPolicy": {"scheduleTimeoutSeconds": 86_400}}));
-    world.trouble = refusal(0);
+    world.write_error = refusal(0);
     assert_eq!(refused(&mut world).wake, Some(at(10)));
     world.now = 9;
     refused(&mut world);
@@ -48,34 +48,34 @@ fn a_gang_whose_claims_are_refused_gives_its_nodes_back_after_10_s_and_pauses_lo
     let premise = Some(Premise::Unbound("a-1-0".into()));
     assert_eq!((world.attempt(), back.actions.len(), back.premise), (2, 0, premise));
     assert_eq!(world.job.status.as_ref().unwrap().placement, None);
-    let says = format!("the API server refuses what the pods need to start: {QUOTA}");
-    let told = |state: &str, reason: &str| (state.to_string(), reason.to_string(), says.clone());
-    assert_eq!(condition(&world, conditions::PLACED), told("False", "Refused"));
-    assert_eq!(condition(&world, conditions::OBJECTS_REFUSED), told("True", "Refused"));
-    assert_eq!(world.message(), format!("attempt 2 follows: {says}"));
+    let expected = format!("the API server refuses objects that the pods need: {QUOTA}");
+    let expected_condition = |state: &str, reason: &str| (state.to_string(), reason.to_string(), expected.clone());
+    assert_eq!(condition(&world, conditions::PLACED), expected_condition("False", "Refused"));
+    assert_eq!(condition(&world, conditions::OBJECTS_REFUSED), expected_condition("True", "Refused"));
+    assert_eq!(world.message(), format!("attempt 2 follows: {expected}"));
     assert_eq!(back.events.iter().map(|event| event.reason).collect::<Vec<_>>(), ["GangRolledBack"]);
-    assert_eq!(world.job.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "nobody pays");
+    assert_eq!(world.job.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "no restart is counted");
     // One of its claims was accepted. It counts against the quota, which another job may need.
     let object = ObjectView { uid: "made".into(), owned: true, deleting: false, content: json!({}) };
     world.objects.insert((Kind::ResourceClaim, "a-1-0".into()), object);
-    world.trouble = None;
+    world.write_error = None;
     let deleted = world.step().actions;
     let is_claim =
         |action: &Action| matches!(action, Action::Delete { kind: Kind::ResourceClaim, name, .. } if name == "a-1-0");
     assert!(deleted.iter().any(is_claim), "{deleted:?}");
     for (attempt, pause) in [(2, 20), (3, 40), (4, 80), (5, 160), (6, 300), (7, 300)] {
-        world.trouble = None;
+        world.write_error = None;
         assert_eq!(world.step().wake, Some(at(world.now + pause)), "before attempt {attempt}");
         world.now += pause;
         (0..2).for_each(|_| drop(world.step()));
         assert!(world.job.status.as_ref().unwrap().is(conditions::PLACED), "{}", world.message());
-        world.trouble = refusal(world.now);
+        world.write_error = refusal(world.now);
         world.now += 10;
         refused(&mut world);
         assert_eq!(world.attempt(), attempt + 1);
     }
     // The administrator raises the quota.
-    world.trouble = None;
+    world.write_error = None;
     world.now += 300;
     world.run();
     assert_eq!(world.stage(), "Running");
@@ -84,7 +84,7 @@ fn a_gang_whose_claims_are_refused_gives_its_nodes_back_after_10_s_and_pauses_lo
 }
 
 #[test]
-fn a_claim_whose_name_is_taken_gives_the_nodes_back_and_the_next_attempt_has_another_name() {
+fn a_claim_name_conflict_releases_the_nodes_and_the_next_attempt_has_another_name() {
     let mut world = placed(json!({}));
     let theirs = ObjectView { uid: "theirs".into(), owned: false, deleting: false, content: json!({}) };
     world.objects.insert((Kind::ResourceClaim, "a-1-0".into()), theirs);
@@ -92,28 +92,28 @@ fn a_claim_whose_name_is_taken_gives_the_nodes_back_and_the_next_attempt_has_ano
     world.now = 10;
     world.step();
     assert_eq!(world.attempt(), 2);
-    let says = "attempt 2 follows: the API server refuses what the pods need to start: ResourceClaim a-1-0 exists and does not belong to this job";
-    assert!(world.message().starts_with(says), "{}", world.message());
+    let expected = "attempt 2 follows: the API server refuses objects that the pods need: ResourceClaim a-1-0 exists and does not belong to this job";
+    assert!(world.message().starts_with(expected), "{}", world.message());
     world.now = 30;
     world.run();
     assert_eq!(world.stage(), "Running");
 }
 
 #[test]
-fn a_server_that_cannot_be_reached_refuses_nothing() {
+fn an_unreachable_server_is_not_a_refusal() {
     let mut world = placed(json!({}));
     let text = "cannot create ResourceClaim a-1-0: the API server did not answer within 15 s";
-    world.trouble = Some(Trouble::after(None, text.into(), false, at(0)));
+    world.write_error = Some(WriteError::after(None, text.into(), false, at(0)));
     world.now = 30;
     refused(&mut world);
     assert_eq!((world.attempt(), world.message()), (1, text.to_string()));
-    world.trouble = None;
+    world.write_error = None;
     world.run();
     assert_eq!(world.stage(), "Running");
 }
 
 #[test]
-fn no_gang_holds_nodes_for_longer_than_the_administrator_says() {
+fn no_gang_holds_nodes_longer_than_the_configured_timeout() {
     let mut world = World::new(2, json!({"gangPolicy": {"scheduleTimeoutSeconds": 86_400}}));
     (world.longest_schedule_timeout, world.scheduler_is_known) = (SignedDuration::from_secs(120), true);
     (0..4).for_each(|_| drop(world.step()));
@@ -128,17 +128,17 @@ fn no_gang_holds_nodes_for_longer_than_the_administrator_says() {
 }
 
 #[test]
-fn a_job_that_was_refused_comes_after_all_others_for_an_hour() {
+fn a_refused_job_comes_last_for_an_hour() {
     let mut world = placed(json!({}));
-    world.trouble = refusal(0);
+    world.write_error = refusal(0);
     world.now = 10;
     refused(&mut world);
     let mut other = world.job.clone();
     (other.metadata.name, other.status) = (Some("b".into()), None);
     let is_first = |second: i64| {
-        let lateness = Lateness { at: at(second), ..Lateness::default() };
-        let turn = |job: &TrainJob, priority| Turn::of(job, priority, 0, lateness);
-        turn(&world.job, 100).held() < turn(&other, 0)
+        let slowdown = Slowdown { at: at(second), ..Slowdown::default() };
+        let position = |job: &TrainJob, priority| QueuePosition::of(job, priority, 0, slowdown);
+        position(&world.job, 100).with_reservation() < position(&other, 0)
     };
     assert_eq!([10, 3609, 3610].map(is_first), [false, false, true]);
 }

@@ -31,11 +31,11 @@ fn no_gate_is_lifted_while_a_pod_of_an_older_attempt_may_run() {
     let mut world = failed(json!({}));
     assert_eq!((world.stage(), world.attempt(), starts(&world)), ("Restarting", 2, false));
     assert_eq!(world.pods.iter().filter(|pod| pod.attempt == 2 && pod.gated).count(), 2, "they exist");
-    let says = format!(
+    let expected = format!(
         "attempt 2 starts once pod a-1-1 of attempt 1 on node n1 has ended, or at {}, 30 s after the end of its grace period",
         at(100 + GRACE + 30)
     );
-    assert_eq!(world.message(), says);
+    assert_eq!(world.message(), expected);
     world.now = 100 + GRACE + 29;
     assert_eq!(world.step().wake, Some(at(world.now + 1)));
     assert!(!starts(&world));
@@ -45,37 +45,37 @@ fn no_gate_is_lifted_while_a_pod_of_an_older_attempt_may_run() {
 }
 
 #[test]
-fn the_wait_for_a_kubelet_that_reports_no_end_is_bounded_and_the_status_says_so() {
+fn the_wait_for_a_silent_kubelet_is_bounded_and_shown_in_the_status() {
     let mut world = failed(json!({}));
     world.now = 100 + GRACE + 30;
     let placed = world.step();
     let warned: Vec<&EventDraft> = placed.events.iter().filter(|event| event.reason == "OldPodMayRun").collect();
-    let says = format!(
+    let expected = format!(
         "pod a-1-1 of attempt 1 on node n1 may still run; attempt 2 no longer waits for it since {}, 30 s after the end of its \
          grace period",
         at(world.now)
     );
-    assert_eq!(warned, [&EventDraft::warning("OldPodMayRun", says.clone())]);
-    assert_eq!(world.message(), format!("0 of 2 pods run; {says}"));
+    assert_eq!(warned, [&EventDraft::warning("OldPodMayRun", expected.clone())]);
+    assert_eq!(world.message(), format!("0 of 2 pods run; {expected}"));
     world.run();
-    assert_eq!((world.stage(), world.message()), ("Running", format!("2 of 2 nodes train; {says}")));
+    assert_eq!((world.stage(), world.message()), ("Running", format!("2 of 2 nodes train; {expected}")));
     world.pods.retain(|pod| pod.attempt == 2);
     world.run();
     assert_eq!(world.message(), "2 of 2 nodes train");
 }
 
 #[test]
-fn on_a_node_that_does_not_report_the_wait_is_the_grace_of_the_node() {
+fn on_a_silent_node_the_wait_is_the_node_grace_period() {
     let mut world = failed(json!({}));
     let node = world.nodes.get_mut("n1").unwrap();
     (node.silent_since, node.facts.ready) = (Some(at(90)), false);
     world.node("n2", "4");
     world.now = 159;
     world.step();
-    let says = format!("or at {}, 60 s after it was deleted: node n1 has not reported since {}", at(160), at(90));
-    assert!(world.message().ends_with(&says), "{}", world.message());
+    let expected = format!("or at {}, 60 s after it was deleted: node n1 has not reported since {}", at(160), at(90));
+    assert!(world.message().ends_with(&expected), "{}", world.message());
     // Other nodes are silent too, so the network is the likely cause, and the pod keeps training.
-    (world.now, world.brake) = (1000, Some("5 of 20 nodes stopped reporting within a minute".into()));
+    (world.now, world.mass_outage) = (1000, Some("5 of 20 nodes stopped reporting within a minute".into()));
     assert_eq!(world.step().wake, Some(at(1060)));
     assert!(
         world.message().ends_with("has ended: 5 of 20 nodes stopped reporting within a minute"),
@@ -86,7 +86,7 @@ fn on_a_node_that_does_not_report_the_wait_is_the_grace_of_the_node() {
     taken_out.nodes.get_mut("n1").unwrap().out_of_service = true;
     let mut deleted = world.clone();
     deleted.nodes.remove("n1");
-    world.brake = None;
+    world.mass_outage = None;
     for (mut world, why) in [
         (world, "60 s after it was deleted: node n1 has not reported since"),
         (taken_out, "when it was deleted: an administrator took node n1 out of service"),
@@ -98,7 +98,7 @@ fn on_a_node_that_does_not_report_the_wait_is_the_grace_of_the_node() {
 }
 
 #[test]
-fn a_job_that_is_resumed_waits_for_the_pods_that_were_suspended() {
+fn a_resumed_job_waits_for_its_suspended_pods() {
     let mut world = World::new(1, json!({}));
     world.run();
     world.ends_after = Some(GRACE);
@@ -114,7 +114,7 @@ fn a_job_that_is_resumed_waits_for_the_pods_that_were_suspended() {
 }
 
 #[test]
-fn the_default_is_the_safe_one_for_frameworks_that_do_not_fence_their_files() {
+fn frameworks_without_file_fencing_wait_for_termination_by_default() {
     let spec = |framework: &str, replacement: Option<&str>| {
         let mut world = World::new(1, json!({}));
         let framework = serde_json::from_value(json!(framework)).unwrap();
@@ -129,14 +129,14 @@ fn the_default_is_the_safe_one_for_frameworks_that_do_not_fence_their_files() {
         assert_eq!(spec(framework, None), "AfterTermination", "{framework}");
     }
     let world = failed(json!({"replacement": "Immediate"}));
-    assert_eq!((world.stage(), world.message().as_str()), ("Running", "2 of 2 nodes train"), "beside pod a-1-1");
+    assert_eq!((world.stage(), world.message().as_str()), ("Running", "2 of 2 nodes train"), "alongside pod a-1-1");
 }
 
 #[test]
-fn a_pod_can_run_until_its_containers_have_ended_or_it_is_deleted_on_no_node() {
+fn a_pod_can_run_until_its_containers_end_or_it_is_deleted_unbound() {
     let deletion = Some(Deletion { requested: at(0), due: at(30) });
     let bound = PodView { node: Some("n0".into()), ..PodView::default() };
-    for (pod, may_run) in [
+    for (pod, can_run) in [
         (PodView { gated: true, ..PodView::default() }, true),
         (PodView { deleting: true, ..PodView::default() }, true),
         (PodView { deleting: true, deletion, ..PodView::default() }, false),
@@ -145,6 +145,6 @@ fn a_pod_can_run_until_its_containers_have_ended_or_it_is_deleted_on_no_node() {
         (PodView { deletion, stopped: Some(at(1)), ..bound.clone() }, false),
         (PodView { phase: Phase::Succeeded, ..bound }, false),
     ] {
-        assert_eq!(pod.may_run(), may_run, "{pod:?}");
+        assert_eq!(pod.can_run(), can_run, "{pod:?}");
     }
 }

@@ -2,13 +2,13 @@
 
 use super::world::at;
 use super::*;
-use crate::cluster::avoidance::{NodeFault, UNSCHEDULABLE, remember};
+use crate::cluster::avoidance::{NodeFault, UNSCHEDULABLE, record_faults};
 use crate::cluster::view::{Phase, Unschedulable};
 
 /// Seen on real nodes: the same node was retried every 310 s forever, and its GPUs were held 97 %
 /// of the time.
 #[test]
-fn what_the_scheduler_refuses_is_given_back_at_once_and_another_node_is_asked() {
+fn a_refused_gang_is_rolled_back_and_another_node_tried() {
     let mut world = World::new(2, json!({}));
     world.node("n2", "4");
     let refuse = |world: &mut World, nodes: &[&str]| {
@@ -25,18 +25,22 @@ fn what_the_scheduler_refuses_is_given_back_at_once_and_another_node_is_asked() 
     assert_eq!(world.step().wake, Some(at(10)));
     world.now = 9;
     world.step();
-    assert_eq!(world.attempt(), 1, "it may change its mind");
+    assert_eq!(world.attempt(), 1, "the scheduler may still bind it");
     world.now = 10;
     let back = world.step();
     let premise = Some(Premise::Unbound("a-1-0".into()));
-    assert_eq!((world.attempt(), back.actions.len(), back.premise), (2, 0, premise), "it may be bound and not seen so");
-    let says = "the scheduler refuses 1 of 2 pods: pod a-1-0 on node n0: 0/3 nodes are available: 1 node(s) didn't match pod \
+    assert_eq!(
+        (world.attempt(), back.actions.len(), back.premise),
+        (2, 0, premise),
+        "it may be bound without the cache showing it"
+    );
+    let expected = "the scheduler refuses 1 of 2 pods: pod a-1-0 on node n0: 0/3 nodes are available: 1 node(s) didn't match pod \
                 anti-affinity rules. (spec.template.spec.affinity.podAntiAffinity)";
-    assert_eq!(world.message(), format!("attempt 2 follows: {says}"));
+    assert_eq!(world.message(), format!("attempt 2 follows: {expected}"));
     world.run();
     let used = |world: &World| world.pods.iter().filter_map(|pod| pod.node.clone()).collect::<Vec<_>>();
     assert_eq!((world.stage(), used(&world)), ("Running", vec!["n1".to_string(), "n2".to_string()]));
-    assert_eq!(world.job.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "nobody pays");
+    assert_eq!(world.job.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "no restart is counted");
     // A job that no other node can take waits, quotes the scheduler, and retries later.
     let mut world = World::new(1, json!({}));
     refuse(&mut world, &["n0"]);
@@ -57,7 +61,7 @@ fn what_the_scheduler_refuses_is_given_back_at_once_and_another_node_is_asked() 
 /// Regression test: a claim that cannot be reserved is an error and not a lack of room. The gang
 /// held its nodes for 300 s with "the scheduler gives no reason".
 #[test]
-fn a_scheduler_that_fails_on_the_way_has_refused() {
+fn a_scheduler_error_counts_as_a_refusal() {
     let on = |node: Option<&str>, reason: &str| {
         let condition = json!({"type": "PodScheduled", "status": "False", "reason": reason, "message": "running PreBind plugin: no"});
         let spec = json!({"containers": [], "nodeName": node});
@@ -74,7 +78,7 @@ fn a_scheduler_that_fails_on_the_way_has_refused() {
 /// Regression test: a job with a nonexistent scheduler held nodes for 300 of every 310 s, and
 /// nothing reported why its pods did not run.
 #[test]
-fn a_gang_of_which_no_scheduler_says_anything_is_told_and_taken_back() {
+fn a_gang_without_a_scheduler_response_is_reported_and_rolled_back() {
     let mut world = World::new(2, json!({"template": {"spec": {"schedulerName": "nobody"}}}));
     let let_go = |world: &mut World| {
         (0..4).for_each(|_| drop(world.step()));
@@ -85,7 +89,8 @@ fn a_gang_of_which_no_scheduler_says_anything_is_told_and_taken_back() {
     assert_eq!(world.step().wake, Some(at(10)));
     world.now = 10;
     assert_eq!(world.step().wake, Some(at(60)));
-    let why = "pod a-1-0: no scheduler has said anything of it: is there one named nobody (spec.template.spec.schedulerName)?";
+    let why =
+        "pod a-1-0: no scheduler has reported on it: is there one named nobody (spec.template.spec.schedulerName)?";
     assert_eq!(world.message(), format!("0 of 2 pods run; {why}"));
     for (attempt, pause) in [(1, 20), (2, 40), (3, 80), (4, 160), (5, 300), (6, 300)] {
         let placed = world.now;
@@ -108,14 +113,14 @@ fn a_gang_of_which_no_scheduler_says_anything_is_told_and_taken_back() {
 /// Regression test: after an API server outage, kube-scheduler's watches took most of a minute to
 /// recover, and gangs were rolled back that it then bound.
 #[test]
-fn a_scheduler_that_has_been_heard_of_has_all_the_time_that_the_job_gives_it() {
+fn a_known_scheduler_gets_the_full_schedule_timeout() {
     let mut world = World::new(2, json!({"template": {"spec": {"schedulerName": "bins"}}}));
     world.scheduler_is_known = true;
     (0..4).for_each(|_| drop(world.step()));
     world.pods.iter_mut().for_each(|pod| (pod.node, pod.phase, pod.ready) = (None, Phase::Pending, false));
     world.now = 60;
     assert_eq!(world.step().wake, Some(at(300)));
-    let why = "pod a-1-0: the scheduler bins has not said anything of it yet";
+    let why = "pod a-1-0: the scheduler bins has not reported on it yet";
     assert_eq!(world.message(), format!("0 of 2 pods run; {why}"));
     world.now = 300;
     let decision = world.step();
@@ -126,7 +131,7 @@ fn a_scheduler_that_has_been_heard_of_has_all_the_time_that_the_job_gives_it() {
 /// Regression test: if nodes were also unusable for several other reasons, the scheduler's message
 /// was omitted.
 #[test]
-fn what_the_scheduler_said_comes_before_what_keeps_every_job_away() {
+fn scheduler_refusals_are_listed_before_general_exclusions() {
     let mut world = World::new(1, json!({}));
     for (node, key) in (1..=8).zip(["a", "a", "b", "b", "c", "c", "d", "d"]) {
         world.node(&format!("n{node}"), "4");
@@ -136,9 +141,9 @@ fn what_the_scheduler_said_comes_before_what_keeps_every_job_away() {
     let fault =
         NodeFault { node: "n0".into(), reason: UNSCHEDULABLE.into(), message: "0/9 nodes are available: no".into() };
     world.step();
-    remember(&mut world.job.status.as_mut().unwrap().node_failures, [fault], at(0));
+    record_faults(&mut world.job.status.as_mut().unwrap().node_failures, [fault], at(0));
     world.run();
-    let says = "no node has room for cpu 2; 1 node cannot be used: the scheduler refused it: 0/9 nodes are available: no; \
+    let expected = "no node has room for cpu 2; 1 node cannot be used: the scheduler refused it: 0/9 nodes are available: no; \
                 2 nodes cannot be used: ";
-    assert!(world.message().starts_with(says), "{}", world.message());
+    assert!(world.message().starts_with(expected), "{}", world.message());
 }

@@ -2,8 +2,8 @@
 
 use super::world::at;
 use super::*;
+use crate::cluster::blocker::{progress, warning};
 use crate::cluster::containers::{InitContainer, InitState};
-use crate::cluster::hindrance::{progress, warning};
 use crate::cluster::view::Progress;
 use k8s_openapi::api::events::v1::Event;
 
@@ -22,7 +22,7 @@ fn since(second: Option<i64>, is_pulling: bool) -> Option<Progress> {
     Some(Progress { at: second.map(at), is_pulling })
 }
 
-fn says(container: &str, reason: &str) -> Waiting {
+fn waiting(container: &str, reason: &str) -> Waiting {
     Waiting { container: container.into(), reason: reason.into(), message: "no".into() }
 }
 
@@ -37,7 +37,7 @@ type Case = (&'static str, fn(&mut PodView), Option<i64>);
 /// Regression test: 63 nodes held idle GPUs for days because the driver on the 64th could not
 /// prepare a claim.
 #[test]
-fn a_pod_that_does_not_start_is_waited_for_without_end_only_for_reasons_that_are_known_to_pass() {
+fn only_known_temporary_reasons_let_a_pod_wait_without_limit() {
     let cases: [Case; 11] = [
         ("no event at all", |pod| pod.progress = since(None, false), Some(600)),
         ("a kubelet that does not take the pod", |pod| (pod.started, pod.bound) = (None, Some(at(50))), Some(650)),
@@ -51,21 +51,27 @@ fn a_pod_that_does_not_start_is_waited_for_without_end_only_for_reasons_that_are
         ("events cannot be read", |_| {}, None),
         (
             "a claim cannot be prepared",
-            |pod| (pod.warning, pod.progress) = (Some(says("", "FailedPrepareDynamicResources")), since(None, false)),
+            |pod| {
+                (pod.warning, pod.progress) = (Some(waiting("", "FailedPrepareDynamicResources")), since(None, false))
+            },
             Some(600),
         ),
         (
             "words of a device plugin, after progress",
-            |pod| (pod.warning, pod.progress) = (Some(says("", "MyOwnWords")), since(Some(30), false)),
+            |pod| (pod.warning, pod.progress) = (Some(waiting("", "MyOwnWords")), since(Some(30), false)),
             Some(630),
         ),
         (
             "too many name servers, while an image is pulled",
-            |pod| (pod.warning, pod.progress) = (Some(says("", "DNSConfigForming")), since(Some(1), true)),
+            |pod| (pod.warning, pod.progress) = (Some(waiting("", "DNSConfigForming")), since(Some(1), true)),
             None,
         ),
-        ("a sidecar that ends again and again", |pod| pod.waiting = Some(says("proxy", "CrashLoopBackOff")), Some(600)),
-        ("a network that cannot be made", |pod| pod.warning = Some(says("", "FailedCreatePodSandBox")), Some(300)),
+        (
+            "a sidecar that ends again and again",
+            |pod| pod.waiting = Some(waiting("proxy", "CrashLoopBackOff")),
+            Some(600),
+        ),
+        ("a network that cannot be made", |pod| pod.warning = Some(waiting("", "FailedCreatePodSandBox")), Some(300)),
     ];
     for (name, change, end) in cases {
         let mut world = bound(change);
@@ -86,14 +92,14 @@ fn a_pod_that_does_not_start_is_waited_for_without_end_only_for_reasons_that_are
     let mut world = bound(|pod| pod.progress = since(None, false));
     world.now = 600;
     world.step();
-    let says = "pod a-1-0 on node n0: it has not started, and its kubelet has reported nothing of it for 10 minutes";
+    let says = "pod a-1-0 on node n0: it has not started, and its kubelet has reported nothing about it for 10 minutes";
     assert!(world.message().contains(says), "{}", world.message());
 }
 
 /// Regression test: with the controller's clock an hour ahead, each new pod counted as stuck at
 /// once.
 #[test]
-fn a_clock_that_is_an_hour_off_makes_no_pod_stuck() {
+fn a_clock_that_is_an_hour_off_does_not_make_a_pod_stuck() {
     for kubelet in [-3600, 3600] {
         let time = Some(at(kubelet));
         let mut world = bound(|pod| (pod.started, pod.bound, pod.progress) = (time, time, since(None, false)));
@@ -211,7 +217,7 @@ fn a_sidecar_that_ended_is_named_and_the_trainer_counts_as_ready() {
     let ended = json!({"state": {"terminated": {"exitCode": 1}}});
     let again =
         json!({"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {"exitCode": 2}}});
-    let told = |init: serde_json::Value, others: serde_json::Value| {
+    let details = |init: serde_json::Value, others: serde_json::Value| {
         let view = reported("Running", init, others);
         let mut world = World::new(2, json!({}));
         world.run();
@@ -219,12 +225,12 @@ fn a_sidecar_that_ended_is_named_and_the_trainer_counts_as_ready() {
         world.run();
         (world.message(), world.job.status.as_ref().unwrap().ready.clone().unwrap())
     };
-    let (message, ready) = told(json!({}), json!({"trainer": runs, "shipper": ended}));
+    let (message, ready) = details(json!({}), json!({"trainer": runs, "shipper": ended}));
     assert_eq!(
         (message.as_str(), ready.as_str()),
         ("2 of 2 nodes train; sidecar shipper of pod a-1-0 ended with exit code 1, and 1 more sidecar", "2/2")
     );
-    let (message, _) = told(json!({"mesh": again}), json!({"trainer": runs}));
+    let (message, _) = details(json!({"mesh": again}), json!({"trainer": runs}));
     assert!(message.contains("sidecar mesh of pod a-1-0 ended with exit code 2 (CrashLoopBackOff)"), "{message}");
     assert_eq!(reported("Running", json!({"mesh": runs}), json!({"trainer": runs})).sidecars, []);
 }
@@ -246,7 +252,7 @@ fn a_gang_whose_pods_name_a_claim_that_does_not_exist_waits_without_nodes() {
     read(&mut world, &[absent]);
     world.run();
     assert_eq!((world.stage(), world.message().as_str()), ("Queued", absent));
-    assert!(!world.job.status.as_ref().unwrap().is(conditions::PLACED) && world.plan().waits.is_none());
+    assert!(!world.job.status.as_ref().unwrap().is(conditions::PLACED) && world.plan().wait_reason.is_none());
     read(&mut world, &[]);
     world.run();
     assert_eq!(world.stage(), "Running");

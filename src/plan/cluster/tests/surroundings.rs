@@ -2,14 +2,14 @@
 
 use super::world::at;
 use super::*;
-use crate::cluster::hindrance::Trouble;
+use crate::cluster::blocker::WriteError;
 use crate::cluster::view::{Phase, Waiting};
 use crate::eligible::Reach;
 
 /// Regression test: another owner's claim with the right name was taken for ours, and the pods
 /// waited for it forever.
 #[test]
-fn a_claim_of_somebody_else_is_told_and_no_gate_is_lifted() {
+fn a_claim_of_another_owner_is_reported_and_no_gate_is_lifted() {
     let mut world = World::new(1, json!({}));
     (0..3).for_each(|_| drop(world.step()));
     assert!(world.job.status.as_ref().unwrap().is(conditions::PLACED));
@@ -30,7 +30,7 @@ fn a_claim_of_somebody_else_is_told_and_no_gate_is_lifted() {
 
 /// Seen on real nodes: each of 11 attempts took 301 s.
 #[test]
-fn an_image_that_must_not_run_is_not_tried_again() {
+fn an_image_that_must_not_run_is_not_retried() {
     for (message, is_permanent) in [
         ("container has runAsNonRoot and image will run as root", true),
         ("container has runAsNonRoot and image has non-numeric user (app), cannot verify user is non-root", true),
@@ -52,7 +52,7 @@ fn an_image_that_must_not_run_is_not_tried_again() {
 /// While an init container cannot start, the trainer's state only says that the pod is
 /// initializing.
 #[test]
-fn the_container_that_keeps_the_trainer_from_starting_is_told() {
+fn the_container_that_blocks_the_trainer_is_reported() {
     let waiting = |reason: &str| json!({"waiting": {"reason": reason, "message": "m"}});
     let of = |trainer: serde_json::Value, init: serde_json::Value| {
         let pod = json!({"metadata": {"name": "a-1-0"}, "status": {
@@ -64,17 +64,20 @@ fn the_container_that_keeps_the_trainer_from_starting_is_told() {
         }});
         PodView::of(&serde_json::from_value(pod).unwrap()).waiting.map(|waiting| (waiting.container, waiting.reason))
     };
-    let told = |container: &str, reason: &str| Some((container.to_string(), reason.to_string()));
-    assert_eq!(of(waiting("PodInitializing"), waiting("ErrImagePull")), told("init", "ErrImagePull"));
-    assert_eq!(of(waiting("PodInitializing"), json!({"running": {}})), told("trainer", "PodInitializing"));
-    assert_eq!(of(waiting("InvalidImageName"), waiting("ErrImagePull")), told("trainer", "InvalidImageName"));
+    let expected_waiting = |container: &str, reason: &str| Some((container.to_string(), reason.to_string()));
+    assert_eq!(of(waiting("PodInitializing"), waiting("ErrImagePull")), expected_waiting("init", "ErrImagePull"));
+    assert_eq!(of(waiting("PodInitializing"), json!({"running": {}})), expected_waiting("trainer", "PodInitializing"));
+    assert_eq!(
+        of(waiting("InvalidImageName"), waiting("ErrImagePull")),
+        expected_waiting("trainer", "InvalidImageName")
+    );
     assert_eq!(of(json!({"running": {}}), waiting("CrashLoopBackOff")), None, "the trainer runs");
 }
 
 /// Seen on real nodes: next to a proxy that never ends, a job stayed at 100 % and `Running`
 /// forever.
 #[test]
-fn a_job_ends_with_its_trainers_whatever_runs_beside_them() {
+fn a_job_ends_with_its_trainers_regardless_of_sidecars() {
     let mut world = World::new(2, json!({"failurePolicy": {"maxRestarts": 1}}));
     world.run();
     let end = |world: &mut World, name: &str, code: i32| {
@@ -107,12 +110,12 @@ fn a_job_ends_with_its_trainers_whatever_runs_beside_them() {
 /// Seen on real nodes: the kubelet reported ten times that a ConfigMap was missing, but the status
 /// said ContainerCreating forever.
 #[test]
-fn what_a_kubelet_says_of_a_pod_is_told_with_the_field_to_change_and_has_a_limit() {
+fn kubelet_errors_are_reported_with_the_field_to_change_and_have_a_limit() {
     let mount = "MountVolume.SetUp failed for volume \"text\" : configmap \"texxt\" not found";
     let network = "Failed to create pod sandbox: plugin type=\"bridge\" failed (add): no IP addresses available";
     let small =
         "Failed to create pod sandbox: runc create failed: container init was OOM-killed (memory limit too low?)";
-    for (reason, message, says, end) in [
+    for (reason, message, expected, end) in [
         (
             "FailedMount",
             mount,
@@ -136,9 +139,9 @@ fn what_a_kubelet_says_of_a_pod_is_told_with_the_field_to_change_and_has_a_limit
             .for_each(|c| c.reason = "Starting".into());
         world.now = 5;
         world.step();
-        let told = world.message();
-        assert!(told.contains(&format!("{reason}: {message}")) && told.contains(says), "{told}");
-        assert_eq!(world.stage() == "Failed", end == 0, "{told}");
+        let actual = world.message();
+        assert!(actual.contains(&format!("{reason}: {message}")) && actual.contains(expected), "{actual}");
+        assert_eq!(world.stage() == "Failed", end == 0, "{actual}");
         world.now = 299;
         world.run();
         assert_eq!((world.attempt(), world.stage() == "Failed"), (1, end == 0), "{}", world.message());
@@ -152,70 +155,70 @@ fn what_a_kubelet_says_of_a_pod_is_told_with_the_field_to_change_and_has_a_limit
 
 /// Regression test: a pod that the API server does not accept was recreated forever.
 #[test]
-fn a_pod_that_the_server_will_never_accept_ends_the_job_and_one_that_lacks_something_has_a_limit() {
+fn an_invalid_pod_fails_the_job_and_a_missing_object_has_a_limit() {
     let invalid = "Pod \"a-1-0\" is invalid: spec.containers[0].volumeMounts[0].name: Not found: \"nope\"";
     let account = "pods \"a-1-0\" is forbidden: error looking up service account ns/x: serviceaccount \"x\" not found";
     let quota = "pods \"a-1-0\" is forbidden: exceeded quota: q, requested: cpu=2, used: cpu=3, limited: cpu=4";
     let silent = "the API server did not answer within 10 s";
-    for (why, says, end) in [
-        (invalid, "the fields are those below spec.template", 0),
+    for (why, expected, end) in [
+        (invalid, "the fields are under spec.template", 0),
         (account, "create the ServiceAccount, or correct spec.template.spec.serviceAccountName", 300),
         (quota, "or lower spec.trainer.numNodes or resourcesPerNode", i64::MAX),
         (silent, "did not answer", i64::MAX),
     ] {
         let mut world = World::new(1, json!({}));
         world.step();
-        world.trouble = Some(Trouble::after(None, format!("cannot create Pod a-1-0: {why}"), true, at(0)));
+        world.write_error = Some(WriteError::after(None, format!("cannot create Pod a-1-0: {why}"), true, at(0)));
         for (now, is_over) in [(0, end <= 0), (299, end <= 299), (300, end <= 300)] {
             world.now = now;
             let status = world.plan().status.or(world.job.status.clone()).unwrap();
             world.job.status = Some(status);
             assert_eq!(world.stage(), if is_over { "Failed" } else { "Placing" }, "{now} {}", world.message());
-            assert!(world.message().contains(why) && world.message().contains(says), "{}", world.message());
+            assert!(world.message().contains(why) && world.message().contains(expected), "{}", world.message());
         }
     }
 }
 
 /// Seen on real nodes: each leader change restarted the five minutes.
 #[test]
-fn the_time_for_what_a_pod_lacks_goes_on_under_another_leader() {
+fn the_limit_for_a_missing_object_survives_a_change_of_leader() {
     let refused = |pod: &str| {
         format!("cannot create Pod {pod}: pods \"{pod}\" is forbidden: violates PodSecurity \"restricted\"")
     };
     let mut world = World::new(2, json!({}));
     world.step();
-    let told = |world: &World| Trouble::told(world.job.status.as_ref().unwrap());
+    let recorded = |world: &World| WriteError::from_status(world.job.status.as_ref().unwrap());
     let mut quota = World { job: world.job.clone(), ..World::new(2, json!({})) };
-    world.trouble = Some(Trouble::after(None, refused("a-1-0"), true, at(7)));
+    world.write_error = Some(WriteError::after(None, refused("a-1-0"), true, at(7)));
     world.now = 7;
     world.job.status = world.plan().status;
-    let of_new_leader = Trouble::after(told(&world).as_ref(), refused("a-1-1"), true, at(200));
-    assert_eq!((of_new_leader.since, of_new_leader.text.as_str()), (at(7), refused("a-1-1").as_str()));
-    world.trouble =
-        Some(Trouble::after(told(&world).as_ref(), format!("{}: other words", refused("a-1-0")), true, at(300)));
+    let new_leader = WriteError::after(recorded(&world).as_ref(), refused("a-1-1"), true, at(200));
+    assert_eq!((new_leader.since, new_leader.text.as_str()), (at(7), refused("a-1-1").as_str()));
+    world.write_error =
+        Some(WriteError::after(recorded(&world).as_ref(), format!("{}: other words", refused("a-1-0")), true, at(300)));
     (world.now, world.written) = (306, Some(at(8)));
     assert_eq!(world.plan().wake, Some(at(307)));
     world.now = 307;
     world.job.status = world.plan().status;
     assert_eq!(world.stage(), "Failed");
-    quota.trouble = Some(Trouble::after(None, "cannot create Pod a-1-0: exceeded quota: q".into(), true, at(7)));
+    quota.write_error = Some(WriteError::after(None, "cannot create Pod a-1-0: exceeded quota: q".into(), true, at(7)));
     quota.job.status = quota.plan().status;
-    assert_eq!((quota.stage(), told(&quota)), ("Placing", None), "no time runs");
+    assert_eq!((quota.stage(), recorded(&quota)), ("Placing", None), "no time limit applies");
     // The pods can be created again.
     let mut made = World::new(1, json!({}));
     made.step();
-    made.trouble = Some(Trouble::after(None, refused("a-1-0"), true, at(0)));
+    made.write_error = Some(WriteError::after(None, refused("a-1-0"), true, at(0)));
     made.job.status = made.plan().status;
-    assert!(told(&made).is_some());
-    made.trouble = None;
+    assert!(recorded(&made).is_some());
+    made.write_error = None;
     made.run();
-    assert_eq!((made.stage(), told(&made)), ("Running", None));
+    assert_eq!((made.stage(), recorded(&made)), ("Running", None));
 }
 
 /// Seen on real nodes: the status of an attempt that started at step 0 showed the previous
 /// attempt's step, percentage and remaining time.
 #[test]
-fn an_attempt_without_a_checkpoint_does_not_show_the_figures_of_the_one_before() {
+fn without_a_checkpoint_figures_of_the_previous_attempt_are_dropped() {
     for (checkpoint, kept) in [(json!(null), false), (json!({"path": "/c", "everySteps": 5}), true)] {
         let mut world = World::new(1, json!({"failurePolicy": {"maxRestarts": 1}}));
         world.run();
@@ -232,16 +235,16 @@ fn an_attempt_without_a_checkpoint_does_not_show_the_figures_of_the_one_before()
 /// Seen on real nodes: a drain was refused for as long as the job ran, and nothing on the job said
 /// so.
 #[test]
-fn a_cordoned_node_is_left_with_a_checkpoint_or_kept_and_the_job_says_so() {
+fn a_job_leaves_a_cordoned_node_with_a_checkpoint_or_reports_it() {
     let cordon = |world: &mut World| world.nodes.get_mut("n0").unwrap().facts.unschedulable = true;
     let mut world = World::new(2, json!({}));
     world.node("n2", "4");
     world.run();
     cordon(&mut world);
-    let told = world.step();
+    let step = world.step();
     assert_eq!((world.stage(), world.attempt()), ("Running", 1), "it is protected");
     assert!(world.message().contains("node n0 is cordoned: a drain waits"), "{}", world.message());
-    assert_eq!(told.events.iter().map(|event| event.reason).collect::<Vec<_>>(), ["NodeCordoned"]);
+    assert_eq!(step.events.iter().map(|event| event.reason).collect::<Vec<_>>(), ["NodeCordoned"]);
     assert!(world.step().events.is_empty(), "once");
 
     let mut world = World::new(2, json!({"gangPolicy": {"disruption": "Checkpoint"}}));
@@ -274,7 +277,7 @@ fn a_cordoned_node_is_left_with_a_checkpoint_or_kept_and_the_job_says_so() {
 /// Regression test: the gang held each node without the volume for 10 s, and after six nodes tried
 /// the first one again.
 #[test]
-fn a_gang_waits_until_its_volumes_are_read_and_goes_where_they_are() {
+fn a_gang_waits_for_its_volume_rules_and_follows_them() {
     let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
     let mut world = World::new(1, json!({"template": {"spec": {"volumes": volumes}}}));
     world.node("n1", "4");

@@ -20,7 +20,7 @@ fn labelled(actions: &[Action]) -> Vec<(String, BTreeMap<String, String>)> {
 /// Regression test: the job said "Running, 1 of 2 nodes train" forever, and under the next leader a
 /// finished training started again.
 #[test]
-fn a_pod_that_has_lost_its_labels_gets_them_back_and_ends_nothing() {
+fn lost_pod_labels_are_restored_without_a_failure() {
     let mut world = World::new(2, json!({}));
     world.run();
     strip(&mut world, "a-1-1");
@@ -45,7 +45,7 @@ fn a_pod_that_has_lost_its_labels_gets_them_back_and_ends_nothing() {
 }
 
 #[test]
-fn a_pod_without_labels_is_neither_made_twice_nor_passed_over_by_the_next_attempt() {
+fn an_unlabelled_pod_is_neither_recreated_nor_ignored_by_the_next_attempt() {
     let mut world = World::new(2, json!({"failurePolicy": {"maxRestarts": 9}}));
     (0..2).for_each(|_| drop(world.step()));
     strip(&mut world, "a-1-0");
@@ -65,7 +65,7 @@ fn a_pod_without_labels_is_neither_made_twice_nor_passed_over_by_the_next_attemp
 
 /// Regression test: the pod trained alone, and the job was reported as complete.
 #[test]
-fn a_pod_whose_gate_others_remove_does_not_run_without_its_gang() {
+fn a_pod_ungated_by_another_client_does_not_run_without_its_gang() {
     let mut world = World::new(2, json!({}));
     world.node("n1", "1");
     world.run();
@@ -73,11 +73,11 @@ fn a_pod_whose_gate_others_remove_does_not_run_without_its_gang() {
     let alone = world.pods.iter_mut().find(|pod| pod.name == "a-1-0").unwrap();
     (alone.gated, alone.node, alone.phase) = (false, Some("n0".into()), Phase::Running);
     let decided = world.step();
-    let says = "pod a-1-0 was started on node n0 without its gang, since somebody removed its scheduling gate \
+    let expected = "pod a-1-0 was started on node n0 without its gang, because another client removed its scheduling gate \
                 training.switchyard.dev/gang: attempt 2 follows in 20 s";
-    assert_eq!((world.attempt(), world.message().as_str()), (2, says));
-    assert_eq!(decided.events, [EventDraft::warning("GateRemoved", says.into())]);
-    assert_eq!(world.job.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "no budget pays");
+    assert_eq!((world.attempt(), world.message().as_str()), (2, expected));
+    assert_eq!(decided.events, [EventDraft::warning("GateRemoved", expected.into())]);
+    assert_eq!(world.job.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "no restart is counted");
     world.run();
     assert!(world.pods.iter().all(|pod| pod.attempt == 2), "the lone pod is deleted");
     world.node("n1", "4");

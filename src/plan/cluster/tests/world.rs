@@ -2,7 +2,7 @@
 //! would.
 
 use crate::cluster::avoidance;
-use crate::cluster::hindrance::Trouble;
+use crate::cluster::blocker::WriteError;
 use crate::cluster::levels::Levels;
 use crate::cluster::view::{Deletion, Ended, NodeView, ObjectView, Phase, PodView};
 use crate::cluster::{Action, JobSnapshot, PlacementRules, Reconciliation, Silence, plan};
@@ -37,22 +37,22 @@ pub struct World {
     pub objects: BTreeMap<(Kind, String), ObjectView>,
     pub nodes: BTreeMap<String, NodeView>,
     pub missing: BTreeMap<String, Timestamp>,
-    pub seen: BTreeMap<u32, LogObservation>,
+    pub log_observations: BTreeMap<u32, LogObservation>,
     pub now: i64,
     pub restricted: bool,
     pub provisioning_class: Option<&'static str>,
-    pub brake: Option<String>,
+    pub mass_outage: Option<String>,
     pub progress: Option<Timestamp>,
-    pub is_awaited: bool,
-    pub trouble: Option<Trouble>,
+    pub progress_unread: bool,
+    pub write_error: Option<WriteError>,
     pub summary: Option<Summary>,
     /// When the status was last written.
     pub written: Option<Timestamp>,
     /// Number of queued jobs.
-    pub waiting: usize,
+    pub queue_length: usize,
     pub scheduler_is_known: bool,
     pub longest_schedule_timeout: SignedDuration,
-    pub quota_goes_to: Option<&'static str>,
+    pub quota_recipient: Option<&'static str>,
     /// Grace period of deleted pods in seconds, `None` if they end at once.
     pub ends_after: Option<i64>,
 }
@@ -71,7 +71,7 @@ impl World {
         let mut job = schema::train_job(&document).unwrap();
         (job.metadata.uid, job.metadata.namespace) = (Some("0123456789".into()), Some("ns".into()));
         job.metadata.generation = Some(1);
-        let (objects, nodes_of, seen) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let (objects, nodes_of, log_observations) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let mut world = World {
             job,
             pods: Vec::new(),
@@ -79,20 +79,20 @@ impl World {
             objects,
             nodes: nodes_of,
             missing: BTreeMap::new(),
-            seen,
+            log_observations,
             now: 0,
             restricted: false,
             provisioning_class: None,
-            brake: None,
+            mass_outage: None,
             progress: None,
-            is_awaited: false,
-            trouble: None,
+            progress_unread: false,
+            write_error: None,
             summary: None,
             written: None,
-            waiting: 1,
+            queue_length: 1,
             scheduler_is_known: false,
             longest_schedule_timeout: SignedDuration::from_mins(10),
-            quota_goes_to: None,
+            quota_recipient: None,
             ends_after: None,
         };
         for number in 0..nodes {
@@ -114,7 +114,7 @@ impl World {
         let defaults = Defaults { worker_image: "worker:1".into(), ..Defaults::default() };
         let levels = Levels::default();
         let status = self.job.status.clone().unwrap_or_default();
-        let left_out = avoidance::avoided(&status, &self.nodes, at(self.now));
+        let avoided_nodes = avoidance::avoided(&status, &self.nodes, at(self.now));
         let snapshot = JobSnapshot {
             job: &self.job,
             pods: &pods,
@@ -125,25 +125,25 @@ impl World {
             rules: PlacementRules { defaults: &defaults, levels: &levels, now: at(self.now) },
             actual: &BTreeMap::new(),
             forecast: None,
-            rests_until: None,
+            cooldown_until: None,
             ahead: None,
-            waiting: self.waiting,
-            gives_way_to: None,
-            trouble: self.trouble.as_ref(),
+            queue_length: self.queue_length,
+            preempted_by: None,
+            write_error: self.write_error.as_ref(),
             summary: self.summary.as_ref(),
-            seen: &self.seen,
+            log_observations: &self.log_observations,
             status_written: self.written,
-            left_out: &left_out,
-            quota_goes_to: self.quota_goes_to,
-            asked_again: avoidance::next(&status, at(self.now)),
+            avoided_nodes: &avoided_nodes,
+            quota_recipient: self.quota_recipient,
+            avoidance_ends: avoidance::next(&status, at(self.now)),
             restricted: self.restricted,
             provisioning_class: self.provisioning_class,
             silence: Silence {
                 grace: SignedDuration::from_secs(60),
-                brake: self.brake.as_deref(),
-                released: None,
+                mass_outage: self.mass_outage.as_deref(),
+                outage_ended: None,
                 progress: self.progress,
-                is_awaited: self.is_awaited,
+                progress_unread: self.progress_unread,
             },
             scheduler_is_known: self.scheduler_is_known,
             longest_schedule_timeout: self.longest_schedule_timeout,
@@ -158,8 +158,8 @@ impl World {
             match action {
                 Action::Create(Object::Pod(pod)) => self.pods.push(PodView::of(pod)),
                 Action::Repair(Object::Pod(pod)) => {
-                    let is_it = |other: &mut PodView| Some(&other.name) == pod.metadata.name.as_ref();
-                    self.pods.extend(self.unlabelled.extract_if(.., is_it));
+                    let is_same_pod = |other: &mut PodView| Some(&other.name) == pod.metadata.name.as_ref();
+                    self.pods.extend(self.unlabelled.extract_if(.., is_same_pod));
                 }
                 Action::Create(object) | Action::Repair(object) => self.make(object),
                 Action::Release { pod, patch, .. } => {

@@ -18,7 +18,7 @@ fn running(fabric: Value, logs: [&str; 2]) -> World {
     world.run();
     let found = world.job.status.as_ref().unwrap().fabric.as_ref().unwrap();
     assert_eq!((found.transport, &found.observed), (Some(Transport::RDMA), &None));
-    world.seen = (0..).zip(logs.map(|log| LogObservation::of(log, 1))).collect();
+    world.log_observations = (0..).zip(logs.map(|log| LogObservation::of(log, 1))).collect();
     world.step();
     world
 }
@@ -29,17 +29,17 @@ fn verdict(world: &World) -> Option<ObservedVerdict> {
 }
 
 #[test]
-fn a_gang_that_goes_as_predicted_says_so() {
+fn a_gang_with_the_predicted_transport_is_reported_ready() {
     let world = running(json!({"mode": "Required"}), [IB, IB]);
     assert_eq!(verdict(&world), Some(ObservedVerdict::AsForecast));
     assert_eq!(condition(&world, conditions::FABRIC_READY).0, "True");
 }
 
 #[test]
-fn a_fall_back_is_told_and_stops_the_job_if_the_policy_says_so() {
-    let told = running(json!({"mode": "Required"}), [IB, SOCKET]);
-    let (state, message) = condition(&told, conditions::FABRIC_READY);
-    assert_eq!((state.as_str(), verdict(&told)), ("False", Some(ObservedVerdict::OtherTransport)));
+fn a_fallback_is_reported_and_fails_the_job_if_the_policy_demands_it() {
+    let required = running(json!({"mode": "Required"}), [IB, SOCKET]);
+    let (state, message) = condition(&required, conditions::FABRIC_READY);
+    assert_eq!((state.as_str(), verdict(&required)), ("False", Some(ObservedVerdict::OtherTransport)));
     assert!(message.contains("forecast RDMA") && message.contains("n1") && message.contains("NET/Socket"), "{message}");
     let mut auto = running(json!({}), [IB, SOCKET]);
     let (state, message) = condition(&auto, conditions::FABRIC_READY);
@@ -47,7 +47,7 @@ fn a_fall_back_is_told_and_stops_the_job_if_the_policy_says_so() {
     assert!(auto.step().status.is_none(), "once");
     let mut stopped = running(json!({"mode": "Required", "onFallback": "Fail"}), [IB, SOCKET]);
     assert_eq!(condition(&stopped, conditions::FABRIC_READY).0, "False");
-    stopped.seen.clear();
+    stopped.log_observations.clear();
     stopped.step();
     let failed = stopped.job.status.as_ref().unwrap().condition(conditions::FAILED).unwrap();
     assert_eq!(failed.reason, conditions::TRANSPORT_DIFFERS);
@@ -55,10 +55,10 @@ fn a_fall_back_is_told_and_stops_the_job_if_the_policy_says_so() {
 }
 
 #[test]
-fn silence_is_no_verdict_about_the_fabric() {
+fn missing_logs_are_no_verdict_about_the_fabric() {
     let mut world = running(json!({"mode": "Required", "onFallback": "Fail"}), [IB, "loss 2.5\n"]);
-    assert_eq!(verdict(&world), None, "the ranks may still speak");
-    world.seen.get_mut(&1).unwrap().is_complete = true;
+    assert_eq!(verdict(&world), None, "the ranks may still log something");
+    world.log_observations.get_mut(&1).unwrap().is_complete = true;
     world.step();
     assert_eq!(verdict(&world), Some(ObservedVerdict::Unknown));
     let (state, message) = condition(&world, conditions::FABRIC_READY);
@@ -74,12 +74,12 @@ fn slow_links_are_named_by_node_and_devices() {
     let link = |from, to, bytes_per_second| MeasuredLink { from, to, bytes_per_second };
     let links = vec![link(1, 2, 1e8), link(3, 0, 2e9)];
     let found = Measured::new(4, 16 << 20, 0.1, 1e9, links);
-    world.seen.insert(0, LogObservation { measured: Some(found), ..LogObservation::default() });
+    world.log_observations.insert(0, LogObservation { measured: Some(found), ..LogObservation::default() });
     let done = world.step();
     let measured = world.job.status.as_ref().unwrap().fabric.as_ref().unwrap().measured.clone().unwrap();
     assert_eq!(measured.verdict, MeasuredVerdict::Failed);
     for words in [
-        "0.252 GB/s in an all-reduce over 4 ranks, 1.000 GB/s asked for (10 GB/s predicted for GPUs and their NICs)",
+        "0.252 GB/s in an all-reduce over 4 ranks, 1.000 GB/s required (10 GB/s predicted for GPUs and their NICs)",
         "; 0.100 GB/s from rank 1 on n0, GPU GPU-0-1",
         "to rank 2 on n1, GPU GPU-1-0, mlx5_0 (rail 0)",
     ] {

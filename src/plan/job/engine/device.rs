@@ -17,10 +17,10 @@ pub(super) fn device(engine: &api::Engine, (processes, gpus): (u32, u32), check:
         match precision.matmul {
             api::Matmul::IEEE => {}
             api::Matmul::TF32 => {
-                let expected = "IEEE: cores multiply 32-bit numbers exactly; or mode AMP, which is faster there";
+                let expected = "IEEE: CPUs multiply in full FP32; or mode AMP, which is faster";
                 check.fault("precision.matmul", "TF32 on CPUs", expected);
             }
-            api::Matmul::FP8 => check.fault("precision.matmul", "FP8 on CPUs", "IEEE: only GPUs multiply 8 bits"),
+            api::Matmul::FP8 => check.fault("precision.matmul", "FP8 on CPUs", "IEEE: only GPUs multiply in FP8"),
         }
         return device;
     }
@@ -30,11 +30,7 @@ pub(super) fn device(engine: &api::Engine, (processes, gpus): (u32, u32), check:
             api::PrecisionMode::FP32 => "FP8 with mode FP32",
             api::PrecisionMode::AMP => "FP8 with computeType FP16",
         };
-        check.fault(
-            "precision.matmul",
-            got,
-            "mode AMP with computeType BF16, the default: it is what is rounded to 8 bits",
-        );
+        check.fault("precision.matmul", got, "mode AMP with computeType BF16, the default: FP8 is rounded from BF16");
     }
     if gpus > 0 && processes > gpus {
         let expected = format!("a GPU for each: trainer.numProcPerNode {gpus}, or nvidia.com/gpu {processes}");

@@ -109,7 +109,7 @@ fn loss_scaling_follows_the_format() {
 }
 
 #[test]
-fn images_are_normalised_by_what_is_known_of_them() {
+fn images_are_normalised_by_their_dataset_statistics() {
     let of = |data: Value| config(json!({"data": data})).data.images;
     assert_eq!(of(json!({"format": "IDX", "path": "m"})).mean, [0.1307]);
     assert_eq!(of(json!({"format": "CIFAR10", "path": "c"})).deviation, [0.2470, 0.2435, 0.2616]);
@@ -147,15 +147,11 @@ fn on(trainer: Value, blocks: Value) -> Result<Device, String> {
 }
 
 #[test]
-fn ranks_compute_on_gpus_if_the_trainer_asks_for_them_or_the_job_says_so() {
+fn ranks_use_gpus_if_requested_or_configured() {
     let gpus = |count: u32| json!({"resourcesPerNode": {"limits": {"nvidia.com/gpu": count}}});
     assert_eq!(on(json!({}), json!({})), Ok(Device::Cpu));
     assert_eq!(on(gpus(2), json!({})), Ok(Device::Cuda));
-    assert_eq!(
-        on(json!({"numProcPerNode": 4}), json!({"device": "Cuda"})),
-        Ok(Device::Cuda),
-        "a machine of the user's"
-    );
+    assert_eq!(on(json!({"numProcPerNode": 4}), json!({"device": "Cuda"})), Ok(Device::Cuda), "the user's own machine");
     let mut fewer = gpus(2);
     fewer["numProcPerNode"] = json!(3);
     assert_eq!(
@@ -169,18 +165,18 @@ fn ranks_compute_on_gpus_if_the_trainer_asks_for_them_or_the_job_says_so() {
 }
 
 #[test]
-fn what_only_gpus_have_is_refused_on_cpus_unless_it_is_of_no_matter_there() {
+fn gpu_only_options_are_rejected_on_cpus_unless_they_have_no_effect() {
     let tf32 = json!({"precision": {"matmul": "TF32"}});
     assert_eq!(
         on(json!({}), tf32.clone()).unwrap_err(),
-        "spec.engine.precision.matmul: got TF32 on CPUs; expected IEEE: cores multiply 32-bit numbers exactly; or mode AMP, which is faster there"
+        "spec.engine.precision.matmul: got TF32 on CPUs; expected IEEE: CPUs multiply in full FP32; or mode AMP, which is faster"
     );
     assert_eq!(on(json!({}), json!({"device": "Cuda", "precision": {"matmul": "TF32"}})), Ok(Device::Cuda));
     let fp8 = json!({"device": "Cuda", "precision": {"matmul": "FP8", "mode": "AMP"}});
     assert_eq!(config(fp8.clone()).gpu, Gpu { matmul: Matmul::Fp8, ..Gpu::default() });
     assert_eq!(
         on(json!({}), json!({"precision": fp8["precision"]})).unwrap_err(),
-        "spec.engine.precision.matmul: got FP8 on CPUs; expected IEEE: only GPUs multiply 8 bits"
+        "spec.engine.precision.matmul: got FP8 on CPUs; expected IEEE: only GPUs multiply in FP8"
     );
     for (field, value, got) in [("mode", "FP32", "mode FP32"), ("computeType", "FP16", "computeType FP16")] {
         let mut other = fp8.clone();
@@ -188,7 +184,7 @@ fn what_only_gpus_have_is_refused_on_cpus_unless_it_is_of_no_matter_there() {
         assert_eq!(
             on(json!({}), other).unwrap_err(),
             format!(
-                "spec.engine.precision.matmul: got FP8 with {got}; expected mode AMP with computeType BF16, the default: it is what is rounded to 8 bits"
+                "spec.engine.precision.matmul: got FP8 with {got}; expected mode AMP with computeType BF16, the default: FP8 is rounded from BF16"
             )
         );
     }
@@ -214,13 +210,13 @@ fn without_a_schedule_the_worker_finds_the_warm_up_from_the_steps() {
 }
 
 #[test]
-fn made_up_data_has_classes_and_samples() {
+fn synthetic_data_has_classes_and_samples() {
     let source = config(json!({})).data.source;
     assert_eq!(source, Source::Synthetic(Synthetic { samples: 10_000, image: None, classes: 10 }));
 }
 
 #[test]
-fn what_rules_cannot_see_is_refused_with_the_field() {
+fn values_that_cel_cannot_check_are_rejected_by_field() {
     let optimizer = json!({"learningRate": "0.001"});
     let schedule = json!({"type": "Linear", "finalLearningRate": "0.01"});
     let text = refused(json!({"optimizer": optimizer, "schedule": schedule}));

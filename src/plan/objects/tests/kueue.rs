@@ -43,7 +43,7 @@ fn the_pods_of_an_attempt_are_one_group_with_one_role() {
 }
 
 #[test]
-fn a_job_without_a_queue_has_nothing_of_kueue() {
+fn a_job_without_a_queue_has_no_kueue_labels() {
     let (job, valid) = job("a", json!({"trainer": {"framework": "Plain", "image": "i", "numNodes": 2}}));
     let text = serde_json::to_string(&pod(&job, &valid, &defaults(), 1, 0)).unwrap();
     assert!(!text.contains("kueue"), "{text}");

@@ -4,8 +4,8 @@ use jiff::SignedDuration;
 use std::collections::BTreeMap;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_ledger::fairness::Weights;
-use switchyard_ledger::index::Patience;
-use switchyard_ledger::predictor::Guess;
+use switchyard_ledger::index::PlacementDelay;
+use switchyard_ledger::predictor::PredictorSettings;
 use switchyard_simulate::fabric::Fabric;
 use switchyard_simulate::failures::Failures;
 use switchyard_simulate::replay::{Limits, Rule, UrgentJobs};
@@ -152,8 +152,8 @@ const RULES: [Entry; 14] = [
     },
 ];
 
-fn predicting(fabric: &Fabric, machine: &GPUTopology, guess: Guess) -> RuleResult {
-    Ok(Box::new(Product::new(fabric, machine)?.with_predictor(guess)))
+fn predicting(fabric: &Fabric, machine: &GPUTopology, settings: PredictorSettings) -> RuleResult {
+    Ok(Box::new(Product::new(fabric, machine)?.with_predictor(settings)))
 }
 
 fn forecasting(fabric: &Fabric, machine: &GPUTopology, one_in: i32) -> RuleResult {
@@ -164,15 +164,27 @@ fn limits_within(fabric: &Fabric, machine: &GPUTopology, within_hours: i64) -> R
     Ok(Box::new(Product::new(fabric, machine)?.with_longest_limit(SignedDuration::from_hours(within_hours))))
 }
 
-fn with_patience_percent(fabric: &Fabric, machine: &GPUTopology, percent_of_limit: i32) -> RuleResult {
-    Ok(Box::new(Product::new(fabric, machine)?.with_patience(Patience { percent_of_limit })))
+fn with_placement_delay_percent(fabric: &Fabric, machine: &GPUTopology, percent_of_limit: i32) -> RuleResult {
+    Ok(Box::new(Product::new(fabric, machine)?.with_placement_delay(PlacementDelay { percent_of_limit })))
 }
 
 const PATIENCE: [Entry; 4] = [
     Entry { name: "Switchyard", limits: Limits::Coarse, make: |f, m| Policy::Switchyard.rule(f, m) },
-    Entry { name: "waits for 10 % of its limit", limits: Limits::Coarse, make: |f, m| with_patience_percent(f, m, 10) },
-    Entry { name: "waits for 5 % of its limit", limits: Limits::Coarse, make: |f, m| with_patience_percent(f, m, 5) },
-    Entry { name: "waits for 20 % of its limit", limits: Limits::Coarse, make: |f, m| with_patience_percent(f, m, 20) },
+    Entry {
+        name: "waits for 10 % of its limit",
+        limits: Limits::Coarse,
+        make: |f, m| with_placement_delay_percent(f, m, 10),
+    },
+    Entry {
+        name: "waits for 5 % of its limit",
+        limits: Limits::Coarse,
+        make: |f, m| with_placement_delay_percent(f, m, 5),
+    },
+    Entry {
+        name: "waits for 20 % of its limit",
+        limits: Limits::Coarse,
+        make: |f, m| with_placement_delay_percent(f, m, 20),
+    },
 ];
 
 const PRIORITIES: [Entry; 2] = [
@@ -204,36 +216,36 @@ const CONSTANTS: [Entry; 13] = [
     Entry { name: "late within a day, all limits", limits: Limits::Coarse, make: |f, m| limits_within(f, m, 24) },
     Entry { name: "late within half a day", limits: Limits::Coarse, make: |f, m| limits_within(f, m, 12) },
     Entry { name: "late within two days", limits: Limits::Coarse, make: |f, m| limits_within(f, m, 48) },
-    Entry { name: "as they are", limits: Limits::Half, make: |f, m| predicting(f, m, Guess::default()) },
+    Entry { name: "as they are", limits: Limits::Half, make: |f, m| predicting(f, m, PredictorSettings::default()) },
     Entry {
         name: "10 jobs kept",
         limits: Limits::Half,
-        make: |f, m| predicting(f, m, Guess { kept: 10, ..Guess::default() }),
+        make: |f, m| predicting(f, m, PredictorSettings { samples: 10, ..PredictorSettings::default() }),
     },
     Entry {
         name: "40 jobs kept",
         limits: Limits::Half,
-        make: |f, m| predicting(f, m, Guess { kept: 40, ..Guess::default() }),
+        make: |f, m| predicting(f, m, PredictorSettings { samples: 40, ..PredictorSettings::default() }),
     },
     Entry {
         name: "half as long again",
         limits: Limits::Half,
-        make: |f, m| predicting(f, m, Guess { again_percent: 50, ..Guess::default() }),
+        make: |f, m| predicting(f, m, PredictorSettings { remaining_percent: 50, ..PredictorSettings::default() }),
     },
     Entry {
         name: "twice as long again",
         limits: Limits::Half,
-        make: |f, m| predicting(f, m, Guess { again_percent: 200, ..Guess::default() }),
+        make: |f, m| predicting(f, m, PredictorSettings { remaining_percent: 200, ..PredictorSettings::default() }),
     },
     Entry {
         name: "at least 5 minutes",
         limits: Limits::Half,
-        make: |f, m| predicting(f, m, Guess { least: MINUTES_5, ..Guess::default() }),
+        make: |f, m| predicting(f, m, PredictorSettings { min_remaining: MINUTES_5, ..PredictorSettings::default() }),
     },
     Entry {
         name: "at least 20 minutes",
         limits: Limits::Half,
-        make: |f, m| predicting(f, m, Guess { least: MINUTES_20, ..Guess::default() }),
+        make: |f, m| predicting(f, m, PredictorSettings { min_remaining: MINUTES_20, ..PredictorSettings::default() }),
     },
     Entry { name: "forecasts as they are", limits: Limits::Coarse, make: |f, m| forecasting(f, m, 10) },
     Entry { name: "one in 5 ends early", limits: Limits::Coarse, make: |f, m| forecasting(f, m, 5) },

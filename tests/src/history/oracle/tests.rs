@@ -65,7 +65,7 @@ impl Story {
     fn pod(&mut self, attempt: u32, rank: u32, state: &str) {
         let mut pod = PodFact { job: "uid-j".into(), ..PodFact::default() };
         let spec = json!({"containers": [{"name": "trainer", "resources": {"requests": {"cpu": "500m"}}}]});
-        pod.view.requests = resources::of_pod(&serde_json::from_value(spec).unwrap());
+        pod.view.requests = resources::pod_requests(&serde_json::from_value(spec).unwrap());
         pod.view.name = format!("j-{attempt}-{rank}");
         (pod.view.attempt, pod.view.node_rank) = (attempt, rank);
         pod.view.gated = state == "gated";

@@ -16,7 +16,7 @@ use switchyard_plan::slices;
 
 /// Slices and jobs that have not been joined yet.
 #[derive(Debug, Default)]
-pub struct Places {
+pub struct SliceJoin {
     /// Slices by owning job and name. Slices of visible jobs are not kept, because their nodes are
     /// in the job.
     known: BTreeMap<JobId, BTreeMap<String, PlacementSliceSpec>>,
@@ -26,7 +26,7 @@ pub struct Places {
 
 /// The slice that a job is waiting for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lack {
+pub struct MissingSlice {
     pub job: JobId,
     /// The first missing slice; `None` if all exist but differ from those in the status.
     pub slice: Option<String>,
@@ -39,18 +39,18 @@ impl Index {
         // Each of these fields may be as large as the rest of the object.
         job.metadata.managed_fields = None;
         job.metadata.annotations.iter_mut().for_each(|all| drop(all.remove(LAST_APPLIED)));
-        self.places.waiting.remove(&key);
+        self.slice_join.waiting.remove(&key);
         let Some(named) = slices::of(&job).cloned() else { return self.apply_job(job) };
         match self.nodes_of(&key, &job, &named) {
             Some(nodes) => {
-                if let Some(known) = self.places.known.get_mut(&JobId::of(&job.metadata)) {
+                if let Some(known) = self.slice_join.known.get_mut(&JobId::of(&job.metadata)) {
                     slices::names(&named).for_each(|name| drop(known.remove(&name)));
                 }
                 slices::set_nodes(&mut job, nodes);
                 self.apply_job(job)
             }
             None => {
-                self.places.waiting.insert(key.clone(), job);
+                self.slice_join.waiting.insert(key.clone(), job);
                 Effect { jobs: [key].into(), ..Effect::default() }
             }
         }
@@ -63,16 +63,16 @@ impl Index {
         if let Some(placement) = shown.and_then(|shown| shown.status.as_ref()?.placement.as_ref()) {
             return Some(placement.nodes.clone());
         }
-        slices::join(named, self.places.known.get(&JobId::of(&job.metadata))?)
+        slices::join(named, self.slice_join.known.get(&JobId::of(&job.metadata))?)
     }
 
     /// A job was deleted.
     pub fn hide_job(&mut self, metadata: &ObjectMeta) -> Effect {
         let key = key_of(metadata);
-        if self.places.waiting.get(&key).is_some_and(|job| job.metadata.uid == metadata.uid) {
-            self.places.waiting.remove(&key);
+        if self.slice_join.waiting.get(&key).is_some_and(|job| job.metadata.uid == metadata.uid) {
+            self.slice_join.waiting.remove(&key);
         }
-        self.places.known.remove(&JobId::of(metadata));
+        self.slice_join.known.remove(&JobId::of(metadata));
         self.delete_job(metadata)
     }
 
@@ -88,8 +88,8 @@ impl Index {
         if shown.is_some_and(|named| slices::names(named).any(|named| named == name)) {
             return effect;
         }
-        self.places.known.entry(JobId { namespace, uid }).or_default().insert(name, slice.spec);
-        if let Some(job) = self.places.waiting.get(&key).cloned() {
+        self.slice_join.known.entry(JobId { namespace, uid }).or_default().insert(name, slice.spec);
+        if let Some(job) = self.slice_join.waiting.get(&key).cloned() {
             let shown = self.show_job(job);
             effect.jobs.extend(shown.jobs);
             effect.room.extend(shown.room);
@@ -100,30 +100,30 @@ impl Index {
     /// A slice was deleted.
     pub fn hide_slice(&mut self, metadata: &ObjectMeta) -> Effect {
         let name = metadata.name.as_deref().unwrap_or_default();
-        for known in self.places.known.values_mut() {
+        for known in self.slice_join.known.values_mut() {
             known.remove(name);
         }
         self.delete_object(Kind::PlacementSlice, metadata)
     }
 
     /// The slices that a job is waiting for; `None` if it is visible or unknown.
-    pub fn lack(&self, key: &Key) -> Option<Lack> {
-        let job = self.places.waiting.get(key)?;
+    pub fn missing_slice(&self, key: &Key) -> Option<MissingSlice> {
+        let job = self.slice_join.waiting.get(key)?;
         let id = JobId::of(&job.metadata);
-        let known = self.places.known.get(&id);
+        let known = self.slice_join.known.get(&id);
         let slice = slices::of(job).into_iter().flat_map(slices::names);
         let slice = slice.into_iter().find(|name| !known.is_some_and(|known| known.contains_key(name)));
-        Some(Lack { job: id, slice })
+        Some(MissingSlice { job: id, slice })
     }
 
     /// Makes a job visible without its nodes, because they will never be known.
     pub fn show_without_nodes(&mut self, key: &Key) -> Effect {
-        self.places.waiting.remove(key).map_or_else(Effect::default, |job| self.apply_job(job))
+        self.slice_join.waiting.remove(key).map_or_else(Effect::default, |job| self.apply_job(job))
     }
 
     /// Makes all waiting jobs visible without their nodes.
     pub fn show_all(&mut self) {
-        let keys: Vec<Key> = self.places.waiting.keys().cloned().collect();
+        let keys: Vec<Key> = self.slice_join.waiting.keys().cloned().collect();
         keys.iter().for_each(|key| drop(self.show_without_nodes(key)));
     }
 }

@@ -1,9 +1,9 @@
 //! Converts a placement to API types: nodes, figures, and the reason for the choice.
 
+use crate::cluster::candidates::Candidates;
+use crate::cluster::demand::GangDemand;
 use crate::cluster::excluded::Excluded;
 use crate::cluster::machine::NamedGpu;
-use crate::cluster::need::Need;
-use crate::cluster::sites::Sites;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use switchyard_core::placement::gpus::{Level, MinLink, Placement, Pod, UNLIMITED};
 use switchyard_core::rates::gigabytes;
@@ -15,17 +15,17 @@ use switchyard_worker_contract::CpuList;
 const NAMED_NODES: usize = 3;
 
 /// A placement to be converted to API types.
-pub(super) struct Chosen<'a> {
-    pub need: &'a Need<'a>,
-    pub sites: &'a Sites<'a>,
+pub(super) struct PlacementStatusBuilder<'a> {
+    pub demand: &'a GangDemand<'a>,
+    pub candidates: &'a Candidates<'a>,
     pub placement: &'a Placement,
     /// Bandwidth of the best placement in the empty cluster, in MB/s.
     pub best: u32,
 }
 
-impl Chosen<'_> {
+impl PlacementStatusBuilder<'_> {
     pub fn status(&self, note: Option<String>) -> PlacementStatus {
-        let per_node = self.need.question.valid.request.processes_per_node;
+        let per_node = self.demand.request.valid.request.processes_per_node;
         let nodes = (0..).zip(&self.placement.pods).map(|(rank, pod)| self.node(rank * per_node, pod));
         let nodes: Vec<PlacedNode> = nodes.collect();
         let is_known = self.is_known();
@@ -35,7 +35,7 @@ impl Chosen<'_> {
             (is_known && megabytes != UNLIMITED).then(|| Quantity(format!("{amount}{unit}")))
         };
         let mut reason = self.reason(is_known);
-        for note in note.into_iter().chain(self.unused_links()).chain(self.better()).chain(self.not_asked()) {
+        for note in note.into_iter().chain(self.unused_links()).chain(self.better()).chain(self.avoided()) {
             reason.push_str("; ");
             reason.push_str(&note);
         }
@@ -50,7 +50,7 @@ impl Chosen<'_> {
     }
 
     fn node(&self, first_rank: u32, pod: &Pod) -> PlacedNode {
-        let node = self.sites.nodes[pod.node.0 as usize];
+        let node = self.candidates.nodes[pod.node.0 as usize];
         let machine = node.described().filter(|_| pod.set != 0);
         let gpus = pod.gpus.iter().filter_map(|gpu| machine?.gpus.get(usize::from(*gpu)));
         let mut numa_nodes: Vec<i32> = gpus.clone().filter_map(|gpu| Some(gpu.numa_node? as i32)).collect();
@@ -69,28 +69,28 @@ impl Chosen<'_> {
     /// the cores of a GPU are unknown.
     fn cpus<'a>(&self, gpus: impl Iterator<Item = &'a NamedGpu>) -> Vec<String> {
         let gpus: Vec<&NamedGpu> = gpus.collect();
-        let processes = self.need.question.valid.request.processes_per_node as usize;
+        let processes = self.demand.request.valid.request.processes_per_node as usize;
         if gpus.is_empty() || !gpus.len().is_multiple_of(processes) {
             return Vec::new();
         }
-        let of_process = |own: &[&NamedGpu]| {
+        let process_cpus = |own: &[&NamedGpu]| {
             let lists: Option<Vec<&CpuList>> = own.iter().map(|gpu| gpu.cpus.as_ref()).collect();
             Some(CpuList::new(lists?.into_iter().flat_map(|list| list.iter())).to_string())
         };
-        gpus.chunks(gpus.len() / processes).map(of_process).collect::<Option<_>>().unwrap_or_default()
+        gpus.chunks(gpus.len() / processes).map(process_cpus).collect::<Option<_>>().unwrap_or_default()
     }
 
     /// Names of the NICs that a pod with GPUs uses.
     fn nics(&self, pod: &Pod) -> impl Iterator<Item = &str> {
-        let machine = self.sites.nodes[pod.node.0 as usize].described().filter(|_| pod.set != 0);
-        let rails = self.sites.shape(pod.node.0 as usize).rails[pod.set as usize];
+        let machine = self.candidates.nodes[pod.node.0 as usize].described().filter(|_| pod.set != 0);
+        let rails = self.candidates.shape(pod.node.0 as usize).rails[pod.set as usize];
         let names = machine.map(|machine| machine.nics.as_slice()).unwrap_or_default().iter().enumerate();
         names.filter(move |(nic, _)| *nic < 64 && rails >> nic & 1 == 1).map(|(_, name)| name.as_str())
     }
 
     /// Whether the figures are meaningful: at least one node of the job has a report.
     fn is_known(&self) -> bool {
-        self.placement.pods.iter().any(|pod| self.sites.nodes[pod.node.0 as usize].described().is_some())
+        self.placement.pods.iter().any(|pod| self.candidates.nodes[pod.node.0 as usize].described().is_some())
     }
 
     fn weakest(&self) -> &Pod {
@@ -103,8 +103,8 @@ impl Chosen<'_> {
         if pod.ring <= pod.outward {
             return Limit::Ring;
         }
-        let level = self.placement.level.map(|level| self.sites.tree.levels[level]);
-        let injection = self.sites.shape(pod.node.0 as usize).injection[pod.set as usize];
+        let level = self.placement.level.map(|level| self.candidates.tree.levels[level]);
+        let injection = self.candidates.shape(pod.node.0 as usize).injection[pod.set as usize];
         match level {
             Some(level) if level.nvlink && pod.outward > injection => Limit::NVLinkDomain,
             Some(level) if level.share < 1000 => Limit::Domain,
@@ -114,24 +114,24 @@ impl Chosen<'_> {
 
     fn reason(&self, is_known: bool) -> String {
         let Placement { pods, bandwidth, .. } = self.placement;
-        let first = self.sites.nodes[pods[0].node.0 as usize];
+        let first = self.candidates.nodes[pods[0].node.0 as usize];
         let count = pods.len();
-        if self.need.gpus() == 0 {
-            let all = self.sites.open().count();
+        if self.demand.gpus() == 0 {
+            let all = self.candidates.open().count();
             let mut text =
-                format!("{count} of {all} node{} with room for {}", plural(all as u64), self.need.demand.amounts);
-            text.push_str(&self.domains().unwrap_or_else(|| ", in the order of their names".into()));
+                format!("{count} of {all} node{} with room for {}", plural(all as u64), self.demand.pod.amounts);
+            text.push_str(&self.domains().unwrap_or_else(|| ", ordered by name".into()));
             if is_known && *bandwidth != UNLIMITED {
                 text.push_str(&format!("; {} GB/s between them", gigabytes(*bandwidth)));
             }
             return text;
         }
-        let ranks = self.need.question.valid.request.processes_per_node as usize * count;
+        let ranks = self.demand.request.valid.request.processes_per_node as usize * count;
         let mut text = format!("{ranks} rank{} on ", plural(ranks as u64));
         if count == 1 {
             text.push_str(&first.facts.name);
         } else {
-            text.push_str(&format!("{count} nodes x {} GPU{}", self.need.gpus(), plural(self.need.gpus().into())));
+            text.push_str(&format!("{count} nodes x {} GPU{}", self.demand.gpus(), plural(self.demand.gpus().into())));
         }
         text.push_str(&self.domains().unwrap_or_default());
         if let Some(machine) = first.described().filter(|_| count == 1) {
@@ -140,12 +140,12 @@ impl Chosen<'_> {
             text.push_str(&format!(", GPU{} {}", plural(indices.len() as u64), ranges(indices)));
         }
         if !is_known {
-            text.push_str("; no GPUTopology describes them, so the bandwidth is not known");
+            text.push_str("; no GPUTopology describes them, so the bandwidth is unknown");
             return text;
         }
         let weakest = self.weakest();
         if weakest.ring != UNLIMITED {
-            let machine = self.sites.shape(weakest.node.0 as usize);
+            let machine = self.candidates.shape(weakest.node.0 as usize);
             let word = if machine.link(weakest.set) == MinLink::NVLink { "NVLink" } else { "PCIe" };
             text.push_str(&format!("; {word} ring {} GB/s", gigabytes(weakest.ring)));
         }
@@ -158,9 +158,9 @@ impl Chosen<'_> {
             let by = match self.limit() {
                 Limit::Ring => "the ring inside a node",
                 Limit::NICs => "the NICs",
-                Limit::Domain => "what the domain lets through",
+                Limit::Domain => "the domain boundary",
                 Limit::NVLinkDomain => "the NVLink domain",
-                Limit::Unknown => "something that this version does not know",
+                Limit::Unknown => "a limit that this version does not know",
             };
             text.push_str(&format!(
                 "; bound by {by} at {} GB/s, best possible {}",
@@ -173,7 +173,7 @@ impl Chosen<'_> {
 
     /// Domains that contain the gang, `None` if no node has a domain label.
     fn domains(&self) -> Option<String> {
-        let tree = &self.sites.tree;
+        let tree = &self.candidates.tree;
         let level = self.placement.level.unwrap_or_default();
         let node = self.placement.pods[0].node.0 as usize;
         if let Some(name) = tree.domain(node, level) {
@@ -187,9 +187,9 @@ impl Chosen<'_> {
     /// Says that NVLink joins the nodes and would carry more than their NICs, but these pods cannot
     /// use it.
     fn unused_links(&self) -> Option<String> {
-        let level = self.placement.level.filter(|level| self.sites.tree.unused.contains(level))?;
-        let (pod, level) = (self.weakest(), self.sites.tree.levels[level]);
-        let with = self.sites.shape(pod.node.0 as usize).outward(pod.set, Some(Level { nvlink: true, ..level }));
+        let level = self.placement.level.filter(|level| self.candidates.tree.unused.contains(level))?;
+        let (pod, level) = (self.weakest(), self.candidates.tree.levels[level]);
+        let with = self.candidates.shape(pod.node.0 as usize).outward(pod.set, Some(Level { nvlink: true, ..level }));
         (pod.set != 0 && with > pod.outward).then(|| {
             format!(
                 "NVLink between them ({} GB/s) does not count: the pods claim no channel of a ComputeDomain \
@@ -201,18 +201,18 @@ impl Chosen<'_> {
 
     /// Excluded nodes that could provide more bandwidth.
     fn better(&self) -> Option<String> {
-        let level = self.placement.level.map(|level| self.sites.tree.levels[level]);
+        let level = self.placement.level.map(|level| self.candidates.tree.levels[level]);
         let gpus = self.weakest().set.count_ones() as u8;
         if gpus == 0 || self.best <= self.placement.bandwidth {
             return None;
         }
         let is_better = |node: usize| {
-            let machine = self.sites.nodes[node].described();
-            let shape = self.sites.shape(node);
+            let machine = self.candidates.nodes[node].described();
+            let shape = self.candidates.shape(node);
             let set = machine.and_then(|machine| shape.best_set(machine.usable, gpus, level));
             set.is_some_and(|set| shape.value(set, level, MinLink::System) > self.placement.bandwidth)
         };
-        let better = self.left_out(|node, why| !matches!(why, Excluded::LeftOut(_)) && is_better(node));
+        let better = self.excluded_where(|node, why| !matches!(why, Excluded::Avoided(_)) && is_better(node));
         (!better.is_empty()).then(|| {
             let are = if better.len() == 1 { " is" } else { "s are" };
             format!("{} better node{are} left out: {}", better.len(), self.names(&better))
@@ -221,22 +221,22 @@ impl Chosen<'_> {
 
     /// Nodes that are avoided because of earlier failures of this job or other jobs, whether they
     /// are better or not.
-    fn not_asked(&self) -> Option<String> {
-        let nodes = self.left_out(|_, why| matches!(why, Excluded::LeftOut(_)));
+    fn avoided(&self) -> Option<String> {
+        let nodes = self.excluded_where(|_, why| matches!(why, Excluded::Avoided(_)));
         (!nodes.is_empty()).then(|| {
             let are = if nodes.len() == 1 { " is" } else { "s are" };
-            format!("{} node{are} not asked: {}", nodes.len(), self.names(&nodes))
+            format!("{} node{are} avoided: {}", nodes.len(), self.names(&nodes))
         })
     }
 
     /// Excluded nodes whose reason matches.
-    fn left_out(&self, matches: impl Fn(usize, &Excluded) -> bool) -> Vec<(usize, &Excluded)> {
-        let nodes = self.sites.excluded.iter().enumerate().filter_map(|(node, why)| Some((node, why.as_ref()?)));
+    fn excluded_where(&self, matches: impl Fn(usize, &Excluded) -> bool) -> Vec<(usize, &Excluded)> {
+        let nodes = self.candidates.excluded.iter().enumerate().filter_map(|(node, why)| Some((node, why.as_ref()?)));
         nodes.filter(|(node, why)| matches(*node, why)).collect()
     }
 
     fn names(&self, nodes: &[(usize, &Excluded)]) -> String {
-        let name = |(node, why): &(usize, &Excluded)| format!("{} ({why})", self.sites.nodes[*node].facts.name);
+        let name = |(node, why): &(usize, &Excluded)| format!("{} ({why})", self.candidates.nodes[*node].facts.name);
         let names: Vec<String> = nodes.iter().take(NAMED_NODES).map(name).collect();
         names.join(", ") + if nodes.len() > NAMED_NODES { ", …" } else { "" }
     }

@@ -1,9 +1,9 @@
 //! Requirements that a job's pods have of a node.
 
-use super::clock::is_old;
+use super::clock::is_stale;
 use super::excluded::Excluded;
 use super::machine::Machine;
-use super::question::Question;
+use super::placement_request::PlacementRequest;
 use super::ranks::RankRules;
 use super::view::NodeView;
 use jiff::Timestamp;
@@ -26,8 +26,8 @@ pub struct Demand {
 }
 
 impl Demand {
-    pub fn of(question: &Question<'_>) -> Demand {
-        let Question { job, valid, admitted, .. } = *question;
+    pub fn of(request: &PlacementRequest<'_>) -> Demand {
+        let PlacementRequest { job, valid, admitted, .. } = *request;
         let status = job.status.as_ref();
         let policy = &job.spec.topology_policy;
         Demand {
@@ -47,11 +47,11 @@ impl Demand {
 
     /// True if a node provides GPUs, but not by these pods' mechanism: they may have to be
     /// recreated.
-    pub fn is_given_otherwise(&self, node: &NodeView) -> bool {
-        let (claims, counted) = (node.offered.is_some(), node.allocatable.get(GPU_RESOURCE) > 0);
+    pub fn provides_gpus_differently(&self, node: &NodeView) -> bool {
+        let (claims, count_free) = (node.offered.is_some(), node.allocatable.get(GPU_RESOURCE) > 0);
         match self.allocation {
-            Some(DeviceAllocation::Claims) => counted && !claims,
-            Some(DeviceAllocation::DevicePlugin) => claims && !counted,
+            Some(DeviceAllocation::Claims) => count_free && !claims,
+            Some(DeviceAllocation::DevicePlugin) => claims && !count_free,
             Some(DeviceAllocation::Unknown) | None => false,
         }
     }
@@ -62,16 +62,16 @@ impl Demand {
     }
 
     /// True if pods may run on a node once it has room.
-    pub(super) fn may_use(&self, node: &NodeView) -> bool {
+    pub(super) fn can_use(&self, node: &NodeView) -> bool {
         self.refused_by(node).is_none() && self.unknown_on(node, Timestamp::UNIX_EPOCH).is_none()
     }
 
     /// Number of GPUs on a node that are free for these pods.
     pub(super) fn gpus_free_on(&self, node: &NodeView) -> u32 {
-        self.counted(node, node.free_gpus(self.allocation))
+        self.count_free(node, node.free_gpus(self.allocation))
     }
 
-    fn counted(&self, node: &NodeView, free: u32) -> u32 {
+    fn count_free(&self, node: &NodeView, free: u32) -> u32 {
         let is_claim = self.allocation == Some(DeviceAllocation::Claims);
         let counted = if is_claim { u32::MAX } else { (node.free.get(GPU_RESOURCE) / 1000).clamp(0, 64) as u32 };
         free.count_ones().min(counted)
@@ -84,7 +84,7 @@ impl Demand {
             _ if self.gpus == 0 => None,
             Some(Err(why)) if is_claim || self.reported_only => Some(Excluded::Report(why.clone())),
             None if is_claim || self.reported_only => Some(Excluded::NoReport),
-            Some(Ok(Machine { observed: Some(at), .. })) if self.reported_only && is_old(*at, now) => {
+            Some(Ok(Machine { observed: Some(at), .. })) if self.reported_only && is_stale(*at, now) => {
                 Some(Excluded::Stale(*at))
             }
             _ if is_claim && node.offered.is_none() => Some(Excluded::NoSlice),
@@ -98,41 +98,41 @@ impl Demand {
             return Some(unknown);
         }
         if self.gpus > 0 {
-            let free = self.counted(node, free);
+            let free = self.count_free(node, free);
             if free < self.gpus {
                 return Some(Excluded::Gpus { free, all: node.gpus() });
             }
         }
-        let short = self.amounts.names().find(|name| node.free.get(name) < self.amounts.get(name))?;
-        let (free, need) = (node.free.get(short).max(0), self.amounts.get(short));
-        Some(Excluded::Short { name: short.to_string(), free, need })
+        let resource = self.amounts.names().find(|name| node.free.get(name) < self.amounts.get(name))?;
+        let (free, requested) = (node.free.get(resource).max(0), self.amounts.get(resource));
+        Some(Excluded::Short { name: resource.to_string(), free, requested })
     }
 }
 
 /// A job to be placed, with its pods' requirements.
 #[derive(Debug)]
-pub(super) struct Need<'a> {
-    pub question: &'a Question<'a>,
-    pub demand: Demand,
+pub(super) struct GangDemand<'a> {
+    pub request: &'a PlacementRequest<'a>,
+    pub pod: Demand,
 }
 
-impl<'a> Need<'a> {
-    pub fn of(question: &'a Question<'a>) -> Need<'a> {
-        Need { question, demand: Demand::of(question) }
+impl<'a> GangDemand<'a> {
+    pub fn of(request: &'a PlacementRequest<'a>) -> GangDemand<'a> {
+        GangDemand { request, pod: Demand::of(request) }
     }
 
     /// GPUs per pod.
     pub fn gpus(&self) -> u32 {
-        self.demand.gpus
+        self.pod.gpus
     }
 }
 
 impl NodeView {
     /// Bit mask of GPUs that are free for pods with this allocation mechanism.
     pub(super) fn free_gpus(&self, allocation: Option<DeviceAllocation>) -> u32 {
-        let counted = u32::try_from(self.free.get(GPU_RESOURCE) / 1000).unwrap_or(0);
+        let count_free = u32::try_from(self.free.get(GPU_RESOURCE) / 1000).unwrap_or(0);
         let Some(machine) = self.described() else {
-            return ((1_u64 << counted.min(self.gpus()).min(MAX_GPUS as u32)) - 1) as u32;
+            return ((1_u64 << count_free.min(self.gpus()).min(MAX_GPUS as u32)) - 1) as u32;
         };
         match allocation {
             Some(DeviceAllocation::Claims) => machine.usable & self.offered.unwrap_or(0) & !self.taken,
@@ -140,8 +140,8 @@ impl NodeView {
                 let left = machine.usable & !self.taken;
                 // The kubelet's report may be a minute old, but the number of free GPUs is current.
                 let known = left & !self.in_use;
-                let left = if known.count_ones() < counted { left } else { known };
-                if counted == 0 { 0 } else { left }
+                let left = if known.count_ones() < count_free { left } else { known };
+                if count_free == 0 { 0 } else { left }
             }
         }
     }

@@ -19,7 +19,7 @@ pub struct PlacementRules<'a> {
 
 /// A job to be placed.
 #[derive(Debug, Clone, Copy)]
-pub struct Question<'a> {
+pub struct PlacementRequest<'a> {
     /// `status.deviceAllocation` is the GPU mechanism of its pods, `status.placement` their
     /// previous placement.
     pub job: &'a TrainJob,
@@ -28,13 +28,13 @@ pub struct Question<'a> {
     /// Requests and rules of its pods.
     pub admitted: &'a Admitted,
     /// Avoided nodes.
-    pub left_out: &'a BTreeMap<String, Avoided>,
+    pub avoided_nodes: &'a BTreeMap<String, Avoided>,
 }
 
 /// Why a node is avoided.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Avoided {
-    pub why: String,
+    pub reason: String,
     /// It is used only if there is no placement without it.
     pub is_last_resort: bool,
 }

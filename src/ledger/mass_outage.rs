@@ -5,19 +5,19 @@ use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
 
 /// Nodes that stop reporting within this time count as one outage.
-const TOGETHER: SignedDuration = SignedDuration::from_secs(60);
+const OUTAGE_WINDOW: SignedDuration = SignedDuration::from_secs(60);
 /// Fewer nodes never trip the breaker, because two nodes may well die together.
-const FEWEST: usize = 3;
+const MIN_NODES: usize = 3;
 
 /// Nodes that do not report, and the state of the circuit breaker.
 #[derive(Debug, Default)]
-pub struct Fleet {
+pub struct MassOutage {
     silent: BTreeMap<String, Timestamp>,
-    brake: Option<String>,
-    released: Option<Timestamp>,
+    reason: Option<String>,
+    ended: Option<Timestamp>,
 }
 
-impl Fleet {
+impl MassOutage {
     /// Records since when a node has not reported; `None` if it reports, was deleted, or an
     /// administrator declared it out of service.
     pub fn set(&mut self, node: &str, silent_since: Option<Timestamp>) {
@@ -29,35 +29,35 @@ impl Fleet {
 
     /// Trips the breaker if more than `percent` percent of `all` nodes stopped reporting together,
     /// and resets it otherwise. 0 disables it.
-    pub fn look(&mut self, all: usize, percent: u8, now: Timestamp) {
+    pub fn update(&mut self, all: usize, percent: u8, now: Timestamp) {
         let mut since: Vec<Timestamp> = self.silent.values().copied().collect();
         since.sort_unstable();
         let together = |first: usize| {
-            let end = since[first].saturating_add(TOGETHER).unwrap_or(Timestamp::MAX);
+            let end = since[first].saturating_add(OUTAGE_WINDOW).unwrap_or(Timestamp::MAX);
             since[first..].partition_point(|time| *time <= end)
         };
-        let most = (0..since.len()).map(together).max().unwrap_or(0);
-        let is_braked = percent > 0 && most >= FEWEST && most * 100 > all * usize::from(percent);
-        let next = is_braked.then(|| {
+        let largest = (0..since.len()).map(together).max().unwrap_or(0);
+        let is_tripped = percent > 0 && largest >= MIN_NODES && largest * 100 > all * usize::from(percent);
+        let next = is_tripped.then(|| {
             format!(
-                "{most} of {all} nodes stopped reporting within a minute, so nothing is started again for that until they report; a node \
-                 that is really lost: give it the taint node.kubernetes.io/out-of-service, or delete it"
+                "{largest} of {all} nodes stopped reporting within a minute, so no job is restarted for that until they report; if a \
+                 node is really lost, give it the taint node.kubernetes.io/out-of-service, or delete it"
             )
         });
-        if self.brake.is_some() && next.is_none() {
-            self.released = Some(now);
+        if self.reason.is_some() && next.is_none() {
+            self.ended = Some(now);
         }
-        self.brake = next;
+        self.reason = next;
     }
 
     /// The reason why no silent node is given up; `None` unless the breaker has tripped.
-    pub fn brake(&self) -> Option<&str> {
-        self.brake.as_deref()
+    pub fn reason(&self) -> Option<&str> {
+        self.reason.as_deref()
     }
 
     /// When the breaker was last reset.
-    pub fn released(&self) -> Option<Timestamp> {
-        self.released
+    pub fn ended(&self) -> Option<Timestamp> {
+        self.ended
     }
 }
 
@@ -72,18 +72,18 @@ mod tests {
 
     /// Whether the breaker trips in a fleet of 20 nodes. `silent` has the second since which each
     /// silent node does not report.
-    fn brakes(silent: &[i64], percent: u8) -> bool {
-        let mut fleet = Fleet::default();
+    fn trips(silent: &[i64], percent: u8) -> bool {
+        let mut outage = MassOutage::default();
         for (node, since) in silent.iter().enumerate() {
-            fleet.set(&node.to_string(), Some(at(*since)));
+            outage.set(&node.to_string(), Some(at(*since)));
         }
-        fleet.look(20, percent, at(1000));
-        fleet.brake().is_some()
+        outage.update(20, percent, at(1000));
+        outage.reason().is_some()
     }
 
     #[test]
-    fn a_share_of_the_fleet_that_goes_silent_within_a_minute_brakes() {
-        for (silent, percent, brake) in [
+    fn a_share_of_nodes_going_silent_within_a_minute_trips_the_breaker() {
+        for (silent, percent, is_tripped) in [
             (&[0, 1, 2, 3, 60][..], 20, true),
             (&[0, 1, 2, 60], 20, false),
             (&[0, 1, 2, 3, 61], 20, false),
@@ -93,20 +93,20 @@ mod tests {
             (&[0, 1, 2], 10, true),
             (&[0, 1, 2, 3, 4, 5, 6, 7], 0, false),
         ] {
-            assert_eq!(brakes(silent, percent), brake, "{silent:?} at {percent} %");
+            assert_eq!(trips(silent, percent), is_tripped, "{silent:?} at {percent} %");
         }
     }
 
     #[test]
-    fn the_brake_is_taken_off_when_they_are_back_and_the_last_ones_get_their_grace() {
-        let mut fleet = Fleet::default();
-        (0..5).for_each(|node| fleet.set(&node.to_string(), Some(at(0))));
-        fleet.look(20, 20, at(1));
-        assert!(fleet.brake().unwrap().starts_with("5 of 20 nodes stopped reporting within a minute"));
-        fleet.set("0", None);
-        fleet.look(20, 20, at(500));
-        assert_eq!((fleet.brake(), fleet.released()), (None, Some(at(500))));
-        fleet.look(20, 20, at(501));
-        assert_eq!(fleet.released(), Some(at(500)));
+    fn the_breaker_resets_when_nodes_report_again() {
+        let mut outage = MassOutage::default();
+        (0..5).for_each(|node| outage.set(&node.to_string(), Some(at(0))));
+        outage.update(20, 20, at(1));
+        assert!(outage.reason().unwrap().starts_with("5 of 20 nodes stopped reporting within a minute"));
+        outage.set("0", None);
+        outage.update(20, 20, at(500));
+        assert_eq!((outage.reason(), outage.ended()), (None, Some(at(500))));
+        outage.update(20, 20, at(501));
+        assert_eq!(outage.ended(), Some(at(500)));
     }
 }

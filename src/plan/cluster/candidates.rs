@@ -1,10 +1,10 @@
 //! The nodes as one job sees them: which may be used, their free resources, and why the others are
 //! excluded.
 
+use super::demand::GangDemand;
 use super::excluded::Excluded;
 use super::levels::{Levels, Tree};
 use super::machine;
-use super::need::Need;
 use super::view::NodeView;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use switchyard_crds::{self as api, DeviceAllocation, TopologyPolicy};
 use switchyard_fabric::claims_channel;
 
 /// The nodes of a cluster for one job.
-pub(super) struct Sites<'a> {
+pub(super) struct Candidates<'a> {
     pub nodes: Vec<&'a NodeView>,
     pub tree: Arc<Tree>,
     pub excluded: Vec<Option<Excluded>>,
@@ -23,28 +23,28 @@ pub(super) struct Sites<'a> {
     by_claim: bool,
 }
 
-impl<'a> Sites<'a> {
+impl<'a> Candidates<'a> {
     pub fn of(
         nodes: &'a BTreeMap<String, NodeView>,
         levels: &Levels,
         policy: &TopologyPolicy,
-        need: &Need<'_>,
-    ) -> Sites<'a> {
+        demand: &GangDemand<'_>,
+    ) -> Candidates<'a> {
         let nodes: Vec<&NodeView> = nodes.values().collect();
-        let tree = levels.tree(policy, &nodes, claims_channel(&need.question.valid.pod.spec));
+        let tree = levels.tree(policy, &nodes, claims_channel(&demand.request.valid.pod.spec));
         let mut shapes = Kinds::default();
         let mut sites = Vec::with_capacity(nodes.len());
         let mut excluded = Vec::with_capacity(nodes.len());
         for (node, domains) in nodes.iter().zip(&tree.domains) {
-            let (shape, free) = (shapes.of(node), node.free_gpus(need.demand.allocation));
-            let why = exclude(node, need, free);
+            let (shape, free) = (shapes.of(node), node.free_gpus(demand.pod.allocation));
+            let why = exclude(node, demand, free);
             // A node with too few GPUs stays open, because the fleet may be queried for fewer.
-            let is_counted = matches!(why, Some(Excluded::Gpus { .. })) && free.count_ones() < need.gpus();
+            let is_counted = matches!(why, Some(Excluded::Gpus { .. })) && free.count_ones() < demand.gpus();
             sites.push(Site { shape, free, open: why.is_none() || is_counted, domains: domains.clone() });
             excluded.push(why);
         }
-        let by_claim = need.demand.allocation == Some(DeviceAllocation::Claims);
-        Sites { nodes, tree, excluded, shapes: shapes.list, sites, by_claim }
+        let by_claim = demand.pod.allocation == Some(DeviceAllocation::Claims);
+        Candidates { nodes, tree, excluded, shapes: shapes.list, sites, by_claim }
     }
 
     /// The fleet in its current state.
@@ -57,7 +57,7 @@ impl<'a> Sites<'a> {
         let emptied = |(site, (node, why)): (&Site, (&&NodeView, &Option<Excluded>))| {
             let open = match why {
                 None | Some(Excluded::Gpus { .. }) => true,
-                Some(Excluded::Short { name, need, .. }) => node.allocatable.get(name) >= *need,
+                Some(Excluded::Short { name, requested, .. }) => node.allocatable.get(name) >= *requested,
                 Some(_) => false,
             };
             let usable = node.described().map_or(self.shapes[site.shape as usize].all(), |machine| machine.usable);
@@ -70,7 +70,7 @@ impl<'a> Sites<'a> {
 
     fn make(&self, sites: &[Site]) -> Fleet {
         let fleet = Fleet::of(self.tree.levels.clone(), self.shapes.clone(), sites);
-        fleet.expect("invariant: sites are made of the shapes and levels they are made with")
+        fleet.expect("invariant: candidates use the shapes and levels they were built with")
     }
 
     pub fn shape(&self, node: usize) -> &Shape {
@@ -78,9 +78,9 @@ impl<'a> Sites<'a> {
     }
 
     /// Records nodes that a request excludes because of the links between their free GPUs.
-    pub fn note_links(&mut self, fleet: &mut Fleet, request: &Request, asked: api::MinLink) {
-        for node in fleet.below_min_link(request.groups[0].gpus, request.min_link) {
-            self.excluded[node.0 as usize].get_or_insert(Excluded::Links(asked));
+    pub fn note_links(&mut self, fleet: &mut Fleet, solver_request: &Request, min_link: api::MinLink) {
+        for node in fleet.below_min_link(solver_request.groups[0].gpus, solver_request.min_link) {
+            self.excluded[node.0 as usize].get_or_insert(Excluded::Links(min_link));
         }
     }
 
@@ -92,7 +92,7 @@ impl<'a> Sites<'a> {
     }
 
     /// Excluded nodes, with reasons.
-    pub fn left_out(&self) -> Vec<(String, Excluded)> {
+    pub fn excluded_nodes(&self) -> Vec<(String, Excluded)> {
         let nodes = self.nodes.iter().zip(&self.excluded);
         nodes.filter_map(|(node, why)| Some((node.facts.name.clone(), why.clone()?))).collect()
     }
@@ -138,9 +138,9 @@ impl Kinds {
     }
 }
 
-fn exclude(node: &NodeView, need: &Need<'_>, free: u32) -> Option<Excluded> {
-    let left_out =
-        || need.question.left_out.get(&node.facts.name).map(|avoided| Excluded::LeftOut(avoided.why.clone()));
-    let missing = || need.demand.missing_on(node, free, need.question.rules.now);
-    need.demand.refused_by(node).or_else(left_out).or_else(missing)
+fn exclude(node: &NodeView, demand: &GangDemand<'_>, free: u32) -> Option<Excluded> {
+    let avoided =
+        || demand.request.avoided_nodes.get(&node.facts.name).map(|avoided| Excluded::Avoided(avoided.reason.clone()));
+    let missing = || demand.pod.missing_on(node, free, demand.request.rules.now);
+    demand.pod.refused_by(node).or_else(avoided).or_else(missing)
 }

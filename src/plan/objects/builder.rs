@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Container, EnvVar, PodSpec, Volume, VolumeMount
 use serde_json::json;
 
 /// A pod under construction, with the operator's settings.
-pub(super) struct Making<'a> {
+pub(super) struct PodBuilder<'a> {
     pub pod: GangPod<'a>,
     pub defaults: &'a Defaults,
 }

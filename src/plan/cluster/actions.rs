@@ -4,7 +4,7 @@
 use super::attempt::Attempt;
 use super::ownership::position;
 use super::view::{ObjectView, PodView};
-use super::{Action, JobSnapshot, delete_unfinished, fabric, give_back, provisioning};
+use super::{Action, JobSnapshot, delete_owned, delete_unfinished, fabric, provisioning};
 use crate::objects::{self, Kind, Object};
 use crate::slices;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +17,7 @@ pub(super) fn labels(attempt: &Attempt<'_>) -> Vec<Action> {
     let known = unlabelled.iter().filter_map(|(name, uid)| Some((position(name)?, uid)));
     // An attempt or rank number that this job has not reached yet is forged.
     let known = known.filter(|((of, rank), _)| *of <= attempt.number && *rank < attempt.valid.request.nodes);
-    let labelled = known.map(|((of, rank), uid)| objects::labels_of_pod(job, attempt.valid, of, rank, uid));
+    let labelled = known.map(|((of, rank), uid)| objects::label_patch(job, attempt.valid, of, rank, uid));
     labelled.map(|pod| Action::Repair(Object::Pod(Box::new(pod)))).collect()
 }
 
@@ -25,7 +25,7 @@ pub(super) fn labels(attempt: &Attempt<'_>) -> Vec<Action> {
 /// be created.
 pub(super) fn objects(attempt: &Attempt<'_>, actions: &mut Vec<Action>) -> Vec<String> {
     let JobSnapshot { job, objects: existing, .. } = attempt.snapshot;
-    let mut strangers = Vec::new();
+    let mut name_conflicts = Vec::new();
     let config = objects::config_map(job, attempt.valid, attempt.number).map(Object::ConfigMap);
     for object in objects::shared(job, attempt.valid).into_iter().chain(config) {
         if let Object::Secret(_) = object {
@@ -40,7 +40,7 @@ pub(super) fn objects(attempt: &Attempt<'_>, actions: &mut Vec<Action>) -> Vec<S
         match existing.get(&(kind, name.clone())) {
             None => actions.push(Action::Create(object)),
             Some(view) if !view.owned => {
-                strangers.push(taken(kind, &name));
+                name_conflicts.push(name_taken(kind, &name));
             }
             Some(view) if view.deleting => {}
             Some(view) if view.covers(&object.content()) => {}
@@ -51,81 +51,82 @@ pub(super) fn objects(attempt: &Attempt<'_>, actions: &mut Vec<Action>) -> Vec<S
         }
     }
     actions.extend(old_objects(attempt));
-    actions.extend(slices(attempt, &mut strangers));
-    strangers
+    actions.extend(slices(attempt, &mut name_conflicts));
+    name_conflicts
 }
 
 /// Deletes objects of other attempts: their claims hold devices, and all of them count against the
 /// namespace's quotas.
 pub(super) fn old_objects<'a>(attempt: &'a Attempt<'_>) -> impl Iterator<Item = Action> + 'a {
-    let of_attempt = |kind: Kind| matches!(kind, Kind::ConfigMap | Kind::ResourceClaim) || provisioning::is_part(kind);
+    let is_per_attempt =
+        |kind: Kind| matches!(kind, Kind::ConfigMap | Kind::ResourceClaim) || provisioning::is_part(kind);
     let is_current = move |name: &str| objects::is_of_attempt(attempt.valid, attempt.number, name);
-    give_back(&attempt.snapshot, move |kind, name| of_attempt(kind) && !is_current(name))
+    delete_owned(&attempt.snapshot, move |kind, name| is_per_attempt(kind) && !is_current(name))
 }
 
 /// Recreates deleted slices of the current placement, and deletes slices that no status can
 /// reference any more. Slices of an attempt without a placement stay, because the status that
 /// references them may not have been observed yet.
-fn slices(attempt: &Attempt<'_>, strangers: &mut Vec<String>) -> Vec<Action> {
+fn slices(attempt: &Attempt<'_>, name_conflicts: &mut Vec<String>) -> Vec<Action> {
     let JobSnapshot { job, objects: existing, .. } = attempt.snapshot;
     let placement = job.status.as_ref().and_then(|status| status.placement.as_ref());
     let named: BTreeSet<String> = slices::of(job).map(slices::names).into_iter().flatten().collect();
-    let is_there = |name: &String| existing.contains_key(&(Kind::PlacementSlice, name.clone()));
+    let exists = |name: &String| existing.contains_key(&(Kind::PlacementSlice, name.clone()));
     let mut actions = Vec::new();
-    if let Some(placement) = placement.filter(|_| attempt.placed && !named.iter().all(is_there)) {
+    if let Some(placement) = placement.filter(|_| attempt.placed && !named.iter().all(exists)) {
         let all = objects::placement_slices(job, placement).into_iter();
         let all = all.map(|slice| Object::PlacementSlice(Box::new(slice)));
-        actions.extend(all.filter_map(|slice| missing(slice, existing, strangers)));
+        actions.extend(all.filter_map(|slice| create_missing(slice, existing, name_conflicts)));
     }
     let is_past = |name: &str| {
         let of = objects::named_attempt(job, name);
         of.is_some_and(|of| of < attempt.number || (of == attempt.number && attempt.placed))
     };
-    let is_left = |kind, name: &str| kind == Kind::PlacementSlice && is_past(name) && !named.contains(name);
-    actions.extend(give_back(&attempt.snapshot, is_left));
+    let is_leftover = |kind, name: &str| kind == Kind::PlacementSlice && is_past(name) && !named.contains(name);
+    actions.extend(delete_owned(&attempt.snapshot, is_leftover));
     actions
 }
 
 /// Message for an object name that is already in use.
-fn taken(kind: Kind, name: &str) -> String {
+fn name_taken(kind: Kind, name: &str) -> String {
     format!("{kind} {name} exists and does not belong to this job: delete it, or choose another name for the job")
 }
 
-/// Creates the claims that do not exist yet. Conflicting names are added to `strangers`.
+/// Creates the claims that do not exist yet. Conflicting names are added to `name_conflicts`.
 pub(super) fn claims(
     attempt: &Attempt<'_>,
     placement: Option<&PlacementStatus>,
-    strangers: &mut Vec<String>,
+    name_conflicts: &mut Vec<String>,
 ) -> Vec<Action> {
     let JobSnapshot { job, objects: existing, rules, .. } = attempt.snapshot;
     if job.status.as_ref().and_then(|status| status.device_allocation) != Some(DeviceAllocation::Claims) {
         return Vec::new();
     }
     let nodes = placement.map(|placement| placement.nodes.as_slice()).unwrap_or_default();
-    let missing = (0_u32..).zip(nodes).filter_map(|(rank, node)| {
+    let claims = (0_u32..).zip(nodes).filter_map(|(rank, node)| {
         let claim = objects::claim(job, attempt.valid, rules.defaults, attempt.number, rank, node);
-        missing(Object::Claim(Box::new(claim)), existing, strangers)
+        create_missing(Object::Claim(Box::new(claim)), existing, name_conflicts)
     });
-    missing.collect()
+    claims.collect()
 }
 
 /// Creates the NCCL files unless they exist.
-pub(super) fn fabric_configs(attempt: &Attempt<'_>, strangers: &mut Vec<String>) -> Vec<Action> {
+pub(super) fn fabric_configs(attempt: &Attempt<'_>, name_conflicts: &mut Vec<String>) -> Vec<Action> {
     let JobSnapshot { job, objects: existing, .. } = attempt.snapshot;
     let configs = objects::fabric_configs(job, attempt.valid, attempt.number).into_iter().map(Object::ConfigMap);
-    configs.filter_map(|config| missing(config, existing, strangers)).collect()
+    configs.filter_map(|config| create_missing(config, existing, name_conflicts)).collect()
 }
 
 /// Creates an object that does not exist.
-fn missing(
+fn create_missing(
     object: Object,
     existing: &BTreeMap<(Kind, String), ObjectView>,
-    strangers: &mut Vec<String>,
+    name_conflicts: &mut Vec<String>,
 ) -> Option<Action> {
     match existing.get(&(object.kind(), object.name().to_string())) {
         None => Some(Action::Create(object)),
         Some(view) => {
-            strangers.extend((!view.owned).then(|| taken(object.kind(), object.name())));
+            name_conflicts.extend((!view.owned).then(|| name_taken(object.kind(), object.name())));
             None
         }
     }
@@ -140,7 +141,7 @@ pub(super) fn releases(attempt: &Attempt<'_>) -> Vec<Action> {
             let planned = attempt.planned(pod.node_rank)?;
             let mut patch = objects::placement_patch(pod.rules.as_deref()?, planned, interface);
             if let Some((request, class)) = provisioning::consumed(attempt) {
-                objects::consume(&mut patch, request, class);
+                objects::annotate_consumer(&mut patch, request, class);
             }
             Some(Action::Release { pod: pod.name.clone(), uid: pod.uid.clone(), patch })
         })

@@ -55,8 +55,8 @@ pub fn next(end: AttemptEnd, policy: &FailurePolicy, restarts: &Restarts) -> Nex
     match restart::decide(&failure, &policy, restarts) {
         Decision::Restart(restarts) => Next::Restart(restarts),
         Decision::GiveUp(why) => {
-            let telling = exit.filter(|exit| permanent || *exit == Exit::Hung);
-            Next::End(RunEnd::GivenUp(telling.unwrap_or(Exit::OwnFailure), why))
+            let reported_exit = exit.filter(|exit| permanent || *exit == Exit::Hung);
+            Next::End(RunEnd::GivenUp(reported_exit.unwrap_or(Exit::OwnFailure), why))
         }
     }
 }

@@ -50,17 +50,17 @@ fn pod(node_rank: i32) -> Pod {
 }
 
 #[test]
-fn a_job_is_shown_with_all_its_nodes_or_as_it_was() {
+fn a_job_becomes_visible_only_with_all_its_nodes() {
     let (job, parts) = stored(&whole(1, "n"));
     for order in [[0, 1], [1, 0]] {
         let mut index = Index::default();
         index.apply_pod(&pod(299));
-        assert_eq!(index.show_job(job.clone()).jobs, [key()].into(), "somebody has to look for the slices");
+        assert_eq!(index.show_job(job.clone()).jobs, [key()].into(), "the job is reconciled to look for its slices");
         assert_eq!((nodes_shown(&index), index.usage.share("p299")), (None, None));
         let first = index.show_slice(parts[order[0]].clone());
         assert!(nodes_shown(&index).is_none(), "{first:?}");
         let last = index.show_slice(parts[order[1]].clone());
-        assert_eq!((nodes_shown(&index), index.lack(&key())), (Some(300), None));
+        assert_eq!((nodes_shown(&index), index.missing_slice(&key())), (Some(300), None));
         assert!(last.jobs.contains(&key()));
         assert_eq!(index.usage.share("p299").map(|share| share.gpus.clone()), Some(vec!["GPU-n299".to_string()]));
     }
@@ -68,31 +68,34 @@ fn a_job_is_shown_with_all_its_nodes_or_as_it_was() {
     parts.iter().cloned().for_each(|part| drop(index.show_slice(part)));
     index.show_job(job);
     assert_eq!(nodes_shown(&index), Some(300), "a list may show the slices first");
-    assert!(index.places.known.values().all(BTreeMap::is_empty), "nothing is kept twice");
+    assert!(index.slice_join.known.values().all(BTreeMap::is_empty), "slices are not stored twice");
 }
 
 /// A deleted slice does no harm while the placement is in memory: the controller writes the slice
 /// again.
 #[test]
-fn what_was_shown_once_needs_no_slices_any_more() {
+fn a_visible_job_no_longer_needs_its_slices() {
     let (job, parts) = stored(&whole(1, "n"));
     let mut index = Index::default();
     parts.iter().cloned().for_each(|part| drop(index.show_slice(part)));
     index.show_job(job);
     let gone = index.hide_slice(&parts[0].metadata);
-    assert!(gone.jobs.contains(&key()), "it has to be written again");
+    assert!(gone.jobs.contains(&key()), "the slice must be recreated");
     let (later, _) = stored(&whole(2, "n"));
     index.show_job(later);
-    assert_eq!((nodes_shown(&index), index.lack(&key())), (Some(300), None));
+    assert_eq!((nodes_shown(&index), index.missing_slice(&key())), (Some(300), None));
     assert_eq!(index.jobs[&key()].metadata.resource_version.as_deref(), Some("2"));
     let (moved, _) = stored(&whole(3, "m"));
     index.show_job(moved);
-    assert!(index.lack(&key()).is_some_and(|lack| lack.slice.is_some()), "another place has other slices");
-    assert_eq!(index.jobs[&key()].metadata.resource_version.as_deref(), Some("2"), "it holds what it had");
+    assert!(
+        index.missing_slice(&key()).is_some_and(|missing_slice| missing_slice.slice.is_some()),
+        "another placement has other slices"
+    );
+    assert_eq!(index.jobs[&key()].metadata.resource_version.as_deref(), Some("2"), "it keeps its previous state");
 }
 
 #[test]
-fn slices_of_others_are_not_taken_for_a_part_of_the_place() {
+fn foreign_slices_are_not_part_of_the_placement() {
     let (job, parts) = stored(&whole(1, "n"));
     let forge = |change: &dyn Fn(&mut PlacementSlice)| {
         let mut forged = parts[1].clone();
@@ -114,30 +117,34 @@ fn slices_of_others_are_not_taken_for_a_part_of_the_place() {
         index.show_slice(parts[0].clone());
         index.show_slice(forged);
         assert_eq!(nodes_shown(&index), None, "{what}");
-        assert!(index.lack(&key()).is_some(), "{what}");
+        assert!(index.missing_slice(&key()).is_some(), "{what}");
     }
 }
 
 #[test]
-fn a_place_that_is_gone_for_good_is_shown_without_nodes() {
+fn a_job_whose_slices_are_gone_is_shown_without_nodes() {
     let (job, parts) = stored(&whole(1, "n"));
     let mut index = Index::default();
     index.show_job(job.clone());
     index.show_slice(parts[0].clone());
-    assert_eq!(index.lack(&key()).unwrap().slice, parts[1].metadata.name);
+    assert_eq!(index.missing_slice(&key()).unwrap().slice, parts[1].metadata.name);
     index.show_without_nodes(&key());
-    assert_eq!((nodes_shown(&index), index.lack(&key())), (Some(0), None));
+    assert_eq!((nodes_shown(&index), index.missing_slice(&key())), (Some(0), None));
     index.show_job(job);
-    assert_eq!((nodes_shown(&index), index.lack(&key())), (Some(0), None), "it is not looked for again");
+    assert_eq!(
+        (nodes_shown(&index), index.missing_slice(&key())),
+        (Some(0), None),
+        "the slices are not looked for again"
+    );
 }
 
 #[test]
-fn a_job_that_is_gone_waits_for_nothing() {
+fn a_deleted_job_waits_for_nothing() {
     let (job, parts) = stored(&whole(1, "n"));
     let mut index = Index::default();
     index.show_job(job.clone());
     index.show_slice(parts[0].clone());
     index.hide_job(&job.metadata);
-    assert_eq!(index.lack(&key()), None);
-    assert!(index.places.known.is_empty() && index.places.waiting.is_empty());
+    assert_eq!(index.missing_slice(&key()), None);
+    assert!(index.slice_join.known.is_empty() && index.slice_join.waiting.is_empty());
 }

@@ -51,17 +51,17 @@ impl Remedy {
     }
 
     /// The message, followed by the change that helps.
-    pub fn sentence(&self, words: &str) -> String {
+    pub fn sentence(&self, message: &str) -> String {
         match &self.change {
-            Some(change) => format!("{words}; {change}"),
-            None => words.to_string(),
+            Some(change) => format!("{message}; {change}"),
+            None => message.to_string(),
         }
     }
 }
 
 /// Error of a failed write to the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Trouble {
+pub struct WriteError {
     pub text: String,
     /// Since when the same write has been failing.
     pub since: Timestamp,
@@ -69,45 +69,46 @@ pub struct Trouble {
     pub is_refusal: bool,
 }
 
-impl Trouble {
+impl WriteError {
     /// The error that follows `before`. It keeps the earlier start time if the cause is the same.
-    pub fn after(before: Option<&Trouble>, text: String, is_refusal: bool, now: Timestamp) -> Trouble {
+    pub fn after(before: Option<&WriteError>, text: String, is_refusal: bool, now: Timestamp) -> WriteError {
         // Another pod may run into the same obstacle.
-        let same = before.filter(|before| before.is_refusal == is_refusal && of_write(&before.text) == of_write(&text));
-        Trouble { since: same.map_or(now, |before| before.since), text, is_refusal }
+        let same = before
+            .filter(|before| before.is_refusal == is_refusal && write_remedy(&before.text) == write_remedy(&text));
+        WriteError { since: same.map_or(now, |before| before.since), text, is_refusal }
     }
 
     /// The last refusal recorded in the status. The limit it started continues under another
     /// leader.
-    pub fn told(status: &TrainJobStatus) -> Option<Trouble> {
-        let told = status.condition(conditions::PODS_CREATED)?;
-        Some(Trouble { text: told.message.clone(), since: told.last_transition_time.0, is_refusal: true })
+    pub fn from_status(status: &TrainJobStatus) -> Option<WriteError> {
+        let condition = status.condition(conditions::PODS_CREATED)?;
+        Some(WriteError { text: condition.message.clone(), since: condition.last_transition_time.0, is_refusal: true })
     }
 
     /// Records the error in a condition if it has a time limit that ends the job.
-    pub(super) fn tell(trouble: Option<&Trouble>, draft: &mut Draft<'_>) {
-        match trouble.filter(|trouble| trouble.ends().is_some()) {
-            Some(trouble) => {
-                let (text, since) = (trouble.sentence(), trouble.since);
+    pub(super) fn record(write_error: Option<&WriteError>, draft: &mut Draft<'_>) {
+        match write_error.filter(|write_error| write_error.ends().is_some()) {
+            Some(write_error) => {
+                let (text, since) = (write_error.sentence(), write_error.since);
                 draft.condition_since(conditions::PODS_CREATED, "False", events::REFUSED, text, since);
             }
-            None => draft.without(conditions::PODS_CREATED),
+            None => draft.remove_condition(conditions::PODS_CREATED),
         }
     }
 
     /// One sentence that includes the field to change.
     pub fn sentence(&self) -> String {
-        of_write(&self.text).sentence(&self.text)
+        write_remedy(&self.text).sentence(&self.text)
     }
 
     /// Whether a ResourceQuota has no room for the pods.
-    pub fn is_for_quota(&self) -> bool {
+    pub fn is_quota(&self) -> bool {
         self.text.starts_with("cannot create Pod ") && self.text.contains(EXCEEDED_QUOTA)
     }
 
     /// When the error ends the job, `None` if never.
     pub(super) fn ends(&self) -> Option<Timestamp> {
-        match of_write(&self.text).limit {
+        match write_remedy(&self.text).limit {
             Limit::None => Some(self.since),
             Limit::Grace => self.since.saturating_add(START_GRACE).ok(),
             Limit::Attempt | Limit::Stuck | Limit::Unlimited => None,
@@ -129,7 +130,7 @@ const ADMISSION: [(&str, &str); 7] = [
     ("denied request", "change what it names in spec.template"),
     (
         "violates PodSecurity",
-        "take what it names out of spec.template, or use a namespace whose Pod Security level admits it",
+        "remove what it names from spec.template, or use a namespace whose Pod Security level allows it",
     ),
     ("serviceaccount \"", "create the ServiceAccount, or correct spec.template.spec.serviceAccountName"),
     ("no PriorityClass", "create the PriorityClass, or correct spec.template.spec.priorityClassName"),
@@ -139,40 +140,39 @@ const ADMISSION: [(&str, &str); 7] = [
 
 /// Remedy for a refused write. `text` is `cannot create Pod a-1-0: ` followed by the server's
 /// message.
-fn of_write(text: &str) -> Remedy {
+fn write_remedy(text: &str) -> Remedy {
     let Some((_, why)) = text.strip_prefix("cannot create Pod ").and_then(|rest| rest.split_once(": ")) else {
         return Remedy::unknown(Limit::Unlimited);
     };
     if why.contains(EXCEEDED_QUOTA) {
-        let change =
-            "it is made when others give back enough of the quota; or lower spec.trainer.numNodes or resourcesPerNode";
+        let change = "it is created once enough quota is free; or lower spec.trainer.numNodes or resourcesPerNode";
         return Remedy::new(Limit::Unlimited, change);
     }
     // Message of the server's own validation. Messages of webhooks begin with the webhook's name.
     if why.starts_with("Pod \"") && why.contains("\" is invalid: ") {
-        return Remedy::new(Limit::None, "the fields are those below spec.template");
+        return Remedy::new(Limit::None, "the fields are under spec.template");
     }
-    let known = ADMISSION.iter().find(|(words, _)| why.contains(words));
+    let known = ADMISSION.iter().find(|(fragment, _)| why.contains(fragment));
     known.map_or(Remedy::unknown(Limit::Unlimited), |(_, change)| Remedy::new(Limit::Grace, *change))
 }
 
 /// Remedy for a kubelet message about a container or a pod.
-pub(super) fn of_start(waiting: &Waiting) -> Remedy {
+pub(super) fn start_remedy(waiting: &Waiting) -> Remedy {
     let Waiting { container, reason, message } = waiting;
     let list = if container == TRAINER { "spec.trainer" } else { "spec.template.spec.containers[*]" };
-    let says = |words: &[&str]| words.iter().any(|word| message.contains(word));
+    let is_mentioned = |fragments: &[&str]| fragments.iter().any(|fragment| message.contains(fragment));
     match reason.as_str() {
-        "InvalidImageName" => Remedy::new(Limit::None, format!("set {list}.image to the name of an image")),
+        "InvalidImageName" => Remedy::new(Limit::None, format!("set {list}.image to a valid image name")),
         // Messages of the kubelet (pkg/kubelet/kuberuntime/security_context.go).
-        "CreateContainerConfigError" if says(&["runAsNonRoot", "non-root"]) => Remedy::new(
+        "CreateContainerConfigError" if is_mentioned(&["runAsNonRoot", "non-root"]) => Remedy::new(
             Limit::None,
-            "set spec.template.spec.securityContext.runAsUser to the number of a user other than 0, or runAsNonRoot to false where \
+            "set spec.template.spec.securityContext.runAsUser to a user ID other than 0, or runAsNonRoot to false where \
              the namespace allows that",
         ),
         // Messages of runc and crun: even the process that sets up the container needs more memory.
-        _ if says(&["OOM-killed", "memory limit too low"]) => Remedy::new(
+        _ if is_mentioned(&["OOM-killed", "memory limit too low"]) => Remedy::new(
             Limit::None,
-            "raise spec.trainer.resourcesPerNode.limits.memory: nothing can start with so little",
+            "raise spec.trainer.resourcesPerNode.limits.memory: no container can start with so little",
         ),
         "CreateContainerConfigError" => match missing(message) {
             Some(what) => Remedy::new(
@@ -188,19 +188,19 @@ pub(super) fn of_start(waiting: &Waiting) -> Remedy {
                 Limit::Grace,
                 format!("create {what} in the job's namespace, or correct its name in spec.template.spec.volumes"),
             ),
-            None if says(&["hostPath type check failed"]) => {
+            None if is_mentioned(&["hostPath type check failed"]) => {
                 Remedy::new(Limit::Grace, "correct hostPath.path or hostPath.type in spec.template.spec.volumes")
             }
-            None => Remedy::new(Limit::Attempt, "the volume is one of spec.template.spec.volumes"),
+            None => Remedy::new(Limit::Attempt, "check spec.template.spec.volumes"),
         },
-        "FailedAttachVolume" => Remedy::new(Limit::Attempt, "the volume is one of spec.template.spec.volumes"),
+        "FailedAttachVolume" => Remedy::new(Limit::Attempt, "check spec.template.spec.volumes"),
         "ErrImagePull" | "ImagePullBackOff" | "ErrImageNeverPull" => {
             // A different node would pull from the same registry.
-            let is_absent = says(&["not found", "manifest unknown", "access denied", "authorization failed"]);
+            let is_absent = is_mentioned(&["not found", "manifest unknown", "access denied", "authorization failed"]);
             let limit = if is_absent { Limit::Grace } else { Limit::Attempt };
             Remedy::new(limit, format!("check {list}.image and spec.template.spec.imagePullSecrets"))
         }
-        "FailedCreatePodSandBox" if says(&["no runtime for"]) => Remedy::new(
+        "FailedCreatePodSandBox" if is_mentioned(&["no runtime for"]) => Remedy::new(
             Limit::Attempt,
             "correct spec.template.spec.runtimeClassName, or configure that runtime on the node",
         ),
@@ -238,9 +238,9 @@ const SCHEDULER: [(&str, &str); 6] = [
 ];
 
 /// The field that a scheduler message refers to.
-pub(super) fn field_of(words: &str) -> Option<&'static str> {
-    let words = words.to_lowercase();
-    SCHEDULER.iter().find(|(part, _)| words.contains(part)).map(|(_, field)| *field)
+pub(super) fn field_of(message: &str) -> Option<&'static str> {
+    let message = message.to_lowercase();
+    SCHEDULER.iter().find(|(fragment, _)| message.contains(fragment)).map(|(_, field)| *field)
 }
 
 /// The kubelet is pulling an image. It reports nothing more until it is done, which may take hours.
@@ -265,18 +265,18 @@ pub fn progress(events: &[Event]) -> Progress {
 pub fn warning(events: &[Event]) -> Option<Waiting> {
     let is_warning = |event: &Event| event.type_.as_deref() == Some("Warning");
     let reason = |event: &Event| event.reason.clone().unwrap_or_default();
-    let tells = |event: &&Event| {
+    let is_relevant = |event: &&Event| {
         if is_warning(event) { reason(event) != "FailedScheduling" } else { PROGRESS.contains(&reason(event).as_str()) }
     };
     // Kubelet timestamps have a resolution of one second. Within the same second, progress takes
     // precedence.
-    let last = events.iter().filter(tells).max_by_key(|event| (time_of(event), !is_warning(event)))?;
+    let last = events.iter().filter(is_relevant).max_by_key(|event| (time_of(event), !is_warning(event)))?;
     let message = without_ids(last.note.as_deref().unwrap_or_default());
     is_warning(last).then(|| Waiting { container: String::new(), reason: reason(last), message })
 }
 
 /// Minimum number of hex digits in a sandbox or container ID.
-const ID: usize = 32;
+const MIN_ID_DIGITS: usize = 32;
 
 /// Removes sandbox and container IDs. Each retry has a new sandbox, and the same problem should
 /// yield the same message.
@@ -287,7 +287,7 @@ fn without_ids(message: &str) -> String {
     while let Some(start) = rest.find(is_digit) {
         let length = rest[start..].find(|letter| !is_digit(letter)).unwrap_or(rest.len() - start);
         text.push_str(&rest[..start]);
-        text.push_str(if length < ID { &rest[start..start + length] } else { "…" });
+        text.push_str(if length < MIN_ID_DIGITS { &rest[start..start + length] } else { "…" });
         rest = &rest[start + length..];
     }
     text + rest
@@ -307,23 +307,23 @@ mod tests {
     }
 
     #[test]
-    fn the_last_event_of_a_pod_counts_unless_it_got_on() {
+    fn the_last_warning_of_a_pod_counts_unless_it_made_progress() {
         let scheduled = event("Normal", "Scheduled", 1, "assigned");
         let unscheduled = event("Warning", "FailedScheduling", 9, "no node");
         let mount = event("Warning", "FailedMount", 1, "configmap \"a\" not found");
         let later = event("Warning", "FailedMount", 3, "configmap \"b\" not found");
         let note = |events: &[&Event]| warning(&events.iter().map(|event| (*event).clone()).collect::<Vec<_>>());
-        let told = |events: &[&Event]| note(events).map(|warning| warning.message);
-        assert_eq!(told(&[&scheduled]), None);
-        assert_eq!(told(&[&unscheduled]), None, "the scheduler's words are in a condition");
-        assert_eq!(told(&[&scheduled, &mount, &unscheduled]).unwrap(), "configmap \"a\" not found");
-        assert_eq!(told(&[&later, &mount]).unwrap(), "configmap \"b\" not found");
-        assert_eq!(told(&[&later, &event("Normal", "Pulling", 3, "image")]), None, "it was mounted since");
-        assert!(told(&[&later, &event("Normal", "Pulled", 2, "image")]).is_some());
+        let message_of = |events: &[&Event]| note(events).map(|warning| warning.message);
+        assert_eq!(message_of(&[&scheduled]), None);
+        assert_eq!(message_of(&[&unscheduled]), None, "scheduler messages are in a condition");
+        assert_eq!(message_of(&[&scheduled, &mount, &unscheduled]).unwrap(), "configmap \"a\" not found");
+        assert_eq!(message_of(&[&later, &mount]).unwrap(), "configmap \"b\" not found");
+        assert_eq!(message_of(&[&later, &event("Normal", "Pulling", 3, "image")]), None, "it has been mounted since");
+        assert!(message_of(&[&later, &event("Normal", "Pulled", 2, "image")]).is_some());
     }
 
     #[test]
-    fn the_same_thing_in_another_sandbox_has_the_same_words() {
+    fn the_same_problem_in_another_sandbox_has_the_same_message() {
         let of =
             |id: &str| without_ids(&format!("failed to setup network for sandbox \"{}\": 10.0.0.7 é", id.repeat(32)));
         assert_eq!(of("a1"), of("07"));
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_kubelet_does_not_find_is_named() {
+    fn objects_that_a_kubelet_cannot_find_are_named() {
         for (message, what) in [
             ("MountVolume.SetUp failed for volume \"text\" : configmap \"texxt\" not found", Some("ConfigMap texxt")),
             ("secret \"s\" not found", Some("Secret s")),
@@ -349,8 +349,8 @@ mod tests {
 
     /// Pod names are chosen by users and must not be mistaken for the server's words.
     #[test]
-    fn what_admission_says_is_told_apart() {
-        let limit = |why: &str| of_write(&format!("cannot create Pod a-1-0: {why}")).limit;
+    fn admission_errors_are_classified() {
+        let limit = |why: &str| write_remedy(&format!("cannot create Pod a-1-0: {why}")).limit;
         for (why, expected) in [
             ("Pod \"a-1-0\" is invalid: spec.volumes[1].name: Duplicate value: \"v\"", Limit::None),
             ("pods \"a-1-0\" is forbidden: no PriorityClass with name p was found", Limit::Grace),
@@ -363,19 +363,19 @@ mod tests {
         ] {
             assert_eq!(limit(why), expected, "{why}");
         }
-        assert_eq!(of_write("cannot create ConfigMap a: ConfigMap \"a\" is invalid: no").limit, Limit::Unlimited);
+        assert_eq!(write_remedy("cannot create ConfigMap a: ConfigMap \"a\" is invalid: no").limit, Limit::Unlimited);
     }
 
     #[test]
-    fn the_limit_runs_since_the_same_thing_is_refused() {
+    fn the_limit_counts_from_the_first_refusal_of_the_same_write() {
         let at = |second: i64| Timestamp::from_second(second).unwrap();
         let missing = |pod: &str| {
             format!("cannot create Pod {pod}: pods \"{pod}\" is forbidden: no PriorityClass with name p was found")
         };
-        let first = Trouble::after(None, missing("a-1-0"), true, at(0));
-        let second = Trouble::after(Some(&first), missing("a-1-1"), true, at(9));
+        let first = WriteError::after(None, missing("a-1-0"), true, at(0));
+        let second = WriteError::after(Some(&first), missing("a-1-1"), true, at(9));
         assert_eq!((second.since, second.is_final(at(299)), second.is_final(at(300))), (at(0), false, true));
-        let other = Trouble::after(
+        let other = WriteError::after(
             Some(&second),
             "cannot create Pod a-1-0: pods is forbidden: exceeded quota: q".into(),
             true,

@@ -39,31 +39,31 @@ use switchyard_crds::{OnSuspend, PlacedNode, PlacementStatus, TrainJob, conditio
 
 /// Position in the queue. The smallest comes first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Turn {
+pub struct QueuePosition {
     /// The API server recently refused an object that its pods need: the job would hold nodes
     /// without starting.
-    is_set_back: bool,
+    is_demoted: bool,
     priority: Reverse<i32>,
     /// The namespace's recent GPU usage relative to its weight, 0 if fair share is off.
     share: u64,
-    late: Reverse<i64>,
+    slowdown: Reverse<i64>,
     created: Option<Timestamp>,
     /// Namespace and name, as a unique tie-break.
     name: String,
 }
 
-impl Turn {
+impl QueuePosition {
     /// Position of a job with this pod priority and this usage share of its namespace.
-    pub fn of(job: &TrainJob, priority: i32, share: u64, lateness: Lateness) -> Turn {
+    pub fn of(job: &TrainJob, priority: i32, share: u64, slowdown: Slowdown) -> QueuePosition {
         let created = created(job);
-        let late = Reverse(lateness.of(job));
+        let thousandths = slowdown.of(job);
         let part = |part: &Option<String>| part.clone().unwrap_or_default();
         let name = format!("{}/{}", part(&job.metadata.namespace), part(&job.metadata.name));
-        Turn {
-            is_set_back: refused_at(job).is_some_and(|at| is_recent(at, lateness.at)),
+        QueuePosition {
+            is_demoted: refused_at(job).is_some_and(|at| is_recent(at, slowdown.at)),
             priority: Reverse(priority),
             share,
-            late,
+            slowdown: Reverse(thousandths),
             created,
             name,
         }
@@ -71,14 +71,14 @@ impl Turn {
 
     /// Moves it ahead of all jobs of its priority and share, because it holds nodes.
     #[must_use]
-    pub fn held(self) -> Turn {
-        Turn { late: Reverse(i64::MAX), ..self }
+    pub fn with_reservation(self) -> QueuePosition {
+        QueuePosition { slowdown: Reverse(i64::MAX), ..self }
     }
 
     /// Moves a job to the end because its namespace's jobs were refused repeatedly.
     #[must_use]
-    pub fn set_back(self) -> Turn {
-        Turn { is_set_back: true, ..self }
+    pub fn demoted(self) -> QueuePosition {
+        QueuePosition { is_demoted: true, ..self }
     }
 
     pub fn priority(&self) -> i32 {
@@ -86,8 +86,8 @@ impl Turn {
     }
 
     /// Whether it comes after all jobs that may be able to start.
-    pub fn is_set_back(&self) -> bool {
-        self.is_set_back
+    pub fn is_demoted(&self) -> bool {
+        self.is_demoted
     }
 
     /// Namespace and name of the job.
@@ -97,7 +97,7 @@ impl Turn {
 }
 
 /// How long a job comes last after the API server has refused an object that its pods need.
-const SET_BACK: SignedDuration = SignedDuration::from_hours(1);
+const DEMOTED_FOR: SignedDuration = SignedDuration::from_hours(1);
 
 /// When the API server last refused an object that the job's pods need. `None` if never, or if it
 /// accepted it later.
@@ -108,7 +108,7 @@ pub fn refused_at(job: &TrainJob) -> Option<Timestamp> {
 
 /// Whether a refusal at that time still counts.
 pub fn is_recent(refused: Timestamp, now: Timestamp) -> bool {
-    now.duration_since(refused) < SET_BACK
+    now.duration_since(refused) < DEMOTED_FOR
 }
 
 fn created(job: &TrainJob) -> Option<Timestamp> {
@@ -118,7 +118,7 @@ fn created(job: &TrainJob) -> Option<Timestamp> {
 /// Slowdown of jobs at one moment. Positions can only be compared if they were computed for the
 /// same moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lateness {
+pub struct Slowdown {
     pub at: Timestamp,
     /// Longer limits count as this. A job that has waited for a day is late, however long it runs.
     /// Without this bound, a two-week job would wait weeks where a one-hour job waits hours.
@@ -129,14 +129,14 @@ pub struct Lateness {
 /// minute, and the limit can be raised later.
 const SHORTEST: SignedDuration = SignedDuration::from_mins(5);
 
-impl Default for Lateness {
+impl Default for Slowdown {
     /// No waiting time.
-    fn default() -> Lateness {
-        Lateness { at: Timestamp::MIN, longest: SignedDuration::from_hours(24) }
+    fn default() -> Slowdown {
+        Slowdown { at: Timestamp::MIN, longest: SignedDuration::from_hours(24) }
     }
 }
 
-impl Lateness {
+impl Slowdown {
     /// Waiting time in thousandths of the time that the job may run.
     fn of(self, job: &TrainJob) -> i64 {
         let longest = self.longest.as_secs().max(1);
@@ -148,7 +148,7 @@ impl Lateness {
 
 /// Preemption order among jobs of lower priority. The smallest is preempted first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct GivesWay {
+pub struct PreemptionOrder {
     priority: i32,
     /// Preemptions within the last day: a job is not preempted repeatedly while others could be.
     recent_preemptions: i32,
@@ -158,15 +158,15 @@ pub struct GivesWay {
     age: Reverse<(Option<Timestamp>, String)>,
 }
 
-impl GivesWay {
+impl PreemptionOrder {
     /// Preemption rank of a job with this position in the queue.
-    pub fn of(job: &TrainJob, turn: &Turn, now: Timestamp) -> GivesWay {
+    pub fn of(job: &TrainJob, position: &QueuePosition, now: Timestamp) -> PreemptionOrder {
         let recent =
             job.status.iter().filter_map(|status| status.restarts.as_ref()).flat_map(|restarts| &restarts.recent);
         let recent = recent.filter(|hour| now.duration_since(hour.since.0) < SignedDuration::from_hours(24));
         let recent_preemptions = recent.map(|hour| hour.preemption).sum();
-        let age = Reverse((turn.created, turn.name.clone()));
-        GivesWay { priority: turn.priority(), recent_preemptions, lost: work_lost(job, now), age }
+        let age = Reverse((position.created, position.name.clone()));
+        PreemptionOrder { priority: position.priority(), recent_preemptions, lost: work_lost(job, now), age }
     }
 }
 
@@ -197,7 +197,7 @@ pub enum Basis {
 
 /// A job ahead in the queue that holds a reservation.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Ahead {
+pub struct JobAhead {
     /// Namespace and name, or only that it is in another namespace.
     pub name: String,
     /// The nodes that it reserves.
@@ -208,42 +208,42 @@ pub struct Ahead {
     pub ends_before: Option<Basis>,
 }
 
-impl Ahead {
+impl JobAhead {
     /// Says when it starts, and the consequence for a job behind it with this limit.
     pub fn forecast(&self, limit: Option<i64>) -> Option<String> {
-        let begins = match self.start? {
-            (start, Basis::Limits) => format!("{} can begin by {start}", self.name),
-            (start, Basis::RunTimes) => format!("{} is expected to begin by {start}", self.name),
+        let starts = match self.start? {
+            (start, Basis::Limits) => format!("{} can start by {start}", self.name),
+            (start, Basis::RunTimes) => format!("{} is expected to start by {start}", self.name),
         };
         Some(match limit {
             _ if self.ends_before == Some(Basis::Limits) => {
-                format!("{begins}: this job ends before that and may use them until then")
+                format!("{starts}: this job ends before that and can use them until then")
             }
             _ if self.ends_before == Some(Basis::RunTimes) => {
-                format!("{begins}: jobs like this one ran for less, so it may use them until then")
+                format!("{starts}: jobs like this one ran for less, so it can use them until then")
             }
-            Some(limit) => format!("{begins}: this job may still run then (activeDeadlineSeconds: {limit})"),
+            Some(limit) => format!("{starts}: this job may still be running then (activeDeadlineSeconds: {limit})"),
             None => format!(
-                "{begins}: with an activeDeadlineSeconds that ends before that, this job may use them until then"
+                "{starts}: with an activeDeadlineSeconds that ends before that, this job can use them until then"
             ),
         })
     }
 
     /// Says that a job behind it starts first on nodes that it reserves.
-    pub fn overtaken(&self, place: &PlacementStatus) -> Option<String> {
+    pub fn describe_overtaking(&self, placement: &PlacementStatus) -> Option<String> {
         let is_held = |placed: &PlacedNode| self.nodes.contains(&placed.node_name);
-        let (start, of_start) = self.start.filter(|_| place.nodes.iter().any(is_held))?;
+        let (start, start_basis) = self.start.filter(|_| placement.nodes.iter().any(is_held))?;
         let ends = if self.ends_before? == Basis::Limits { "ends" } else { "is expected to end" };
-        let begins = if of_start == Basis::Limits { "can begin" } else { "is expected to begin" };
-        Some(format!("{ends} before {}, which is ahead in the queue, {begins} by {start}", self.name))
+        let starts = if start_basis == Basis::Limits { "can start" } else { "is expected to start" };
+        Some(format!("{ends} before {}, which is ahead in the queue, {starts} by {start}", self.name))
     }
 }
 
-impl std::fmt::Display for Ahead {
+impl std::fmt::Display for JobAhead {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let count = self.nodes.len();
         let verb = if count == 1 { "node is" } else { "nodes are" };
-        write!(f, "{count} {verb} held for {}, which is ahead in the queue", self.name)
+        write!(f, "{count} {verb} reserved for {}, which is ahead in the queue", self.name)
     }
 }
 
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equal_priority_those_give_way_first_that_did_not_lately_and_lose_least() {
+    fn at_equal_priority_jobs_not_recently_preempted_with_least_lost_work_go_first() {
         let now: Timestamp = "2026-01-02T12:00:00Z".parse().unwrap();
         let job = |name: &str, placed: &str, gpus: usize, spec: serde_json::Value| {
             let mut object = serde_json::json!({
@@ -336,9 +336,9 @@ mod tests {
             (0, yesterday),
             (1, job("higher", "2026-01-02T12:00:00Z", 1, none())),
         ];
-        let turn = |job: &TrainJob, priority| Turn::of(job, priority, 0, Lateness::default());
-        let mut order: Vec<GivesWay> =
-            jobs.iter().map(|(priority, job)| GivesWay::of(job, &turn(job, *priority), now)).collect();
+        let position = |job: &TrainJob, priority| QueuePosition::of(job, priority, 0, Slowdown::default());
+        let mut order: Vec<PreemptionOrder> =
+            jobs.iter().map(|(priority, job)| PreemptionOrder::of(job, &position(job, *priority), now)).collect();
         order.sort();
         let lost: Vec<(&str, i64)> = order.iter().map(|job| (job.age.0.1.as_str(), job.lost)).collect();
         assert_eq!(
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn priority_comes_before_the_share_and_the_share_before_lateness_age_and_the_name() {
+    fn queue_order_is_priority_share_slowdown_age_name() {
         let limited = |name: &str, created: i64, limit: Option<i64>| {
             let spec = serde_json::json!({
                 "trainer": {"framework": "Plain", "image": "i"}, "activeDeadlineSeconds": limit,
@@ -368,42 +368,42 @@ mod tests {
         };
         let job = |name: &str, created: i64| limited(name, created, None);
         let sorted = |at: i64| {
-            let lateness = Lateness { at: Timestamp::from_second(at).unwrap(), ..Lateness::default() };
-            let turn = |job: &TrainJob, priority, share| Turn::of(job, priority, share, lateness);
-            let mut turns = [
-                turn(&job("young", 9000), 0, 0),
-                turn(&job("b", 3000), 0, 0),
-                turn(&job("a", 3000), 0, 0),
-                turn(&limited("week", 3500, Some(604_800)), 0, 0),
-                turn(&limited("hour", 8000, Some(3600)), 0, 0),
-                turn(&limited("day", 4000, Some(86_400)), 0, 0),
-                turn(&job("holds", 9999), 0, 0).held(),
-                turn(&job("had", 1000), 0, 7),
-                turn(&job("high", 10_000), 5, 9),
-                turn(&job("low", 1000), -1, 0),
+            let slowdown = Slowdown { at: Timestamp::from_second(at).unwrap(), ..Slowdown::default() };
+            let position = |job: &TrainJob, priority, share| QueuePosition::of(job, priority, share, slowdown);
+            let mut positions = [
+                position(&job("young", 9000), 0, 0),
+                position(&job("b", 3000), 0, 0),
+                position(&job("a", 3000), 0, 0),
+                position(&limited("week", 3500, Some(604_800)), 0, 0),
+                position(&limited("hour", 8000, Some(3600)), 0, 0),
+                position(&limited("day", 4000, Some(86_400)), 0, 0),
+                position(&job("holds", 9999), 0, 0).with_reservation(),
+                position(&job("had", 1000), 0, 7),
+                position(&job("high", 10_000), 5, 9),
+                position(&job("low", 1000), -1, 0),
             ];
-            turns.sort();
-            turns.map(|turn| turn.name().trim_start_matches('/').to_owned()).join(" ")
+            positions.sort();
+            positions.map(|position| position.name().trim_start_matches('/').to_owned()).join(" ")
         };
         assert_eq!(
             sorted(10_000),
             "high holds hour a b week day young had low",
             "2000 of 3600 s are more than 7000 of 86,400"
         );
-        assert_eq!(sorted(8100), "high holds a b week day hour young had low", "nobody is late by less than nothing");
+        assert_eq!(sorted(8100), "high holds a b week day hour young had low", "slowdown is never negative");
     }
 
     #[test]
-    fn a_limit_of_a_minute_makes_a_job_no_later_than_one_of_five_minutes() {
-        let late = |limit: i64, longest: i64| {
+    fn limits_below_five_minutes_do_not_raise_the_slowdown() {
+        let slowdown = |limit: i64, longest: i64| {
             let spec =
                 serde_json::json!({"trainer": {"framework": "Plain", "image": "i"}, "activeDeadlineSeconds": limit});
             let mut job = TrainJob::new("a", serde_json::from_value(spec).unwrap());
             let time = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::UNIX_EPOCH);
             job.metadata.creation_timestamp = Some(time);
-            Lateness { at: Timestamp::from_second(600).unwrap(), longest: SignedDuration::from_secs(longest) }.of(&job)
+            Slowdown { at: Timestamp::from_second(600).unwrap(), longest: SignedDuration::from_secs(longest) }.of(&job)
         };
-        assert_eq!([1, 60, 300, 600].map(|limit| late(limit, 86_400)), [2000, 2000, 2000, 1000]);
-        assert_eq!(late(1, 60), 10_000, "where no limit counts as more than a minute");
+        assert_eq!([1, 60, 300, 600].map(|limit| slowdown(limit, 86_400)), [2000, 2000, 2000, 1000]);
+        assert_eq!(slowdown(1, 60), 10_000, "limits are capped at a minute");
     }
 }

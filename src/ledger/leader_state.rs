@@ -9,12 +9,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Upper bound on entries of each kind, because a Lease must stay small.
-const MOST: usize = 32;
+const MAX_ENTRIES: usize = 32;
 
 /// The state, as stored in the annotation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct Memory {
+pub struct LeaderState {
     /// UID of the job that holds the reservation, and since when.
     #[serde(skip_serializing_if = "Option::is_none")]
     holder: Option<(String, Timestamp)>,
@@ -27,48 +27,52 @@ pub struct Memory {
     refusals: BTreeMap<String, BTreeMap<String, Timestamp>>,
 }
 
-impl Memory {
+impl LeaderState {
     /// Parses the state written by an earlier leader. Invalid text, perhaps from another version,
     /// is ignored.
-    pub fn read(text: &str) -> Memory {
+    pub fn parse(text: &str) -> LeaderState {
         serde_json::from_str(text).unwrap_or_default()
     }
 
     /// The state as JSON; `None` if it is empty.
-    pub fn text(&self) -> Option<String> {
-        (*self != Memory::default()).then(|| serde_json::to_string(self).ok()).flatten()
+    pub fn to_json(&self) -> Option<String> {
+        (*self != LeaderState::default()).then(|| serde_json::to_string(self).ok()).flatten()
     }
 }
 
 impl Index {
-    pub fn memory(&self) -> Memory {
+    pub fn leader_state(&self) -> LeaderState {
         let holder = self.reservation.as_ref().map(|held| (held.job.uid.clone(), held.since));
-        let rests = self.rests.iter().take(MOST).map(|(key, until)| (key.to_string(), *until)).collect();
-        Memory { holder: holder.or_else(|| self.held_before.clone()), rests, refusals: self.refusals.latest(MOST) }
+        let rests = self.cooldowns.iter().take(MAX_ENTRIES).map(|(key, until)| (key.to_string(), *until)).collect();
+        LeaderState {
+            holder: holder.or_else(|| self.previous_holder.clone()),
+            rests,
+            refusals: self.refusals.latest(MAX_ENTRIES),
+        }
     }
 
     /// Takes over the state of the previous leader.
-    pub fn recall(&mut self, memory: Memory) {
-        let Memory { holder, rests, refusals } = memory;
+    pub fn restore(&mut self, state: LeaderState) {
+        let LeaderState { holder, rests, refusals } = state;
         match (&mut self.reservation, &holder) {
             (Some(held), Some((uid, since))) if held.job.uid == *uid => held.since = held.since.min(*since),
-            _ => self.held_before = holder,
+            _ => self.previous_holder = holder,
         }
         let rests = rests.into_iter().filter_map(|(name, until)| {
             let (namespace, name) = name.split_once('/')?;
             Some((Key { namespace: namespace.into(), name: name.into() }, until))
         });
-        self.rests.extend(rests);
+        self.cooldowns.extend(rests);
         for (namespace, jobs) in refusals {
             for (uid, at) in jobs {
-                self.refusals.note(JobId { namespace: namespace.clone(), uid }, at);
+                self.refusals.record(JobId { namespace: namespace.clone(), uid }, at);
             }
         }
     }
 
     /// Since when a job held the reservation under an earlier leader.
-    pub(crate) fn held_before(&mut self, job: &JobId) -> Option<Timestamp> {
-        self.held_before.take_if(|(uid, _)| *uid == job.uid).map(|(_, since)| since)
+    pub(crate) fn take_held_since(&mut self, job: &JobId) -> Option<Timestamp> {
+        self.previous_holder.take_if(|(uid, _)| *uid == job.uid).map(|(_, since)| since)
     }
 }
 
@@ -88,33 +92,33 @@ mod tests {
     /// Regression test: after a change of leader, a tenant whose three jobs had held nodes in vain
     /// was first in the queue again.
     #[test]
-    fn the_next_leader_sets_a_namespace_back_and_lets_a_job_rest_as_the_last_one_did() {
+    fn the_next_leader_restores_demotions_and_cooldowns() {
         let (mut last, mut next) = (Index::default(), Index::default());
-        assert_eq!(last.memory().text(), None);
-        (0..5).for_each(|number| last.refusals.note(id("evil", &format!("j{number}")), at(number)));
+        assert_eq!(last.leader_state().to_json(), None);
+        (0..5).for_each(|number| last.refusals.record(id("evil", &format!("j{number}")), at(number)));
         let rests = Key { namespace: "a".into(), name: "big".into() };
-        last.rests.insert(rests.clone(), at(60));
-        last.held_before = Some(("u".into(), at(7)));
-        let text = last.memory().text().unwrap();
-        next.recall(Memory::read(&text));
-        assert!(next.refusals.set_back("evil", at(10)) && !next.refusals.set_back("good", at(10)));
-        assert_eq!(next.rests_until(&rests), Some(at(60)));
-        assert_eq!(next.memory(), last.memory(), "and so does the one after it");
-        assert_eq!((next.held_before(&id("a", "other")), next.held_before(&id("a", "u"))), (None, Some(at(7))));
-        next.recall(Memory::read("{\"refusals\": 7}"));
-        assert!(next.refusals.set_back("evil", at(10)), "what cannot be read says nothing");
+        last.cooldowns.insert(rests.clone(), at(60));
+        last.previous_holder = Some(("u".into(), at(7)));
+        let text = last.leader_state().to_json().unwrap();
+        next.restore(LeaderState::parse(&text));
+        assert!(next.refusals.is_demoted("evil", at(10)) && !next.refusals.is_demoted("good", at(10)));
+        assert_eq!(next.cooldown_until(&rests), Some(at(60)));
+        assert_eq!(next.leader_state(), last.leader_state(), "the state survives another change of leader");
+        assert_eq!((next.take_held_since(&id("a", "other")), next.take_held_since(&id("a", "u"))), (None, Some(at(7))));
+        next.restore(LeaderState::parse("{\"refusals\": 7}"));
+        assert!(next.refusals.is_demoted("evil", at(10)), "invalid state is ignored");
     }
 
     #[test]
-    fn many_namespaces_are_cut_to_the_latest_and_each_to_what_sets_it_back() {
+    fn the_state_is_bounded_to_the_latest_refusals() {
         let mut index = Index::default();
         for number in 0..100 {
             (0..9).for_each(|job| {
-                index.refusals.note(id(&format!("n{number:03}"), &format!("j{job}")), at(number * 10 + job))
+                index.refusals.record(id(&format!("n{number:03}"), &format!("j{job}")), at(number * 10 + job))
             });
         }
-        let Memory { refusals, .. } = index.memory();
-        assert_eq!((refusals.len(), refusals.keys().next().map(String::as_str)), (MOST, Some("n068")));
+        let LeaderState { refusals, .. } = index.leader_state();
+        assert_eq!((refusals.len(), refusals.keys().next().map(String::as_str)), (MAX_ENTRIES, Some("n068")));
         assert!(refusals.values().all(|jobs| jobs.len() == 3 && jobs.contains_key("j8")));
     }
 }

@@ -2,7 +2,7 @@
 //! for pods that must request other devices.
 
 use super::attempt::Attempt;
-use super::avoidance::{FIRST_PAUSE, MOST, NodeFault, UNSCHEDULABLE, remember};
+use super::avoidance::{FIRST_PAUSE, MAX_NODES, NodeFault, UNSCHEDULABLE, record_faults};
 use super::events::{self, EventDraft};
 use super::failure::{PodFailure, preempted};
 use super::view::{PodView, Unschedulable};
@@ -21,9 +21,9 @@ const ROLLBACK_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 pub(super) fn after_failure(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
     let is_seen = attempt.existing().iter().any(|pod| pod.name == failed.pod);
     let premise = failed.premise().or_else(|| (!is_seen).then(|| Premise::Absent(failed.pod.clone())));
-    let mut result = Reconciliation { premise, ..decided(attempt, failed) };
+    let mut result = Reconciliation { premise, ..restart_or_end(attempt, failed) };
     if failed.is_eviction {
-        leave_nodes(&mut result);
+        release_nodes(&mut result);
     }
     result
 }
@@ -31,23 +31,23 @@ pub(super) fn after_failure(attempt: &Attempt<'_>, failed: &PodFailure) -> Recon
 /// Decides after a preemption by a job of higher priority.
 pub(super) fn after_preemption(attempt: &Attempt<'_>, by: &str) -> Reconciliation {
     let pod = attempt.existing().first().map(|pod| pod.name.clone()).unwrap_or_default();
-    let mut result = decided(attempt, &preempted(pod, by));
-    leave_nodes(&mut result);
+    let mut result = restart_or_end(attempt, &preempted(pod, by));
+    release_nodes(&mut result);
     result
 }
 
 /// Decides for a large job whose node list is lost because its slices were deleted or belong to
 /// another owner.
-pub(super) fn after_lost_place(attempt: &Attempt<'_>) -> Option<Reconciliation> {
+pub(super) fn after_lost_placement(attempt: &Attempt<'_>) -> Option<Reconciliation> {
     let placement = attempt.snapshot.job.status.as_ref()?.placement.as_ref()?;
     let named = placement.slices.as_ref().filter(|_| attempt.placed && placement.nodes.is_empty())?;
     let pod = attempt.existing().first()?.name.clone();
     let cause = format!(
-        "its node is not known any more: PlacementSlices {}-0 to {}, which hold the place of the job, were deleted or are not its own",
+        "its node is no longer known: PlacementSlices {}-0 to {}, which hold the job's placement, were deleted or belong to another owner",
         named.name_prefix,
         named.count - 1
     );
-    let mut result = decided(attempt, &PodFailure::unseen(Class::Infrastructure, pod, cause));
+    let mut result = restart_or_end(attempt, &PodFailure::unknown_state(Class::Infrastructure, pod, cause));
     if let Some(next) = &mut result.status {
         next.placement = None;
     }
@@ -55,7 +55,7 @@ pub(super) fn after_lost_place(attempt: &Attempt<'_>) -> Option<Reconciliation> 
 }
 
 /// Gives up this attempt's nodes, because other jobs need them.
-fn leave_nodes(result: &mut Reconciliation) {
+fn release_nodes(result: &mut Reconciliation) {
     if let Some(next) = &mut result.status {
         next.placement = None;
         // The reason must not be `Restarting`: with it the job would keep its nodes.
@@ -66,7 +66,7 @@ fn leave_nodes(result: &mut Reconciliation) {
 }
 
 /// Starts another attempt, or ends the job.
-fn decided(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
+fn restart_or_end(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
     let status = attempt.snapshot.job.status.as_ref();
     let restarts = status.and_then(|status| status.restarts.clone()).unwrap_or_default();
     let policy = &attempt.snapshot.job.spec.failure_policy;
@@ -76,7 +76,7 @@ fn decided(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
             end(&attempt.snapshot, Ending::failed(why.reason(), message))
         }
         restart::Decision::Restart(next) => {
-            let pause = restart::pause(restarts.total, attempt.lasted());
+            let pause = restart::pause(restarts.total, attempt.duration());
             let mut draft = attempt.draft();
             next_attempt(attempt, &mut draft, attempt.now().saturating_add(pause).unwrap_or(attempt.now()));
             draft.next.restarts = Some(next);
@@ -88,7 +88,7 @@ fn decided(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
         }
     };
     if let Some(next) = &mut result.status {
-        remember(&mut next.node_failures, failed.node_faults(), attempt.now());
+        record_faults(&mut next.node_failures, failed.node_faults(), attempt.now());
     }
     // Exit codes of init containers do not follow the worker's convention.
     let is_of_trainer = attempt.existing().iter().any(|pod| pod.name == failed.pod && pod.ended.is_some());
@@ -112,9 +112,9 @@ pub(super) fn after_lost_gate(attempt: &Attempt<'_>) -> Option<Reconciliation> {
         Some(node) => format!("was started on node {node} without its gang"),
         None => "may start without its gang".into(),
     };
-    let pause = growing_pause(attempt.number);
+    let pause = backoff(attempt.number);
     let text = format!(
-        "pod {} {starts}, since somebody removed its scheduling gate {}: attempt {} follows in {} s",
+        "pod {} {starts}, because another client removed its scheduling gate {}: attempt {} follows in {} s",
         alone.name,
         labels::GANG_GATE,
         attempt.number + 1,
@@ -143,8 +143,8 @@ pub(super) fn after_refusal(attempt: &Attempt<'_>) -> Option<Result<Reconciliati
     if !clock::is_over(due, REFUSED_FOR, attempt.now()) {
         return Some(Err(due));
     }
-    let named = refused.iter().take(NAMED).map(|(pod, why, node)| {
-        format!("pod {} on node {}: {}", pod.name, node.node_name, avoidance::words(&why.message))
+    let named = refused.iter().take(MAX_NAMED).map(|(pod, why, node)| {
+        format!("pod {} on node {}: {}", pod.name, node.node_name, avoidance::scheduler_message(&why.message))
     });
     let named: Vec<String> = named.collect();
     let (count, all) = (refused.len(), attempt.pods.len());
@@ -152,7 +152,7 @@ pub(super) fn after_refusal(attempt: &Attempt<'_>) -> Option<Result<Reconciliati
     let (pod, ..) = refused.first()?;
     // Retry at once because the gang moves to other nodes. Nodes beyond the remembered ones could
     // be retried endlessly, so then pause first.
-    let pause = if count > MOST { FIRST_PAUSE } else { SignedDuration::ZERO };
+    let pause = if count > MAX_NODES { FIRST_PAUSE } else { SignedDuration::ZERO };
     let not_before = attempt.now().saturating_add(pause).unwrap_or(attempt.now());
     Some(Ok(rolled_back(attempt, pod, conditions::UNSCHEDULABLE, text, not_before)))
 }
@@ -169,16 +169,16 @@ pub(super) fn after_refused_write(
 ) -> Option<Result<Reconciliation, Timestamp>> {
     let placed = attempt.placed_at()?;
     let gated = attempt.existing().into_iter().find(|pod| pod.gated && pod.node.is_none() && !pod.deleting)?;
-    let refused = attempt.snapshot.trouble.filter(|trouble| trouble.is_refusal);
-    let refused = refused.map(|trouble| (trouble.since.max(placed), trouble.sentence()));
-    let (since, words) = refused.or_else(|| Some((placed, taken.first()?.clone())))?;
+    let refused = attempt.snapshot.write_error.filter(|write_error| write_error.is_refusal);
+    let refused = refused.map(|write_error| (write_error.since.max(placed), write_error.sentence()));
+    let (since, reason) = refused.or_else(|| Some((placed, taken.first()?.clone())))?;
     let due = since.saturating_add(REFUSED_FOR).unwrap_or(Timestamp::MAX);
     if !clock::is_over(due, REFUSED_FOR, attempt.now()) {
         return Some(Err(due));
     }
-    let pause = growing_pause(attempt.number);
+    let pause = backoff(attempt.number);
     let not_before = attempt.now().saturating_add(pause).unwrap_or(attempt.now());
-    let text = format!("the API server refuses what the pods need to start: {words}");
+    let text = format!("the API server refuses objects that the pods need: {reason}");
     let mut result = rolled_back(attempt, gated, conditions::REFUSED, text.clone(), not_before);
     result.status = result.status.map(|mut next| {
         // Its transition time must be the time of the latest refusal.
@@ -191,7 +191,7 @@ pub(super) fn after_refused_write(
 }
 
 /// Maximum number of pods that a message names.
-const NAMED: usize = 3;
+const MAX_NAMED: usize = 3;
 
 /// Pods that the scheduler refuses, and their planned nodes.
 fn refused<'a>(attempt: &Attempt<'a>) -> Vec<(&'a PodView, &'a Unschedulable, &'a PlacedNode)> {
@@ -218,9 +218,9 @@ fn rolled_back(
     let faults = refused.iter().map(|(_, why, node)| NodeFault {
         node: node.node_name.clone(),
         reason: UNSCHEDULABLE.into(),
-        message: avoidance::words(&why.message),
+        message: avoidance::scheduler_message(&why.message),
     });
-    remember(&mut draft.next.node_failures, faults, attempt.now());
+    record_faults(&mut draft.next.node_failures, faults, attempt.now());
     Reconciliation { premise, ..draft.decide(vec![EventDraft::warning(events::ROLLED_BACK, text)]) }
 }
 
@@ -229,16 +229,17 @@ pub(super) fn after_timeout(attempt: &Attempt<'_>) -> Option<Reconciliation> {
     let at = attempt.placed_at()?;
     let unbound: Vec<&PodView> = attempt.existing().into_iter().filter(|pod| pod.node.is_none()).collect();
     let first = unbound.first()?;
-    if !clock::is_over(attempt.due(at), attempt.schedule_timeout(), attempt.now()) {
+    if !clock::is_over(attempt.schedule_deadline(at), attempt.schedule_timeout(), attempt.now()) {
         return None;
     }
-    let said =
+    let message =
         unbound.iter().find_map(|pod| Some(format!("pod {}: {}", pod.name, pod.unschedulable.as_ref()?.message)));
-    let pause = if said.is_some() { ROLLBACK_PAUSE } else { growing_pause(attempt.number) };
-    let unheard = || unbound.iter().find_map(|pod| Some(format!("pod {}: {}", pod.name, attempt.unheard(pod)?)));
+    let pause = if message.is_some() { ROLLBACK_PAUSE } else { backoff(attempt.number) };
+    let unresponsive_scheduler =
+        || unbound.iter().find_map(|pod| Some(format!("pod {}: {}", pod.name, attempt.unresponsive_scheduler(pod)?)));
     let (open, all) = (unbound.len(), attempt.pods.len());
     let seconds = attempt.schedule_timeout().as_secs();
-    let why = said.or_else(unheard).unwrap_or_else(|| "the scheduler gives no reason".into());
+    let why = message.or_else(unresponsive_scheduler).unwrap_or_else(|| "the scheduler gives no reason".into());
     let text = format!("{open} of {all} pods not scheduled within {seconds} s: {why}");
     let not_before = attempt.now().saturating_add(pause).unwrap_or(attempt.now());
     Some(rolled_back(attempt, first, "ScheduleTimeout", text, not_before))
@@ -246,8 +247,8 @@ pub(super) fn after_timeout(attempt: &Attempt<'_>) -> Option<Reconciliation> {
 
 /// Backoff for a gang that no scheduler reacted to, or whose objects the API server refused. It
 /// grows because a job that can never start would otherwise hold nodes almost all the time.
-fn growing_pause(attempt: u32) -> SignedDuration {
-    ROLLBACK_PAUSE.saturating_mul(1 << attempt.min(16)).min(restart::LONGEST_PAUSE)
+fn backoff(attempt: u32) -> SignedDuration {
+    ROLLBACK_PAUSE.saturating_mul(1 << attempt.min(16)).min(restart::MAX_PAUSE)
 }
 
 /// Longest backoff of a gang that released its namespace quota to another gang.
@@ -255,13 +256,13 @@ const LONGEST_QUOTA_PAUSE: SignedDuration = SignedDuration::from_secs(120);
 
 /// Releases all pods of a gang that is not placed, if another job of the namespace comes first, or
 /// could start, and needs the quota that they use.
-pub(super) fn for_quota(attempt: &Attempt<'_>, why: &str) -> Option<Reconciliation> {
-    let other = attempt.snapshot.quota_goes_to.filter(|_| !attempt.existing().is_empty())?;
-    let pause = growing_pause(attempt.number).min(LONGEST_QUOTA_PAUSE);
+pub(super) fn yield_quota(attempt: &Attempt<'_>, why: &str) -> Option<Reconciliation> {
+    let other = attempt.snapshot.quota_recipient.filter(|_| !attempt.existing().is_empty())?;
+    let pause = backoff(attempt.number).min(LONGEST_QUOTA_PAUSE);
     let mut draft = attempt.draft();
     next_attempt(attempt, &mut draft, attempt.now().saturating_add(pause).unwrap_or(attempt.now()));
     let text = format!(
-        "job {other} needs the quota of the namespace first: the pods are deleted, and created again in {} s; {why}",
+        "job {other} comes first for the namespace's quota: the pods are deleted, and recreated in {} s; {why}",
         pause.as_secs()
     );
     draft.condition(conditions::PLACED, "False", conditions::QUOTA, text.clone());
@@ -271,32 +272,42 @@ pub(super) fn for_quota(attempt: &Attempt<'_>, why: &str) -> Option<Reconciliati
 
 /// Recreates the pods if the nodes now offer devices that they did not offer before: a pod's
 /// requests are immutable.
-pub(super) fn for_devices(attempt: &Attempt<'_>, why: &str) -> Option<Reconciliation> {
+pub(super) fn recreate_for_devices(attempt: &Attempt<'_>, why: &str) -> Option<Reconciliation> {
     let JobSnapshot { job, nodes, rules, .. } = attempt.snapshot;
-    let wanted = fabric::before(job, attempt.valid, rules.defaults, nodes)?.resources;
-    let asked = job.status.as_ref().and_then(|status| status.fabric.as_ref()).map(|fabric| &fabric.resources);
-    if wanted.is_empty() || asked == Some(&wanted) {
+    let wanted = fabric::pod_resources(job, attempt.valid, rules.defaults, nodes)?.resources;
+    let current = job.status.as_ref().and_then(|status| status.fabric.as_ref()).map(|fabric| &fabric.resources);
+    if wanted.is_empty() || current == Some(&wanted) {
         return None;
     }
     let names: Vec<&str> = wanted.iter().map(|resource| resource.name.as_str()).collect();
-    Some(changed_nodes(attempt, conditions::FABRIC_NOT_READY, format!("the nodes offer {} now", names.join(", ")), why))
+    Some(restart_for_changed_nodes(
+        attempt,
+        conditions::FABRIC_NOT_READY,
+        format!("the nodes now offer {}", names.join(", ")),
+        why,
+    ))
 }
 
 /// Recreates the pods if the nodes now provide GPUs by the other mechanism, which is also fixed
 /// when a pod is created.
-pub(super) fn for_allocation(attempt: &Attempt<'_>, why: &str) -> Option<Reconciliation> {
-    let way = allocation::other(attempt.snapshot.job, attempt.snapshot.nodes)?;
-    Some(changed_nodes(attempt, conditions::NO_ROOM, format!("the nodes give GPUs by {way:?} now"), why))
+pub(super) fn recreate_for_allocation(attempt: &Attempt<'_>, why: &str) -> Option<Reconciliation> {
+    let mechanism = allocation::other(attempt.snapshot.job, attempt.snapshot.nodes)?;
+    Some(restart_for_changed_nodes(
+        attempt,
+        conditions::NO_ROOM,
+        format!("the nodes now provide GPUs by {mechanism:?}"),
+        why,
+    ))
 }
 
 /// Starts another attempt because the nodes have changed. Repeated changes back off, for example
 /// while a driver keeps restarting. The event has the condition's reason.
-fn changed_nodes(attempt: &Attempt<'_>, reason: &'static str, change: String, why: &str) -> Reconciliation {
+fn restart_for_changed_nodes(attempt: &Attempt<'_>, reason: &'static str, change: String, why: &str) -> Reconciliation {
     let mut draft = attempt.draft();
-    let pause = restart::pause(attempt.number as i32 - 1, attempt.lasted());
+    let pause = restart::pause(attempt.number as i32 - 1, attempt.duration());
     next_attempt(attempt, &mut draft, attempt.now().saturating_add(pause).unwrap_or(attempt.now()));
     let wait = if pause.is_zero() { String::new() } else { format!(" in {} s", pause.as_secs()) };
-    let text = format!("{change}: the pods are created again{wait}; {why}");
+    let text = format!("{change}: the pods are recreated{wait}; {why}");
     draft.condition(conditions::PLACED, "False", reason, text.clone());
     draft.stage(Stage::Placing, text.clone());
     draft.decide(vec![EventDraft::normal(reason, text)])
@@ -307,7 +318,7 @@ fn next_attempt(attempt: &Attempt<'_>, draft: &mut Draft<'_>, not_before: Timest
     draft.next.attempt_time = Some(status::time(not_before));
     let JobSnapshot { job, nodes, rules, .. } = attempt.snapshot;
     draft.next.device_allocation = allocation::allocation(job, nodes);
-    draft.next.fabric = fabric::before(job, attempt.valid, rules.defaults, nodes);
+    draft.next.fabric = fabric::pod_resources(job, attempt.valid, rules.defaults, nodes);
     draft.count(&[], attempt.valid.request.nodes as i32);
     draft.start_over();
 }
