@@ -17,7 +17,7 @@ pub enum Toggle {
 /// How to estimate the run time of a job that sets no `activeDeadlineSeconds`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "PascalCase")]
-pub enum Guess {
+pub enum QueuePredictor {
     /// No estimate.
     None,
     /// From the run times of this job and similar ones.
@@ -124,8 +124,8 @@ pub struct ControllerArgs {
 
     /// What stands in for activeDeadlineSeconds where a job has none, in the choice of who goes
     /// first; no job is stopped for it.
-    #[arg(long, value_enum, default_value_t = Guess::None)]
-    pub queue_predictor: Guess,
+    #[arg(long, value_enum, default_value_t = QueuePredictor::None)]
+    pub queue_predictor: QueuePredictor,
 
     /// How long the first job of the queue may hold nodes without being able to begin; twice as
     /// long if the limits of the jobs that run there promise that it can by then. After that it
@@ -136,7 +136,7 @@ pub struct ControllerArgs {
     /// NAMESPACE=WEIGHT, repeatable: at equal priority, jobs of the namespace with the lowest
     /// recent GPU usage relative to its weight go first. Namespaces that are not named have weight
     /// 1. Default: by age.
-    #[arg(long = "queue-weight", value_name = "NAMESPACE=WEIGHT", value_parser = weight)]
+    #[arg(long = "queue-weight", value_name = "NAMESPACE=WEIGHT", value_parser = parse_weight)]
     pub queue_weights: Vec<(String, u32)>,
 
     /// A priority class whose preemptionPolicy: Never is for the scheduler alone, repeatable:
@@ -153,7 +153,7 @@ pub struct ControllerArgs {
     /// Class of the ProvisioningRequests by which gangs that lack nodes ask the cluster's
     /// autoscaler for them, such as best-effort-atomic-scale-up.autoscaling.x-k8s.io. Default: they
     /// do not ask.
-    #[arg(long, value_name = "CLASS", value_parser = class)]
+    #[arg(long, value_name = "CLASS", value_parser = parse_class)]
     pub provisioning_class: Option<String>,
 
     /// Jobs that are reconciled at the same time.
@@ -169,14 +169,14 @@ pub struct ControllerArgs {
     pub log_level: String,
 }
 
-fn weight(text: &str) -> Result<(String, u32), String> {
+fn parse_weight(text: &str) -> Result<(String, u32), String> {
     let parts = text.split_once('=').filter(|(namespace, _)| !namespace.is_empty());
     let parsed = parts.and_then(|(namespace, weight)| Some((namespace.to_string(), weight.parse().ok()?)));
     let weight = parsed.filter(|(_, weight)| (1..=1_000_000).contains(weight));
     weight.ok_or_else(|| "expected NAMESPACE=WEIGHT with a weight from 1 to 1000000, such as research=2".into())
 }
 
-fn class(text: &str) -> Result<String, String> {
+fn parse_class(text: &str) -> Result<String, String> {
     let is_word = |part: &str| {
         let is_inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         !part.is_empty() && part.bytes().all(is_inside) && !part.starts_with('-') && !part.ends_with('-')
@@ -188,23 +188,23 @@ fn class(text: &str) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{class, weight};
+    use super::{parse_class, parse_weight};
 
     #[test]
-    fn a_class_is_a_kubernetes_name() {
-        for right in ["best-effort-atomic-scale-up.autoscaling.x-k8s.io", "a", "queued-provisioning.gke.io"] {
-            assert_eq!(class(right), Ok(right.into()));
+    fn parse_class_accepts_kubernetes_names_only() {
+        for valid in ["best-effort-atomic-scale-up.autoscaling.x-k8s.io", "a", "queued-provisioning.gke.io"] {
+            assert_eq!(parse_class(valid), Ok(valid.into()));
         }
-        for wrong in ["", "-a", "a-", "A", "a..b", "a_b", "a b"] {
-            assert!(class(wrong).is_err(), "{wrong}");
+        for invalid in ["", "-a", "a-", "A", "a..b", "a_b", "a b"] {
+            assert!(parse_class(invalid).is_err(), "{invalid}");
         }
     }
 
     #[test]
-    fn a_weight_is_a_positive_number_for_a_namespace() {
-        assert_eq!(weight("research=2"), Ok(("research".into(), 2)));
-        for wrong in ["research", "=2", "research=0", "research=1000001", "research=x"] {
-            assert!(weight(wrong).is_err(), "{wrong}");
+    fn parse_weight_accepts_positive_weights_only() {
+        assert_eq!(parse_weight("research=2"), Ok(("research".into(), 2)));
+        for invalid in ["research", "=2", "research=0", "research=1000001", "research=x"] {
+            assert!(parse_weight(invalid).is_err(), "{invalid}");
         }
     }
 }

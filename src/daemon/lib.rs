@@ -4,7 +4,7 @@
 
 mod args;
 
-pub use args::{ControllerArgs, Guess, Toggle};
+pub use args::{ControllerArgs, QueuePredictor, Toggle};
 
 use jiff::SignedDuration;
 use std::fmt::Display;
@@ -78,11 +78,11 @@ pub fn start(args: &ControllerArgs) -> Result<Exit, Failure> {
             node_grace: SignedDuration::from_secs(args.node_grace_seconds.into()),
             longest_schedule_timeout: SignedDuration::from_secs(args.max_schedule_timeout_seconds.into()),
             longest_reservation: SignedDuration::from_secs(args.longest_reservation_seconds.into()),
-            fleet_brake_percent: args.fleet_brake_percent,
-            predicts: args.queue_predictor == Guess::RunTimes,
+            mass_outage_percent: args.fleet_brake_percent,
+            predicts_run_times: args.queue_predictor == QueuePredictor::RunTimes,
             weights: args.queue_weights.iter().cloned().collect(),
             gang_classes: args.gang_priority_classes.iter().cloned().collect(),
-            names_others: args.name_other_namespaces == Toggle::Enabled,
+            names_other_namespaces: args.name_other_namespaces == Toggle::Enabled,
             provisioning_class: args.provisioning_class.clone(),
             admission_policies: args.admission_policies.clone(),
         };

@@ -8,7 +8,7 @@ use tracing::warn;
 
 impl Context {
     /// Reports an invalid job in the log and, unless the server refuses that write, in its status.
-    pub(super) async fn refuse(&self, key: &Key, job: Unreadable) -> Outcome {
+    pub(super) async fn report_unreadable(&self, key: &Key, job: Unreadable) -> Outcome {
         if job.told {
             return Outcome::Quiet;
         }
@@ -18,13 +18,13 @@ impl Context {
         if let Ok(Some(reference)) = &written {
             let note =
                 format!("{why}; another version of Switchyard began it, so its pods go on and nothing is done for it");
-            self.tell(reference, vec![EventDraft::warning(events::UNREADABLE, note)]).await;
+            self.publish_events(reference, vec![EventDraft::warning(events::UNREADABLE, note)]).await;
         }
         if written.is_ok()
             && let Some(now) = self.index().unreadable.get_mut(key).filter(|now| now.why == job.why)
         {
             now.told = true;
         }
-        self.ended(key, None, written.err())
+        self.finish(key, None, written.err())
     }
 }
