@@ -280,17 +280,17 @@ pub(super) struct PlanArgs {
 
     /// The cluster.
     #[command(flatten)]
-    pub place: ClusterArgs,
+    pub source: ClusterArgs,
 }
 
 /// Subcommands of `checkpoint`.
 #[derive(Debug, Subcommand)]
 pub(super) enum CheckpointCommand {
     /// List the checkpoints in a directory, newest first. Lengths are compared, contents are not.
-    List(WhichArgs),
+    List(SelectorArgs),
     /// Read checkpoints completely and compare all digests; names the file, chunk and tensors that
     /// are damaged.
-    Verify(WhichArgs),
+    Verify(SelectorArgs),
     /// Write the model of a checkpoint, without the optimizer, to one safetensors file, for PyTorch
     /// and others.
     Export(ExportArgs),
@@ -298,7 +298,7 @@ pub(super) enum CheckpointCommand {
 
 /// Which checkpoints.
 #[derive(Debug, Args)]
-pub(super) struct WhichArgs {
+pub(super) struct SelectorArgs {
     /// The directory of a job's checkpoints.
     #[arg(value_name = "DIR")]
     pub directory: PathBuf,
@@ -317,7 +317,7 @@ pub(super) struct WhichArgs {
 pub(super) struct ExportArgs {
     /// Which checkpoints: the newest complete one is exported.
     #[command(flatten)]
-    pub which: WhichArgs,
+    pub selector: SelectorArgs,
 
     /// The file to write; it is replaced if it exists.
     #[arg(long, value_name = "FILE")]

@@ -16,7 +16,7 @@ pub(crate) struct PreflightArgs {
 
     /// The cluster.
     #[command(flatten)]
-    pub place: ClusterArgs,
+    pub source: ClusterArgs,
 }
 
 /// Which cluster, and how to read it.
@@ -62,7 +62,7 @@ pub(crate) struct ExplainArgs {
 
     /// The cluster.
     #[command(flatten)]
-    pub place: ClusterArgs,
+    pub source: ClusterArgs,
 }
 
 /// Arguments of `snapshot`.
@@ -70,7 +70,7 @@ pub(crate) struct ExplainArgs {
 pub(crate) struct SnapshotArgs {
     /// The cluster.
     #[command(flatten)]
-    pub place: ClusterArgs,
+    pub source: ClusterArgs,
 }
 
 /// Arguments of `whatif`.
@@ -99,5 +99,5 @@ pub(crate) struct WhatifArgs {
 
     /// The cluster.
     #[command(flatten)]
-    pub place: ClusterArgs,
+    pub source: ClusterArgs,
 }

@@ -19,7 +19,7 @@ pub(crate) struct SimulateArgs {
 
     /// The cluster, which is empty when the trace begins.
     #[command(flatten)]
-    pub place: ClusterArgs,
+    pub source: ClusterArgs,
 
     /// Rules to play.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "RULE", default_values_t = Rule::value_variants().to_vec())]

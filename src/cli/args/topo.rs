@@ -32,7 +32,7 @@ pub(crate) struct TopoArgs {
 
     /// The cluster.
     #[command(flatten)]
-    pub place: ClusterArgs,
+    pub source: ClusterArgs,
 }
 
 /// Subcommands of `topo`.
@@ -109,5 +109,5 @@ pub(crate) struct XmlArgs {
 
     /// The cluster.
     #[command(flatten)]
-    pub place: ClusterArgs,
+    pub source: ClusterArgs,
 }
