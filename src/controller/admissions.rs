@@ -23,7 +23,7 @@ impl Reader for Admissions {
     type Target = String;
     type Output = Vec<Event>;
 
-    const FORBIDDEN_MESSAGE: &str = "events cannot be read: what jobs wait for in Kueue stands in no status";
+    const FORBIDDEN_MESSAGE: &str = "cannot read events: job statuses will not say why Kueue has not admitted a job";
 
     fn sources(&self, context: &Context) -> Vec<Source<String>> {
         let index = context.index();

@@ -29,10 +29,10 @@ pub(super) async fn run(context: Context, mut stop: Receiver<bool>) {
                     (skew.abs().as_secs(), if skew.is_positive() { "ahead of" } else { "behind" });
                 warn!(
                     skew_seconds = skew.as_secs(),
-                    "the clock of this machine is {seconds} s {direction} the API server's, which is used"
+                    "this machine's clock is {seconds} s {direction} the API server's; using the API server's time"
                 );
             }
-            None if was_wrong => info!("the clock of this machine agrees with the API server's again"),
+            None if was_wrong => info!("this machine's clock agrees with the API server's again"),
             _ => {}
         }
         was_wrong = skew.is_some();

@@ -111,14 +111,14 @@ impl Candidate {
                 Ok(pause) => {
                     last_success = (self.clock)();
                     if last_error.take().is_some() {
-                        info!("the Lease can be read and written again");
+                        info!("the Lease is accessible again");
                     }
                     pause
                 }
                 Err(text) => {
                     // Log an error once, not at every try.
                     if last_error.as_ref() != Some(&text) {
-                        warn!(error = text, "the Lease cannot be read or written; it is tried again");
+                        warn!(error = text, "cannot read or write the Lease; retrying");
                         last_error = Some(text);
                     }
                     let is_long_outage =
@@ -180,7 +180,7 @@ impl Candidate {
                     if let Some(memory) = lease_memory(cache.lease.as_ref()) {
                         (self.memory.restore)(memory);
                     }
-                    info!(identity = self.identity, "leading");
+                    info!(identity = self.identity, "started leading");
                 }
                 *role = Role::Leading { renewed: before };
                 leader.extend_to(before + self.timing.renew_deadline);
@@ -208,13 +208,13 @@ impl Candidate {
     fn step_down(&self, role: &mut Role, leader: &Leader, why: &str) {
         leader.stop();
         *role = Role::Standby;
-        warn!(identity = self.identity, why, "not leading any more");
+        warn!(identity = self.identity, why, "stopped leading");
     }
 
     /// Limits a call so that it ends before a leader's deadline.
     async fn with_timeout<T>(&self, role: Role, call: impl Future<Output = T>) -> Result<T, String> {
         let limit = self.timing.renew_deadline / 2;
-        let message = || format!("the API server did not answer within {} s", limit.as_secs_f32());
+        let message = || format!("the API server did not respond within {} s", limit.as_secs_f32());
         tokio::time::timeout(self.until_deadline(role, limit), call).await.map_err(|_| message())
     }
 
@@ -289,9 +289,9 @@ impl Candidate {
         lease.spec.get_or_insert_default().holder_identity = Some(String::new());
         let params = PostParams::default();
         match tokio::time::timeout(self.timing.retry, self.api().replace(LEASE, &params, &lease)).await {
-            Ok(Ok(_)) => info!("the Lease is given back"),
-            Ok(Err(error)) => warn!(%error, "the Lease cannot be given back; it runs out by itself"),
-            Err(_) => warn!("the Lease cannot be given back in time; it runs out by itself"),
+            Ok(Ok(_)) => info!("released the Lease"),
+            Ok(Err(error)) => warn!(%error, "cannot release the Lease; it will expire"),
+            Err(_) => warn!("timed out releasing the Lease; it will expire"),
         }
     }
 }

@@ -72,8 +72,8 @@ impl Health {
             .iter()
             .filter_map(|watch| match state.watches.get(watch) {
                 Some(Ok(())) => None,
-                Some(Err(error)) => Some(format!("{watch} cannot be watched: {error}")),
-                None => Some(format!("{watch} are not listed yet")),
+                Some(Err(error)) => Some(format!("cannot watch {watch}: {error}")),
+                None => Some(format!("{watch}: the first list is not complete")),
             })
             .collect()
     }
@@ -118,7 +118,7 @@ pub(super) async fn serve(
                     tokio::join!(public, serve_on(tls, authorized, stop));
                 }
                 Err(error) => {
-                    tracing::error!(%error, "the metrics are not served: no certificate");
+                    tracing::error!(%error, "cannot create a certificate; not serving metrics");
                     serve_on(listener, public.with_state(endpoints), stop).await;
                 }
             }
@@ -134,7 +134,7 @@ where
         let _ = stop.wait_for(|stop| *stop).await;
     };
     if let Err(error) = axum::serve(listener, router).with_graceful_shutdown(stopped).await {
-        tracing::warn!(%error, "health and metrics are not served any more");
+        tracing::warn!(%error, "the HTTP server failed; health and metrics are no longer served");
     }
 }
 
@@ -147,7 +147,7 @@ fn liveness(age: Duration) -> (StatusCode, String) {
     if age < HUNG_AFTER {
         (StatusCode::OK, "ok\n".into())
     } else {
-        (StatusCode::INTERNAL_SERVER_ERROR, format!("the main loop has not moved for {} s\n", age.as_secs()))
+        (StatusCode::INTERNAL_SERVER_ERROR, format!("the main loop has made no progress for {} s\n", age.as_secs()))
     }
 }
 
@@ -216,7 +216,7 @@ mod tests {
         health.watch_failed("Pod", "forbidden");
         let ready = http_get(address, "/readyz").await;
         assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
-        assert!(ready.ends_with("Pod cannot be watched: forbidden\nNode are not listed yet\n"), "{ready}");
+        assert!(ready.ends_with("cannot watch Pod: forbidden\nNode: the first list is not complete\n"), "{ready}");
         health.listed("Pod");
         health.listed("Node");
         // A listed watch stays listed, so a later failure does not end readiness.
@@ -239,7 +239,7 @@ mod tests {
         let (code, text) = liveness(HUNG_AFTER);
         assert_eq!(
             (code, text.as_str()),
-            (StatusCode::INTERNAL_SERVER_ERROR, "the main loop has not moved for 30 s\n")
+            (StatusCode::INTERNAL_SERVER_ERROR, "the main loop has made no progress for 30 s\n")
         );
     }
 }

@@ -38,7 +38,7 @@ impl Reader for LogHeads {
     type Target = Ranks;
     type Output = String;
 
-    const FORBIDDEN_MESSAGE: &str = "logs cannot be read: links between ranks are not compared";
+    const FORBIDDEN_MESSAGE: &str = "cannot read logs: the links between ranks will not be checked";
 
     async fn read(&self, context: &Context, source: &Source<Ranks>) -> Result<String, kube::Error> {
         logs::read(context, source, LogParams { limit_bytes: Some(MAX_BYTES), ..LogParams::default() }).await

@@ -52,7 +52,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     let metrics_access = match settings.secure_metrics {
         Some(address) => {
             let secure = TcpListener::bind(address).await.map_err(|error| Error::SecureMetrics { address, error })?;
-            info!(secure_metrics = %secure.local_addr().unwrap_or(address), "the metrics are for those who may read them");
+            info!(secure_metrics = %secure.local_addr().unwrap_or(address), "serving metrics to authorized readers only");
             MetricsAccess::Authorized(secure, client.clone())
         }
         None => MetricsAccess::Public,
@@ -78,7 +78,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
         settings: Arc::new(settings),
     };
     let settings = &context.settings;
-    info!(identity = settings.identity, listen = %listener.local_addr().unwrap_or(address), "the controller starts");
+    info!(identity = settings.identity, listen = %listener.local_addr().unwrap_or(address), "starting the controller");
     watch::start(&context);
     let endpoints = Endpoints {
         health: Arc::clone(&context.health),
@@ -130,7 +130,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
         () = reconcile_due(&context, &running) => {}
         _ = stop.wait_for(|stop| *stop) => {}
     }
-    info!("stopping: no new work");
+    info!("stopping; waiting for running reconciles");
     let all = u32::try_from(settings.concurrent_reconciles).unwrap_or(u32::MAX);
     let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, running.acquire_many(all)).await;
     end_candidacy.send_replace(true);
@@ -231,13 +231,13 @@ impl Context {
             let (reason, action) = (event.reason.to_string(), action_for(&note));
             let event = Event { type_: kind, reason, note: Some(note), action, secondary: None };
             match self.recorder.publish(&event, job).await {
-                Ok(()) if self.events_failing.swap(false, Ordering::Relaxed) => info!("events can be sent again"),
+                Ok(()) if self.events_failing.swap(false, Ordering::Relaxed) => info!("events are sent again"),
                 Ok(()) => {}
                 // Log an error once, not with every event.
                 Err(error) if !self.events_failing.swap(true, Ordering::Relaxed) => {
-                    warn!(%error, "an event cannot be sent")
+                    warn!(%error, "cannot send events")
                 }
-                Err(error) => debug!(%error, "an event was not sent"),
+                Err(error) => debug!(%error, "cannot send an event"),
             }
         }
     }

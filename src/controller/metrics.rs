@@ -119,46 +119,41 @@ impl Metrics {
     fn register(&mut self) {
         let registry = &mut self.registry;
         let times = [
-            ("time_to_placed", "From creation of a job to the place of its gang", &self.placed),
-            ("time_to_running", "From creation of a job to all its pods running", &self.running),
-            ("time_to_first_step", "From creation of a job to the first report of the engine", &self.first_step),
-            ("time_to_recovered", "From the decision to start again to all pods running", &self.recovered),
-            ("reconcile", "One look at one job, calls included", &self.reconcile),
-            ("plan", "One decision about one job, without calls", &self.plan),
+            ("time_to_placed", "From creation of a job to its placement", &self.placed),
+            ("time_to_running", "From creation of a job until all its pods run", &self.running),
+            ("time_to_first_step", "From creation of a job to the engine's first progress report", &self.first_step),
+            ("time_to_recovered", "From the decision to restart until all pods run", &self.recovered),
+            ("reconcile", "Duration of a reconcile, including API calls", &self.reconcile),
+            ("plan", "Duration of planning one job, excluding API calls", &self.plan),
         ];
         for (name, help, histogram) in times {
             registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
         }
-        registry.register("reconciles", "Looks at a job by outcome", self.reconciles.clone());
-        registry.register("refused_writes", "Writes that the API server refused, by cause", self.refused.clone());
-        registry.register("restarts", "Restarts of a group by the class of the failure", self.restarts.clone());
+        registry.register("reconciles", "Reconciles by outcome", self.reconciles.clone());
+        registry.register("refused_writes", "Writes rejected by the API server, by cause", self.refused.clone());
+        registry.register("restarts", "Job restarts by failure class", self.restarts.clone());
         registry.register(
             "api_requests",
-            "Requests to the API server by verb, resource and status code; the code is `none` without an answer",
+            "Requests to the API server by verb, resource and status code; the code is `none` without a response",
             self.requests.clone(),
         );
         registry.register("events", "Events by reason", self.events.clone());
-        registry.register("watch_failures", "Watches that ended with an error, by kind", self.watch_failures.clone());
-        registry.register("rescues", "Times the cache did not show a write in time", self.rescues.clone());
+        registry.register("watch_failures", "Watches that failed, by kind", self.watch_failures.clone());
+        registry.register("rescues", "Writes that the cache did not show in time", self.rescues.clone());
         registry.register("jobs", "Jobs by stage", self.jobs.clone());
-        registry.register("queue_depth", "Jobs that are due", self.queue_depth.clone());
-        registry.register_with_unit(
-            "queue_age",
-            "Age of the oldest job that is due",
-            Unit::Seconds,
-            self.queue_age.clone(),
-        );
+        registry.register("queue_depth", "Jobs due for a reconcile", self.queue_depth.clone());
+        registry.register_with_unit("queue_age", "Age of the oldest due job", Unit::Seconds, self.queue_age.clone());
         let help = "Predicted bandwidth of a placement, as a share of the best possible one";
         registry.register("placement_quality", help, self.quality.clone());
-        let help = "Jobs of which a pod has other GPUs than planned, which are worth less";
+        let help = "Jobs with a pod on GPUs that are slower than the planned ones";
         registry.register("placements_degraded", help, self.degraded.clone());
-        let help = "Nodes by their GPUTopology: usable, unusable, none though there are GPUs, or notNeeded";
+        let help = "Nodes by GPUTopology: usable, unusable, none (missing despite GPUs) or notNeeded";
         registry.register("nodes", help, self.nodes.clone());
         let help = "1 while an admission policy is not in force";
         registry.register("policy_missing", help, self.policies_missing.clone());
-        let help = "1 while an admission policy refuses pods that are not of TrainJobs; known to the leader";
+        let help = "1 while an admission policy rejects pods that do not belong to TrainJobs; set by the leader";
         registry.register("policy_refuses_foreign", help, self.policies_rejecting.clone());
-        let help = "By how much the clock of this machine is ahead of the API server's";
+        let help = "How far this machine's clock is ahead of the API server's";
         registry.register_with_unit("clock_skew", help, Unit::Seconds, self.clock_skew.clone());
         registry.register("leader", "1 while this controller leads", self.leader.clone());
     }

@@ -110,7 +110,7 @@ impl Context {
         let mut findings = Vec::new();
         for probe in Probe::ALL {
             let response = trial(&pods, &probe.pod()).await;
-            debug!(?probe, answer = ?response, "a pod was created on trial");
+            debug!(?probe, answer = ?response, "created a probe pod in a dry run");
             findings.extend(
                 probe.judge(&self.settings.admission_policies, response.as_ref().copied().map_err(String::as_str)),
             );

@@ -44,7 +44,7 @@ impl Reader for Progress {
     type Target = Log;
     type Output = String;
 
-    const FORBIDDEN_MESSAGE: &str = "logs cannot be read: running jobs have no figures";
+    const FORBIDDEN_MESSAGE: &str = "cannot read logs: running jobs will not report training progress";
 
     fn is_urgent(target: &Log) -> bool {
         target.is_urgent

@@ -30,14 +30,14 @@ pub(super) async fn run(context: Context, mut stop: Receiver<bool>) {
     while let Err(why) = context.check_api().await {
         // Log a reason once, not at every check.
         if logged.as_ref() != Some(&why) {
-            warn!(error = why, "no gang asks for nodes until this cluster has {RESOURCE} of {API}");
+            warn!(error = why, "gangs cannot request nodes until the cluster serves {RESOURCE} of {API}");
             logged = Some(why);
         }
         if tokio::time::timeout(PERIOD, stop.wait_for(|stop| *stop)).await.is_ok() {
             return;
         }
     }
-    info!(class, "gangs that lack nodes ask for them");
+    info!(class, "gangs that lack nodes can request them");
     watch(&context);
     context.index().provisioning_class = Some(class);
     context.requeue_all();
@@ -47,8 +47,8 @@ impl Context {
     async fn check_api(&self) -> Result<(), String> {
         match self.client.list_api_group_resources(API).await {
             Ok(list) if list.resources.iter().any(|resource| resource.name == RESOURCE) => Ok(()),
-            Ok(_) => Err(format!("{API} is known, and has no {RESOURCE}")),
-            Err(kube::Error::Api(status)) if status.code == 404 => Err(format!("{API} is not known")),
+            Ok(_) => Err(format!("the cluster serves {API}, but without {RESOURCE}")),
+            Err(kube::Error::Api(status)) if status.code == 404 => Err(format!("the cluster does not serve {API}")),
             Err(error) => Err(error.to_string()),
         }
     }

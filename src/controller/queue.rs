@@ -328,7 +328,7 @@ mod tests {
         assert_eq!(tokio::time::timeout(Duration::from_secs(30), waiter).await.unwrap().unwrap(), "a");
         queue.add("c", Instant::now());
         let guard = next_key(&queue).await;
-        let panicking = tokio::spawn(async move { panic!("planned, while {} runs", *guard) });
+        let panicking = tokio::spawn(async move { panic!("intended panic while {} runs", *guard) });
         assert!(panicking.await.is_err());
         assert_eq!(*next_key(&queue).await, "c", "after its backoff");
     }

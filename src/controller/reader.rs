@@ -95,7 +95,7 @@ pub(super) async fn run<R: Reader>(context: Context, reader: R, mut stop: Receiv
                     None
                 }
                 Ok(Err(error)) => {
-                    debug!(pod = source.pod, %error, "it cannot be read");
+                    debug!(pod = source.pod, %error, "read failed");
                     None
                 }
                 Err(_) => None,

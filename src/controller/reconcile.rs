@@ -126,8 +126,8 @@ impl Context {
         let (nodes, was_tripped) = (index.usage.nodes().len(), index.fleet.brake().is_some());
         index.fleet.look(nodes, self.settings.mass_outage_percent, now);
         match index.fleet.brake() {
-            Some(brake) if !was_tripped => warn!("brake: {brake}"),
-            None if was_tripped => info!("the brake is taken off: nodes report again"),
+            Some(brake) if !was_tripped => warn!("circuit breaker tripped: {brake}"),
+            None if was_tripped => info!("circuit breaker reset: nodes report again"),
             _ => {}
         }
         let rules = self.rules(now);
@@ -142,7 +142,7 @@ impl Context {
             Cache::Current => {}
             Cache::Behind { until } => return Err(until),
             Cache::GivenUp => {
-                warn!(job = %key, "the cache did not show a write for {} s; going on", own_writes::PATIENCE.as_secs());
+                warn!(job = %key, "the cache has not shown a write for {} s; continuing without it", own_writes::PATIENCE.as_secs());
                 self.metrics.cache_timed_out();
             }
         }
@@ -160,7 +160,7 @@ impl Context {
         let pods: Vec<&PodView> =
             observed.map(|pod| deleting.iter().find(|deleted| deleted.uid == pod.uid).unwrap_or(pod)).collect();
         let conflict = family.own.fights(instant).map(|what| Trouble {
-            text: format!("somebody undoes what this controller writes: {what}; it is written again every few seconds"),
+            text: format!("another client keeps reverting {what}; this controller repeats the write every few seconds"),
             since: now,
             is_refusal: false,
         });
@@ -267,7 +267,7 @@ impl Context {
             match self.executor.verify(&key.namespace, premise, &id.uid).await {
                 Ok(true) => {}
                 Ok(false) => {
-                    debug!(job = %key, ?premise, "it is not so; the cache does not show that yet");
+                    debug!(job = %key, ?premise, "premise no longer holds; waiting for the cache");
                     // Retry slowly: a node watch that lost its connection notices only after
                     // minutes, and meanwhile every job of such a node checks its premise.
                     let is_node_premise = matches!(premise, Premise::NodeGone(_) | Premise::NodeSilent(_));
@@ -406,7 +406,7 @@ impl Context {
         };
         self.metrics.refused(error.cause);
         if error.cause.retry() == Retry::OnChange {
-            debug!(job = %key, error = %error, "out of date; planned again");
+            debug!(job = %key, error = %error, "stale write; planning again");
             // The change should arrive by watch; this covers the case that it does not.
             self.queue.add(key.clone(), Instant::now() + RECHECK);
             return Outcome::Refused;
@@ -417,7 +417,7 @@ impl Context {
         {
             family.own.hold(until);
         }
-        warn!(job = %key, error = %error, retry_in_ms = until.saturating_duration_since(Instant::now()).as_millis() as u64, "refused");
+        warn!(job = %key, error = %error, retry_in_ms = until.saturating_duration_since(Instant::now()).as_millis() as u64, "write failed");
         Outcome::Refused
     }
 }

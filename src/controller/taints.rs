@@ -30,14 +30,17 @@ pub(super) async fn run(context: Context, mut stop: Receiver<bool>) {
         if let Ok(Some(version)) = found {
             let kind = GroupVersionKind::gvk(GROUP, version, KIND);
             let resource = ApiResource::from_gvk_with_plural(&kind, RESOURCE);
-            info!(version, "devices that {RESOURCE} taint are not offered");
+            info!(version, "placements avoid devices tainted by {RESOURCE}");
             let handler = Handler::<DynamicObject> {
                 kind: KIND,
                 pass: Pass::Required,
                 apply: Box::new(|index, rule| {
                     let name = rule.metadata.name.clone().unwrap_or_default();
                     let parsed = DeviceRule::of(&rule.data["spec"]).unwrap_or_else(|error| {
-                        warn!(rule = name, error, "a DeviceTaintRule is not followed: the scheduler may refuse places");
+                        warn!(
+                            rule = name,
+                            error, "ignoring an invalid DeviceTaintRule: the scheduler may reject placements"
+                        );
                         None
                     });
                     index.apply_device_rule(&name, parsed)

@@ -57,7 +57,10 @@ impl Volumes {
         let volumes = list(client, class).await?.map(Arc::new);
         if volumes.is_none() {
             let limit = PAGE_SIZE as usize * MAX_PAGES;
-            warn!(class, "more than {limit} PersistentVolumes: where its claims can be used is left to the scheduler");
+            warn!(
+                class,
+                "more than {limit} PersistentVolumes: placements will not take the node affinity of this class's volumes into account"
+            );
         }
         all.insert(class.to_string(), CachedList { at: Instant::now(), volumes: volumes.clone() });
         Ok(volumes)
@@ -101,7 +104,7 @@ impl Reader for Volumes {
     type Output = Lookup;
 
     const FORBIDDEN_MESSAGE: &str =
-        "claims and volumes cannot be read: where they can be used is left to the scheduler";
+        "cannot read claims and volumes: placements will not take their node affinity into account";
 
     fn sources(&self, context: &Context) -> Vec<Source<References>> {
         let index = context.index();

@@ -28,7 +28,7 @@ impl Reader for Warnings {
     type Target = ();
     type Output = Vec<Event>;
 
-    const FORBIDDEN_MESSAGE: &str = "events cannot be read: why a pod does not start stands in no status";
+    const FORBIDDEN_MESSAGE: &str = "cannot read events: job statuses will not say why a pod does not start";
 
     fn sources(&self, context: &Context) -> Vec<Source<()>> {
         let now = context.now();

@@ -223,7 +223,7 @@ where
                     if !matches!(event, watcher::Event::Init) {
                         pause = INITIAL_BACKOFF;
                         if let Some(was) = last_error.take() {
-                            info!(kind = watch, was, "the watch works again");
+                            info!(kind = watch, was, "the watch recovered");
                         }
                     }
                     let is_listed = matches!(event, watcher::Event::InitDone);
@@ -240,7 +240,7 @@ where
                     context.health.watch_failed(&watch, &text);
                     // Log an error once, not at every try.
                     if last_error.as_ref() != Some(&text) {
-                        warn!(kind = watch, error = text, "the watch failed; it is tried again with back-off");
+                        warn!(kind = watch, error = text, "the watch failed; retrying with backoff");
                         last_error = Some(text);
                     }
                     tokio::time::sleep(pause).await;

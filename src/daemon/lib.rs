@@ -107,7 +107,7 @@ fn timing(args: &ControllerArgs) -> Result<Option<Timing>, String> {
     if timing.renew_deadline + timing.retry >= timing.duration {
         return Err(format!(
             "--renew-deadline-seconds and --retry-period-seconds: got {} and {}; expected less than --lease-duration-seconds ({}) \
-             together, so that a leader stops before another one may begin",
+             together, so that a leader stops before another candidate can lead",
             args.renew_deadline_seconds, args.retry_period_seconds, args.lease_duration_seconds
         ));
     }

@@ -119,7 +119,7 @@ impl ApiError {
         let message = match error {
             kube::Error::Api(status) if is_too_large(status) => {
                 format!(
-                    "{}: the object is larger than the API server stores (1.5 MiB); shorten the job's spec",
+                    "{}: the object exceeds the API server's size limit (1.5 MiB); shorten the job's spec",
                     status.message
                 )
             }
@@ -135,7 +135,7 @@ impl ApiError {
     }
 
     pub(super) fn timeout(operation: String, deadline: Duration) -> ApiError {
-        let message = format!("the API server did not answer within {} s", deadline.as_secs());
+        let message = format!("the API server did not respond within {} s", deadline.as_secs());
         ApiError { operation, message, cause: Cause::Unreachable }
     }
 }
@@ -185,7 +185,7 @@ mod tests {
             let response = kube::Error::Api(Status { code, message: message.into(), ..Status::default() }.boxed());
             let error = ApiError::new("write the status of TrainJob a".into(), &response);
             let expected = format!(
-                "cannot write the status of TrainJob a: {message}: the object is larger than the API server stores (1.5 MiB); shorten the \
+                "cannot write the status of TrainJob a: {message}: the object exceeds the API server's size limit (1.5 MiB); shorten the \
                  job's spec"
             );
             assert_eq!((error.cause, error.to_string()), (Cause::Invalid, expected));

@@ -136,7 +136,7 @@ impl Executor {
                 patch["metadata"]["uid"] = uid.into();
                 let api = Api::<Pod>::namespaced(self.client.clone(), job.namespace);
                 let params = PatchParams { field_manager: Some(PLAN_MANAGER.into()), ..PatchParams::default() };
-                let operation = format!("lift the gate of Pod {pod}");
+                let operation = format!("remove the scheduling gate of Pod {pod}");
                 let pod = self.call(&operation, api.patch(&pod, &params, &Patch::Strategic(patch))).await?;
                 Ok(Done::Written("Pod", pod.resource_version()))
             }
@@ -197,7 +197,7 @@ impl Executor {
         if let Err(error) = getrandom::fill(&mut key) {
             return Err(ApiError {
                 operation,
-                message: format!("no random bytes: {error}"),
+                message: format!("cannot read random bytes: {error}"),
                 cause: Cause::Unreachable,
             });
         }
@@ -260,14 +260,14 @@ impl Executor {
         let name = match premise {
             Premise::NodeGone(name) | Premise::NodeSilent(name) => {
                 let api = Api::<Node>::all(self.client.clone());
-                let found = self.call(&format!("look for Node {name}"), api.get_opt(name)).await?;
+                let found = self.call(&format!("get Node {name}"), api.get_opt(name)).await?;
                 let is_silent = |node: &Node| NodeView::of(node).silent_since.is_some();
                 return Ok(found.is_none_or(|node| matches!(premise, Premise::NodeSilent(_)) && is_silent(&node)));
             }
             Premise::Absent(name) | Premise::Unbound(name) => name,
         };
         let api = Api::<Pod>::namespaced(self.client.clone(), namespace);
-        let found = self.call(&format!("look for Pod {name}"), api.get_opt(name)).await?;
+        let found = self.call(&format!("get Pod {name}"), api.get_opt(name)).await?;
         // The pod may have lost its label, so check its owner.
         let owned =
             found.filter(|found| ownership::named_parent(&found.metadata).is_some_and(|parent| parent.uid == uid));
@@ -277,7 +277,7 @@ impl Executor {
     /// Whether a slice of the job with this UID exists.
     pub async fn has_slice(&self, namespace: &str, name: &str, uid: &str) -> Result<bool, ApiError> {
         let api = Api::<kube::core::PartialObjectMeta<PlacementSlice>>::namespaced(self.client.clone(), namespace);
-        let found = self.call(&format!("look for PlacementSlice {name}"), api.get_metadata_opt(name)).await?;
+        let found = self.call(&format!("get PlacementSlice {name}"), api.get_metadata_opt(name)).await?;
         Ok(found.is_some_and(|found| ownership::owner(&found.metadata) == Some(uid)))
     }
 
@@ -285,7 +285,7 @@ impl Executor {
     /// its objects are deleted.
     pub async fn is_gone(&self, namespace: &str, name: &str, uid: &str) -> Result<bool, ApiError> {
         let api = Api::<kube::core::PartialObjectMeta<TrainJob>>::namespaced(self.client.clone(), namespace);
-        match self.call(&format!("look for TrainJob {name}"), api.get_metadata_opt(name)).await {
+        match self.call(&format!("get TrainJob {name}"), api.get_metadata_opt(name)).await {
             Ok(found) => Ok(found.is_none_or(|found| found.metadata.uid.as_deref() != Some(uid))),
             Err(error) if error.cause == Cause::Unknown => Ok(true),
             Err(error) => Err(error),
@@ -302,9 +302,9 @@ fn name_taken(holder: &ObjectMeta) -> String {
     }
     let finalizers = holder.finalizers.as_deref().unwrap_or_default();
     let state = if finalizers.is_empty() {
-        "and ends soon".to_string()
+        "and should be gone soon".to_string()
     } else {
-        format!("but held by its finalizers ({})", finalizers.join(", "))
+        format!("but its finalizers ({}) are still pending", finalizers.join(", "))
     };
     format!("{message}: it is being deleted, {state}")
 }
@@ -322,12 +322,12 @@ mod tests {
         let text = "the name is taken by an object that does not belong to this job";
         assert_eq!(message(json!({"name": "a-1-0"})), text);
         let ending = json!({"name": "a-1-0", "deletionTimestamp": "2026-11-27T10:00:00Z"});
-        assert_eq!(message(ending.clone()), format!("{text}: it is being deleted, and ends soon"));
+        assert_eq!(message(ending.clone()), format!("{text}: it is being deleted, and should be gone soon"));
         let mut held = ending;
         held["finalizers"] = json!(["example.com/hold"]);
         assert_eq!(
             message(held),
-            format!("{text}: it is being deleted, but held by its finalizers (example.com/hold)")
+            format!("{text}: it is being deleted, but its finalizers (example.com/hold) are still pending")
         );
     }
 }

@@ -69,7 +69,7 @@ impl Executor {
     ) -> Result<Option<ObjectReference>, ApiError> {
         let api =
             Api::<DynamicObject>::namespaced_with(self.client.clone(), namespace, &ApiResource::erase::<TrainJob>(&()));
-        let operation = format!("read TrainJob {name}");
+        let operation = format!("get TrainJob {name}");
         let Some(job) = self.call(&operation, api.get_opt(name)).await? else { return Ok(None) };
         let Some(conditions) = unreadable(&job.data, why) else { return Ok(None) };
         let keeps_running = has_started(&job.data);

@@ -24,11 +24,13 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// Why a reader is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum AuthError {
-    #[error("expected `Authorization: Bearer TOKEN` with a token that the API server knows; got {0}")]
+    #[error("expected `Authorization: Bearer TOKEN` with a token that the API server accepts; got {0}")]
     Unauthenticated(&'static str),
-    #[error("user {0} may not get /metrics; expected a ClusterRole with nonResourceURLs [/metrics] and verbs [get]")]
+    #[error(
+        "user {0} is not allowed to get /metrics; expected a ClusterRole with nonResourceURLs [/metrics] and verbs [get]"
+    )]
     Forbidden(String),
-    #[error("the API server cannot be asked who this is: {0}")]
+    #[error("cannot verify the token with the API server: {0}")]
     Unavailable(String),
 }
 
@@ -63,7 +65,7 @@ impl Authorizer {
     /// The token is missing or unknown, its user lacks the right, or the API server does not
     /// respond.
     pub async fn check(&self, headers: &HeaderMap) -> Result<(), AuthError> {
-        let token = bearer(headers).ok_or(AuthError::Unauthenticated("none"))?;
+        let token = bearer(headers).ok_or(AuthError::Unauthenticated("no token"))?;
         if self.is_admitted(token, Instant::now()) {
             return Ok(());
         }
@@ -71,7 +73,7 @@ impl Authorizer {
             let user = self.authenticate(token).await?;
             self.authorize(user).await
         };
-        let timeout = |_| AuthError::Unavailable(format!("no answer within {} s", DEADLINE.as_secs()));
+        let timeout = |_| AuthError::Unavailable(format!("no response within {} s", DEADLINE.as_secs()));
         tokio::time::timeout(DEADLINE, reviews).await.map_err(timeout)??;
         self.admit(token, Instant::now());
         Ok(())
@@ -96,7 +98,7 @@ impl Authorizer {
         let api = Api::<TokenReview>::all(self.client.clone());
         let response = api.create(&Default::default(), &review).await.map_err(unavailable)?;
         let authenticated = response.status.filter(|status| status.authenticated == Some(true));
-        authenticated.and_then(|status| status.user).ok_or(AuthError::Unauthenticated("another"))
+        authenticated.and_then(|status| status.user).ok_or(AuthError::Unauthenticated("an unknown token"))
     }
 
     async fn authorize(&self, user: UserInfo) -> Result<(), AuthError> {
@@ -173,10 +175,13 @@ mod tests {
         let calls = Arc::new(AtomicUsize::new(0));
         let authorizer = Authorizer::new(server(&calls));
         for nothing in [HeaderMap::new(), with("Basic cmVhZGVy"), with("Bearer "), with("reader")] {
-            assert_eq!(authorizer.check(&nothing).await, Err(AuthError::Unauthenticated("none")));
+            assert_eq!(authorizer.check(&nothing).await, Err(AuthError::Unauthenticated("no token")));
         }
         assert_eq!(calls.load(Ordering::Relaxed), 0, "no review without a token");
-        assert_eq!(authorizer.check(&with("Bearer made-up")).await, Err(AuthError::Unauthenticated("another")));
+        assert_eq!(
+            authorizer.check(&with("Bearer made-up")).await,
+            Err(AuthError::Unauthenticated("an unknown token"))
+        );
         assert_eq!(authorizer.check(&with("Bearer stranger")).await, Err(AuthError::Forbidden("stranger".into())));
         assert_eq!(authorizer.check(&with("Bearer reader")).await, Ok(()));
         let before = calls.load(Ordering::Relaxed);

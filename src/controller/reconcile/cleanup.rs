@@ -35,7 +35,7 @@ impl Context {
                 Ok(false) => continue,
                 Err(error) => return self.finish(key, None, Some(error)),
             }
-            info!(job = %key, pods = actions.len(), "the job is gone; deleting its pods");
+            info!(job = %key, pods = actions.len(), "the job was deleted; deleting its pods");
             let applied = self.executor.apply(&key.namespace, &id.uid, actions).await;
             let error = self.record_applied(&id, applied);
             outcome = Outcome::Wrote;

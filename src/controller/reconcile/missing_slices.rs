@@ -14,7 +14,7 @@ impl Context {
         if let Some(slice) = &missing.slice {
             match self.executor.has_slice(&key.namespace, slice, &missing.job.uid).await {
                 Ok(true) => {
-                    debug!(job = %key, slice, "the slice is there; the cache does not show it yet");
+                    debug!(job = %key, slice, "the slice exists; waiting for the cache");
                     self.queue.add(key.clone(), Instant::now() + RECHECK);
                     return Some(Outcome::Behind);
                 }
@@ -25,7 +25,7 @@ impl Context {
         let slice = missing.slice.as_deref().unwrap_or("all");
         // Check again, because the slice may have arrived or the job may have changed meanwhile.
         if self.index().lack(key).as_ref() == Some(&missing) {
-            warn!(job = %key, slice, "the place of the job is not known any more: its PlacementSlices are gone, or are not its own");
+            warn!(job = %key, slice, "lost the job's placement: its PlacementSlices are missing or belong to another job");
             self.apply_change(Instant::now(), Pass::Required, |index| index.show_without_nodes(key));
         }
         None

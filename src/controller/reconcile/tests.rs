@@ -84,6 +84,6 @@ async fn jobs_due_while_the_lease_is_lost_stay_queued() {
     assert_eq!(
         context.reconcile(&key, Pass::Required).await,
         Outcome::Refused,
-        "it is tried as soon as this process leads"
+        "retried as soon as this process leads"
     );
 }

@@ -12,12 +12,13 @@ impl Context {
         if job.told {
             return Outcome::Quiet;
         }
-        warn!(job = %key, error = job.why, "the job cannot be read");
-        let why = format!("the TrainJob cannot be read: {}", job.why);
+        warn!(job = %key, error = job.why, "the job is invalid");
+        let why = format!("invalid TrainJob: {}", job.why);
         let written = self.executor.report_unreadable(&key.namespace, &key.name, &job.version, &why).await;
         if let Ok(Some(reference)) = &written {
-            let note =
-                format!("{why}; another version of Switchyard began it, so its pods go on and nothing is done for it");
+            let note = format!(
+                "{why}; another version of Switchyard started it: its pods keep running, but this version does not manage them"
+            );
             self.publish_events(reference, vec![EventDraft::warning(events::UNREADABLE, note)]).await;
         }
         if written.is_ok()

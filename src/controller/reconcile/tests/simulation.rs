@@ -129,7 +129,7 @@ impl Simulation {
         self.plans += 1;
         let now = self.now();
         let planned = self.context.plan(key, now, self.instant());
-        let Ok(Some(Planned { job, id, plan, .. })) = planned else { panic!("the cache is behind") };
+        let Ok(Some(Planned { job, id, plan, .. })) = planned else { panic!("expected a plan; the cache is behind") };
         if let Some(wake) = plan.wake {
             let wait = Duration::try_from(wake.duration_since(now)).unwrap_or_default();
             self.context.queue.add(key.clone(), self.instant() + wait);

@@ -26,7 +26,7 @@ impl Cost {
         let [at_half, at_end] = self.index_size;
         assert!(
             at_end <= at_half + at_half / 20,
-            "what is kept grows: {at_half} bytes after half of the time, {at_end} at the end"
+            "the index grows: {at_half} bytes after half of the time, {at_end} bytes at the end"
         );
     }
 }
@@ -48,7 +48,7 @@ async fn hundreds_of_queued_jobs_cost_at_most_one_write_per_second_and_no_memory
     assert!(cost.writes as u64 <= seconds, "{} writes in {seconds} s", cost.writes);
     assert!(
         cost.writes > JOBS,
-        "each waiting job reports free resources, also behind the head: {} writes",
+        "every queued job must report free resources, even behind the head: {} writes",
         cost.writes
     );
     cost.assert_flat_memory();
@@ -74,7 +74,7 @@ async fn a_released_node_replans_only_the_head_and_jobs_that_fit() {
     assert_eq!(simulation.context.index().waiting.len(), JOBS);
     assert!(
         simulation.plans <= 3 * JOBS + NODES,
-        "for the attempt, the pods and the place of each: {}",
+        "at most three plans per job, for attempt, pods and placement; got {}",
         simulation.plans
     );
     for (node, pod) in foreign_pods.iter().enumerate() {

@@ -102,7 +102,7 @@ fn a_claim_whose_name_is_taken_gives_the_nodes_back_and_the_next_attempt_has_ano
 #[test]
 fn a_server_that_cannot_be_reached_refuses_nothing() {
     let mut world = placed(json!({}));
-    let text = "cannot create ResourceClaim a-1-0: the API server did not answer within 15 s";
+    let text = "cannot create ResourceClaim a-1-0: the API server did not respond within 15 s";
     world.trouble = Some(Trouble::after(None, text.into(), false, at(0)));
     world.now = 30;
     refused(&mut world);

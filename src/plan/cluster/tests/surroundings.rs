@@ -156,12 +156,12 @@ fn a_pod_that_the_server_will_never_accept_ends_the_job_and_one_that_lacks_somet
     let invalid = "Pod \"a-1-0\" is invalid: spec.containers[0].volumeMounts[0].name: Not found: \"nope\"";
     let account = "pods \"a-1-0\" is forbidden: error looking up service account ns/x: serviceaccount \"x\" not found";
     let quota = "pods \"a-1-0\" is forbidden: exceeded quota: q, requested: cpu=2, used: cpu=3, limited: cpu=4";
-    let silent = "the API server did not answer within 10 s";
+    let silent = "the API server did not respond within 10 s";
     for (why, says, end) in [
         (invalid, "the fields are those below spec.template", 0),
         (account, "create the ServiceAccount, or correct spec.template.spec.serviceAccountName", 300),
         (quota, "or lower spec.trainer.numNodes or resourcesPerNode", i64::MAX),
-        (silent, "did not answer", i64::MAX),
+        (silent, "did not respond", i64::MAX),
     ] {
         let mut world = World::new(1, json!({}));
         world.step();
