@@ -16,8 +16,8 @@ pub(super) fn object_name(text: &str) -> Result<String, String> {
     if text.len() <= 253 && text.split('.').all(is_label) {
         return Ok(text.to_owned());
     }
-    Err("expected the name of a node: at most 253 lower case letters, digits, `-` and `.`, with a letter or digit at \
-         both ends of each part, such as gpu-07"
+    Err("expected a node name: at most 253 lower-case letters, digits, `-` and `.`, where each part starts and ends with \
+         a letter or digit, such as gpu-07"
         .to_owned())
 }
 
@@ -41,9 +41,7 @@ pub(super) fn nic_rate(text: &str) -> Result<NicRate, String> {
         Some(gigabits) if nic.as_deref() != Some("") => {
             Ok(NicRate { nic, megabits_per_second: u64::from(gigabits) * 1000 })
         }
-        _ => {
-            Err("expected a whole number of Gbit/s, for one NIC with its name before it: 400 or mlx5_0=400".to_owned())
-        }
+        _ => Err("expected an integer rate in Gbit/s, for all NICs or for one: 400 or mlx5_0=400".to_owned()),
     }
 }
 
