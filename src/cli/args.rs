@@ -18,7 +18,8 @@ use std::path::PathBuf;
 use switchyard_controller_daemon::ControllerArgs;
 use switchyard_worker_contract::exit::Exit;
 
-/// Topology-aware training jobs.
+/// Schedule and run distributed training jobs on the GPUs and NICs with the fastest path between
+/// them, on this machine or on Kubernetes.
 #[derive(Debug, Parser)]
 #[command(name = "switchyard", version, about, after_long_help = exit_codes(), max_term_width = 100)]
 pub struct Cli {
@@ -26,11 +27,11 @@ pub struct Cli {
     #[command(subcommand)]
     pub(super) command: Command,
 
-    /// Format of the result: for people, or for programs.
+    /// Output format, for humans or for programs.
     #[arg(short, long, global = true, value_enum, default_value_t = Output::Table)]
     pub(super) output: Output,
 
-    /// When to use colour. Also honours `NO_COLOR` and `CLICOLOR_FORCE`.
+    /// When to use colour. `NO_COLOR` and `CLICOLOR_FORCE` are honoured.
     #[arg(long, global = true, value_enum, default_value_t = ColorChoice::Auto)]
     pub(super) color: ColorChoice,
 
@@ -38,7 +39,7 @@ pub struct Cli {
     #[arg(long, global = true)]
     pub(super) ascii: bool,
 
-    /// Print the result and errors only.
+    /// Print only results and errors.
     #[arg(short, long, global = true)]
     pub(super) quiet: bool,
 
@@ -46,7 +47,7 @@ pub struct Cli {
     #[arg(short, long, global = true)]
     pub(super) verbose: bool,
 
-    /// Version of this program, and of which commit it is.
+    /// Version and commit of this program.
     #[arg(skip = env!("CARGO_PKG_VERSION"))]
     pub(super) version: &'static str,
 }
@@ -80,13 +81,13 @@ impl Cli {
 /// Form of a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Output {
-    /// For people.
+    /// For humans.
     Table,
-    /// For people and programs.
+    /// For humans and programs.
     Yaml,
     /// For programs; `run` prints one object per line.
     Json,
-    /// For Graphviz; only `topo` takes it.
+    /// For Graphviz; only for `topo`.
     Dot,
 }
 
@@ -96,63 +97,63 @@ pub(super) enum Command {
     /// Run a TrainJob on this machine, without a cluster.
     #[command(after_long_help = exit_codes())]
     Run(RunArgs),
-    /// Show how a run went, where its time went, and what would make it faster; writes
+    /// Show the result of a run, where its time went and what would make it faster. Writes
     /// RUN_DIR/report.html and report.json.
     Report(ReportArgs),
     /// Show how a TrainJob would run on this machine, or where it would be placed in a cluster, and
-    /// why; starts nothing.
+    /// why. Starts nothing.
     #[command(after_long_help = exit_codes())]
     Plan(PlanArgs),
-    /// Show how placements would change: a node drained, a job added, a level required, a link
-    /// lost; changes nothing.
+    /// Show how placements would change if a node were drained, a job added, a domain level
+    /// required, or a link lost. Changes nothing.
     Whatif(WhatifArgs),
-    /// Play a trace of jobs against a cluster: how long jobs would wait and how fast they would
-    /// run, by the controller's own rules and by those of others, with more racks or another
-    /// network; changes nothing.
+    /// Replay a trace of jobs on a cluster: wait times and training speed with the controller's
+    /// queue and with other schedulers' rules, with more racks or a different network. Changes
+    /// nothing.
     Simulate(SimulateArgs),
-    /// Print the objects of a cluster that decide placements, for --snapshot of other commands.
+    /// Print the cluster objects that determine placements, as input for --snapshot.
     Snapshot(SnapshotArgs),
-    /// Show how a machine is built: GPUs, NICs, NUMA nodes, cores, the bandwidth of its links; or
-    /// who uses which GPUs of a cluster.
+    /// Show the topology of a machine (GPUs, NICs, NUMA nodes, cores, link bandwidths), or who uses
+    /// which GPUs in a cluster.
     Topo(TopoArgs),
-    /// Find settings in manifests of training jobs (ours, Kubeflow's, plain pods) that break the
-    /// job, cost speed or do nothing.
+    /// Find settings in manifests of training jobs (TrainJobs, Kubeflow jobs, plain pods) that
+    /// break the job, slow it down or have no effect.
     #[command(after_long_help = diagnose::LINT_CODES)]
     Lint(LintArgs),
-    /// Convert a PyTorchJob, PaddleJob, MPIJob or TrainJob of Kubeflow to a TrainJob, and list what
-    /// has no counterpart.
+    /// Convert a Kubeflow PyTorchJob, PaddleJob, MPIJob or TrainJob to a Switchyard TrainJob, and
+    /// list settings without an equivalent.
     #[command(after_long_help = diagnose::CONVERT_CODES)]
     Convert(ConvertArgs),
     /// Check the nodes that a TrainJob would get, before it uses any GPU time: 27 checks, each with
-    /// the fix; starts nothing.
+    /// its fix. Starts nothing.
     #[command(after_long_help = exit_codes())]
     Preflight(PreflightArgs),
-    /// Explain the errors in logs of ranks (NCCL, Gloo, MPI, CUDA, RDMA, our own worker): the first
-    /// cause, and what followed from it.
+    /// Explain errors in the logs of ranks (NCCL, Gloo, MPI, CUDA, RDMA, our own worker): the root
+    /// cause and its consequences.
     Doctor(DoctorArgs),
-    /// Show the jobs of a cluster: stage, nodes, progress, what they are waiting for; with --watch
-    /// for as long as they run.
+    /// Show the jobs of a cluster: stage, nodes, progress, and what they are waiting for. --watch
+    /// keeps the display up to date.
     #[command(after_long_help = exit_codes())]
     Status(StatusArgs),
     /// Print the logs of a job's ranks in a cluster.
     Logs(LogsArgs),
-    /// Collect in one archive what is needed to understand a fault in a cluster: objects, events,
-    /// logs. No Secret is read, and no value of an environment variable is kept.
+    /// Collect objects, events and logs for diagnosing a fault in a cluster, in one archive.
+    /// Secrets are not read, and values of environment variables are left out.
     SupportBundle(BundleArgs),
-    /// Work with the checkpoints of a job: list them, verify them, export the model.
+    /// List, verify and export the checkpoints of a job.
     #[command(subcommand, after_long_help = exit_codes())]
     Checkpoint(CheckpointCommand),
-    /// Run the controller: reconciles the TrainJobs of a cluster.
+    /// Run the controller, which reconciles the TrainJobs of a cluster.
     Controller(ControllerArgs),
-    /// Print the CRDs of Switchyard, for `kubectl apply --server-side -f -`.
+    /// Print Switchyard's CRDs, for `kubectl apply --server-side -f -`.
     Crd,
-    /// Explain why a job is placed where it is or why it waits; or explain an error code, such as
-    /// SY0003.
+    /// Explain why a job is placed where it is, or why it is waiting. Also explains error codes,
+    /// such as SY0003.
     Explain(ExplainArgs),
-    /// Print the completion script of a shell; `kubectl`: the program that kubectl runs for
-    /// completion.
+    /// Print the completion script of a shell. `kubectl` prints the program that kubectl calls to
+    /// complete the plugin.
     Completions(CompletionsArgs),
-    /// Write manual pages, one per command, into a folder.
+    /// Write manual pages, one per command, to a folder.
     Man(ManArgs),
     /// Called by kubectl through `completions kubectl`.
     #[command(name = "__complete", hide = true, disable_help_flag = true)]
@@ -164,7 +165,7 @@ pub(super) enum Command {
 /// Arguments of `completions`.
 #[derive(Debug, Args)]
 pub(super) struct CompletionsArgs {
-    /// Which shell.
+    /// The shell.
     #[arg(value_enum)]
     pub shell: CompletionShell,
 }
@@ -172,20 +173,20 @@ pub(super) struct CompletionsArgs {
 /// A shell, or kubectl.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum CompletionShell {
-    /// For bash to evaluate.
+    /// For bash.
     Bash,
-    /// For zsh to evaluate.
+    /// For zsh.
     Zsh,
-    /// For fish to evaluate.
+    /// For fish.
     Fish,
-    /// A program to put on the PATH as `kubectl_complete-switchyard`.
+    /// An executable for the PATH, named `kubectl_complete-switchyard`.
     Kubectl,
 }
 
 /// Arguments of `man`.
 #[derive(Debug, Args)]
 pub(super) struct ManArgs {
-    /// The folder; it is created if it does not exist.
+    /// The folder. Created if it does not exist.
     pub folder: PathBuf,
 }
 
@@ -207,13 +208,13 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
 
-    /// GPUs of the ranks, by the numbers that nvidia-smi shows: one for each rank, in the order of
-    /// the ranks. Default: each process takes the GPU of its number.
+    /// GPUs of the ranks by their nvidia-smi index, one per rank, in rank order. Default: each
+    /// process uses the GPU whose index is its local rank.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub devices: Vec<u32>,
 
-    /// Program of the ranks, such as one with custom models. Default: switchyard-worker beside this
-    /// program or on the PATH.
+    /// Program that each rank runs, for example with custom models. Default: switchyard-worker next
+    /// to this program or on the PATH.
     #[arg(long, value_name = "FILE", env = "SWITCHYARD_WORKER")]
     pub worker: Option<PathBuf>,
 }
@@ -221,11 +222,12 @@ pub(super) struct RunArgs {
 /// Arguments of `report`.
 #[derive(Debug, Clone, Args)]
 pub(super) struct ReportArgs {
-    /// Directory of a run, as `switchyard run` leaves it, or the name of a TrainJob in a cluster.
+    /// Directory of a run written by `switchyard run`, or the name of a TrainJob in a cluster.
     #[arg(value_name = "RUN_DIR|JOB")]
     pub subject: PathBuf,
 
-    /// Write the page to this file instead of RUN_DIR/report.html; RUN_DIR is then left unchanged.
+    /// Write the HTML report to this file, and leave RUN_DIR unchanged. Default:
+    /// RUN_DIR/report.html.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 
@@ -233,8 +235,7 @@ pub(super) struct ReportArgs {
     #[arg(long, value_name = "RUN_DIR")]
     pub synthetic: Option<PathBuf>,
 
-    /// A device file (docs/gpu.md): the kernels of a profiled run on GPUs are held against its
-    /// rates.
+    /// Device file (docs/gpu.md). Compares the kernels of a profiled GPU run with its rates.
     #[arg(long, value_name = "FILE")]
     pub device: Option<PathBuf>,
 
@@ -250,13 +251,14 @@ pub(super) struct PlanArgs {
     /// Manifest of a TrainJob; `-` reads standard input.
     pub file: PathBuf,
 
-    /// Plan for the machine described by this GPUTopology (YAML) instead of this machine. May be
-    /// repeated, one per node.
+    /// Plan for the machine that this GPUTopology (YAML) describes instead of this machine. Can be
+    /// repeated, once per node.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["cluster", "snapshot"])]
     pub topology: Vec<PathBuf>,
 
-    /// Show how long each operation of a training step takes at least on the GPU of this device
-    /// file (JSON; see docs/gpu.md), which need not be there. Reads the job's data.
+    /// Show the minimum duration of each operation of a training step on the GPU that this device
+    /// file describes (JSON; see docs/gpu.md). This machine does not need the GPU. Reads the job's
+    /// data.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["topology", "cluster", "snapshot", "fabric"])]
     pub device: Option<PathBuf>,
 
@@ -264,41 +266,41 @@ pub(super) struct PlanArgs {
     #[arg(long, conflicts_with = "snapshot")]
     pub cluster: bool,
 
-    /// Show every setting of the fabric, with its reason, instead of the placement.
+    /// Show all fabric settings with their reasons instead of the placement.
     #[arg(long)]
     pub fabric: bool,
 
-    /// Print a drawing of the placement in the cluster (SVG). If there is none, the reason is
-    /// printed as text.
+    /// Print a drawing of the placement in the cluster (SVG). If the job cannot be placed, the
+    /// reason is printed as text.
     #[arg(long, requires = "of a cluster", conflicts_with = "fabric")]
     pub svg: bool,
 
-    /// Namespace in which the job will be created. Default: that of the manifest, else that of the
-    /// context.
+    /// Namespace in which the job will be created. Default: the manifest's, otherwise the
+    /// context's.
     #[arg(short, long, requires = "of a cluster")]
     pub namespace: Option<String>,
 
     /// The cluster.
     #[command(flatten)]
-    pub place: ClusterArgs,
+    pub source: ClusterArgs,
 }
 
 /// Subcommands of `checkpoint`.
 #[derive(Debug, Subcommand)]
 pub(super) enum CheckpointCommand {
-    /// List the checkpoints in a directory, newest first. Lengths are compared, contents are not.
-    List(WhichArgs),
-    /// Read checkpoints completely and compare all digests; names the file, chunk and tensors that
-    /// are damaged.
-    Verify(WhichArgs),
-    /// Write the model of a checkpoint, without the optimizer, to one safetensors file, for PyTorch
-    /// and others.
+    /// List the checkpoints in a directory, newest first. Compares file lengths, but not contents.
+    List(SelectorArgs),
+    /// Read checkpoints completely and compare all digests. Names damaged files, chunks and
+    /// tensors.
+    Verify(SelectorArgs),
+    /// Export the model of a checkpoint, without the optimizer, to a single safetensors file for
+    /// PyTorch and other frameworks.
     Export(ExportArgs),
 }
 
 /// Which checkpoints.
 #[derive(Debug, Args)]
-pub(super) struct WhichArgs {
+pub(super) struct SelectorArgs {
     /// The directory of a job's checkpoints.
     #[arg(value_name = "DIR")]
     pub directory: PathBuf,
@@ -317,9 +319,9 @@ pub(super) struct WhichArgs {
 pub(super) struct ExportArgs {
     /// Which checkpoints: the newest complete one is exported.
     #[command(flatten)]
-    pub which: WhichArgs,
+    pub selector: SelectorArgs,
 
-    /// The file to write; it is replaced if it exists.
+    /// The file to write. Replaced if it exists.
     #[arg(long, value_name = "FILE")]
     pub to: PathBuf,
 }

@@ -1,6 +1,6 @@
 //! `switchyard checkpoint`: lists, verifies and exports the checkpoints in a directory.
 
-use crate::args::{CheckpointCommand, Cli, ExportArgs, WhichArgs};
+use crate::args::{CheckpointCommand, Cli, ExportArgs, SelectorArgs};
 use crate::failure::Failure;
 use crate::output::emit;
 use crate::text::columns;
@@ -114,7 +114,7 @@ fn answer(kind: &'static str, rows: &[Row], exit: Exit) -> CommandOutput {
 }
 
 /// The requested checkpoints, newest first.
-fn find(args: &WhichArgs) -> Result<Vec<StoreEntry>, Failure> {
+fn find(args: &SelectorArgs) -> Result<Vec<StoreEntry>, Failure> {
     let name = args.directory.display();
     // A store treats a missing directory as empty; on the command line it is a typo.
     if !args.directory.is_dir() {
@@ -137,14 +137,14 @@ fn find(args: &WhichArgs) -> Result<Vec<StoreEntry>, Failure> {
     Ok(meant)
 }
 
-fn list(args: &WhichArgs) -> Result<CommandOutput, Failure> {
+fn list(args: &SelectorArgs) -> Result<CommandOutput, Failure> {
     let rows: Vec<Row> = find(args)?.iter().map(Row::new).collect();
     Ok(answer("CheckpointList", &rows, Exit::Done))
 }
 
 /// An unfinished checkpoint is not an error if another one is usable, because every crash leaves
 /// one.
-fn verify(args: &WhichArgs) -> Result<CommandOutput, Failure> {
+fn verify(args: &SelectorArgs) -> Result<CommandOutput, Failure> {
     let store = Store::new(&Disk, &args.directory);
     let verified = |found: &StoreEntry| {
         let mut row = Row::new(found);
@@ -163,8 +163,8 @@ fn verify(args: &WhichArgs) -> Result<CommandOutput, Failure> {
 /// Exports the newest matching checkpoint. Fails if that is damaged, because an older model is not
 /// what the user requested.
 fn export_model(args: &ExportArgs) -> Result<CommandOutput, Failure> {
-    let name = args.which.directory.display();
-    let found = find(&args.which)?;
+    let name = args.selector.directory.display();
+    let found = find(&args.selector)?;
     let newest = found.into_iter().find(|found| !matches!(found.state, State::Incomplete));
     let checkpoint: Checkpoint = match newest.map(|found| found.state) {
         Some(State::Complete(checkpoint)) => *checkpoint,
@@ -174,7 +174,7 @@ fn export_model(args: &ExportArgs) -> Result<CommandOutput, Failure> {
             return Err(Failure::new(message, Exit::CheckpointRefused));
         }
     };
-    let store = Store::new(&Disk, &args.which.directory);
+    let store = Store::new(&Disk, &args.selector.directory);
     let exported = export::export(&Disk, &store, &checkpoint, &args.to).map_err(|error| match &error {
         CheckpointError::Io { file, .. } if *file == args.to => Failure::unexpected(error),
         _ => damaged(&error),

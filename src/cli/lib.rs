@@ -58,7 +58,7 @@ fn command(cli: &Cli) -> Result<Exit, Failure> {
     }
     match &cli.command {
         Command::Run(args) => run::run(cli, args),
-        Command::Plan(args) if args.cluster || args.place.snapshot.is_some() => cluster::plan(cli, args),
+        Command::Plan(args) if args.cluster || args.source.snapshot.is_some() => cluster::plan(cli, args),
         Command::Plan(PlanArgs { device: Some(device), file, .. }) => predict::predict(cli, file, device),
         Command::Plan(args) => run::plan(cli, args),
         Command::Whatif(args) => whatif::whatif(cli, args),

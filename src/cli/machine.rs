@@ -52,8 +52,8 @@ pub(super) fn read_file(path: &Path) -> Result<GPUTopology, Failure> {
 }
 
 /// The requested machine: this one, one from a file, or a cluster node.
-pub(super) fn find(target: Option<&str>, place: &ClusterArgs) -> Result<GPUTopology, Failure> {
-    let names_a_cluster = place.snapshot.is_some() || place.kubeconfig.is_some() || place.context.is_some();
+pub(super) fn find(target: Option<&str>, source: &ClusterArgs) -> Result<GPUTopology, Failure> {
+    let names_a_cluster = source.snapshot.is_some() || source.kubeconfig.is_some() || source.context.is_some();
     match target {
         None if names_a_cluster => Err(Failure::usage("got a cluster but no node of it; expected NODE or --cluster")),
         None => this_machine(),
@@ -61,7 +61,7 @@ pub(super) fn find(target: Option<&str>, place: &ClusterArgs) -> Result<GPUTopol
             let why = if Path::new(target).exists() { "there is one of that name" } else { "by its name" };
             Failure::usage(format!("{error}\n`{target}` was taken for a file, not for a node: {why}"))
         }),
-        Some(node) => of_node(place, node),
+        Some(node) => reported_by(source, node),
     }
 }
 
@@ -71,15 +71,15 @@ pub(super) fn is_file(target: &str) -> bool {
 }
 
 /// The report of a cluster node.
-fn of_node(place: &ClusterArgs, node: &str) -> Result<GPUTopology, Failure> {
+fn reported_by(source: &ClusterArgs, node: &str) -> Result<GPUTopology, Failure> {
     let also = |error: &str| format!("{error}\n`{node}` was taken for a node: there is no file of that name");
-    let (items, cluster) = match &place.snapshot {
+    let (items, cluster) = match &source.snapshot {
         Some(path) => {
             let file = snapshot::read_file(path)?;
             (file.items, input::name(path))
         }
         None => {
-            let items = snapshot::report(place, node)
+            let items = snapshot::report(source, node)
                 .map_err(|Failure { message, exit }| Failure::new(also(&message), exit))?;
             (items, "the cluster".to_string())
         }

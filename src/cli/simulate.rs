@@ -89,7 +89,7 @@ struct Input {
 
 impl Input {
     fn read(args: &SimulateArgs) -> Result<Input, Failure> {
-        let file = snapshot::read(&args.place)?;
+        let file = snapshot::read(&args.source)?;
         let cluster = snapshot::cluster(&file)?;
         let cluster = from_nodes(cluster.nodes(), cluster.levels()).map_err(Failure::usage)?;
         let machine = report(&file, &cluster.machine)?;

@@ -48,7 +48,7 @@ pub(super) fn topo(cli: &Cli, args: &TopoArgs) -> Result<Exit, Failure> {
 }
 
 fn show(cli: &Cli, args: &TopoArgs) -> Result<Exit, Failure> {
-    let topology = machine::find(args.target.as_deref(), &args.place)?;
+    let topology = machine::find(args.target.as_deref(), &args.source)?;
     if args.svg {
         print(&svg(&topology));
         return Ok(Exit::Done);
@@ -74,7 +74,7 @@ fn seen(topology: &GPUTopology, args: &TopoArgs, target: &str) -> Option<String>
         observed.to_string()
     };
     // A saved report is expected to be old.
-    let is_outdated = args.place.snapshot.is_none() && !machine::is_file(target) && is_stale(observed, now);
+    let is_outdated = args.source.snapshot.is_none() && !machine::is_file(target) && is_stale(observed, now);
     Some(if is_outdated { format!("{when} (stale)") } else { when })
 }
 

@@ -72,7 +72,7 @@ fn compare(args: &WhatifArgs) -> Result<Vec<Compared>, Failure> {
         paths.iter().map(|path| manifest::read(path)).collect()
     };
     let (files, added) = (read(&args.files)?, read(&args.add)?);
-    let before = snapshot::read(&args.place)?;
+    let before = snapshot::read(&args.source)?;
     let mut after = before.clone();
     for node in &args.drain {
         drain(&mut after, node)?;

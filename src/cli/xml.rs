@@ -40,7 +40,7 @@ fn status_of(topology: GPUTopology) -> GPUTopologyStatus {
 }
 
 fn make(cli: &Cli, args: &XmlArgs) -> Result<Exit, Failure> {
-    let topology = machine::find(args.target.as_deref(), &args.place)?;
+    let topology = machine::find(args.target.as_deref(), &args.source)?;
     let name = plain(topology.metadata.name.as_deref().unwrap_or("-"));
     let status = status_of(topology);
     let content = if args.devices { Content::Devices } else { Content::Tree };

@@ -9,32 +9,33 @@ use tokio::sync::watch::Receiver;
 use tracing::{info, warn};
 
 /// Smaller skews are not reported, because certificates and tokens tolerate them.
-const NOTABLE: SignedDuration = SignedDuration::from_secs(5);
+const TOLERATED: SignedDuration = SignedDuration::from_secs(5);
 /// Pause between two checks.
 const PERIOD: Duration = Duration::from_secs(5);
 
 /// The skew, if it is worth reporting.
-pub(super) fn notable(skew: SignedDuration) -> Option<SignedDuration> {
-    Some(skew).filter(|skew| skew.abs() > NOTABLE)
+pub(super) fn reportable(skew: SignedDuration) -> Option<SignedDuration> {
+    Some(skew).filter(|skew| skew.abs() > TOLERATED)
 }
 
 /// Logs when the clock becomes wrong and when it is right again, until `stop` becomes true.
 pub(super) async fn run(context: Context, mut stop: Receiver<bool>) {
-    let mut was_off = false;
+    let mut was_wrong = false;
     while !*stop.borrow() {
-        let skew = notable(context.clock.skew());
+        let skew = reportable(context.clock.skew());
         match skew {
-            Some(skew) if !was_off => {
-                let (seconds, word) = (skew.abs().as_secs(), if skew.is_positive() { "ahead of" } else { "behind" });
+            Some(skew) if !was_wrong => {
+                let (seconds, direction) =
+                    (skew.abs().as_secs(), if skew.is_positive() { "ahead of" } else { "behind" });
                 warn!(
                     skew_seconds = skew.as_secs(),
-                    "the clock of this machine is {seconds} s {word} the API server's, which is used"
+                    "this machine's clock is {seconds} s {direction} the API server's; using the API server's time"
                 );
             }
-            None if was_off => info!("the clock of this machine agrees with the API server's again"),
+            None if was_wrong => info!("this machine's clock agrees with the API server's again"),
             _ => {}
         }
-        was_off = skew.is_some();
+        was_wrong = skew.is_some();
         let _ = tokio::time::timeout(PERIOD, stop.wait_for(|stop| *stop)).await;
     }
 }
@@ -44,9 +45,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_skew_of_seconds_is_not_worth_a_word() {
-        for (seconds, is_notable) in [(0, false), (5, false), (-5, false), (6, true), (-6, true), (600, true)] {
-            assert_eq!(notable(SignedDuration::from_secs(seconds)).is_some(), is_notable, "{seconds} s");
+    fn a_skew_of_seconds_is_not_reported() {
+        for (seconds, is_reported) in [(0, false), (5, false), (-5, false), (6, true), (-6, true), (600, true)] {
+            assert_eq!(reportable(SignedDuration::from_secs(seconds)).is_some(), is_reported, "{seconds} s");
         }
     }
 }

@@ -3,25 +3,25 @@
 //!
 //! Only the time since *this* process saw the Lease change counts, never the times written in it,
 //! because clocks of other machines may differ (client-go#448). A leader that could not renew
-//! within its deadline stops before another one can start. [`Leading`] reads the clock on every
+//! within its deadline stops before another one can start. [`Leadership`] reads the clock on every
 //! call, so that a process that was suspended does not act as leader before its election task runs
 //! again.
 
 mod decide;
-mod leading;
+mod leadership;
 #[cfg(test)]
 mod tests;
 
 pub use decide::Timing;
-pub(super) use leading::{Clock, Leading, boot_time, channel};
+pub(super) use leadership::{Clock, Leadership, boot_time, channel};
 
-use super::clock::notable;
-use decide::{Action, Role, Seen, decide};
+use super::clock::reportable;
+use decide::{Action, LeaseView, Role, decide};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::PostParams;
 use kube::{Api, Client};
-use leading::Leader;
+use leadership::Leader;
 use std::sync::Arc;
 use std::time::Duration;
 use switchyard_crds::labels::{LEADER_CLOCK_SKEW, LEADER_MEMORY, LEADER_POLICIES, LEADER_VERSION, LEASE};
@@ -30,12 +30,12 @@ use tokio::sync::watch::Receiver;
 use tracing::{info, warn};
 
 /// Longer lease durations are not trusted, because no candidate could take over.
-const LONGEST: Duration = Duration::from_secs(3600);
+const MAX_LEASE_DURATION: Duration = Duration::from_secs(3600);
 
 /// An error that lasts this long is not expected to pass soon.
-const MINUTE: Duration = Duration::from_secs(60);
+const LONG_OUTAGE: Duration = Duration::from_secs(60);
 /// Pause between two tries after that.
-const LONG_PAUSE: Duration = Duration::from_secs(7);
+const SLOW_RETRY: Duration = Duration::from_secs(7);
 
 /// A candidate for leadership.
 pub(super) struct Candidate {
@@ -56,12 +56,12 @@ pub(super) struct LeaseMemory {
     /// Returns the leader's state.
     pub save: Box<dyn Fn() -> Option<String> + Send + Sync>,
     /// Takes over the state of the previous leader.
-    pub recall: Box<dyn Fn(&str) + Send + Sync>,
+    pub restore: Box<dyn Fn(&str) + Send + Sync>,
 }
 
 /// The Lease as this process last saw it.
 #[derive(Debug, Default)]
-struct View {
+struct LeaseCache {
     /// `None` if it does not exist, as far as this process knows.
     lease: Option<Lease>,
     /// When its spec was first seen in this state, as time since boot. After the Lease is deleted,
@@ -70,9 +70,9 @@ struct View {
     spec: LeaseSpec,
 }
 
-impl View {
+impl LeaseCache {
     /// Records a response of the API server.
-    fn see(&mut self, lease: Option<Lease>, now: Duration) {
+    fn update(&mut self, lease: Option<Lease>, now: Duration) {
         if let Some(spec) = lease.as_ref().map(|lease| lease.spec.clone().unwrap_or_default())
             && (spec != self.spec || self.since.is_zero())
         {
@@ -82,13 +82,14 @@ impl View {
         self.lease = lease;
     }
 
-    fn seen(&self, now: Duration, timing: &Timing) -> Seen<'_> {
-        let promised = self.spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
-        let promised = promised.map(Duration::from_secs).filter(|promised| !promised.is_zero() && *promised <= LONGEST);
-        Seen {
+    fn view(&self, now: Duration, timing: &Timing) -> LeaseView<'_> {
+        let declared = self.spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+        let declared =
+            declared.map(Duration::from_secs).filter(|declared| !declared.is_zero() && *declared <= MAX_LEASE_DURATION);
+        LeaseView {
             holder: self.spec.holder_identity.as_deref().unwrap_or_default(),
             unchanged: now.saturating_sub(self.since),
-            lasts: promised.unwrap_or(timing.duration),
+            valid_for: declared.unwrap_or(timing.duration),
         }
     }
 }
@@ -101,55 +102,57 @@ impl Candidate {
     /// Takes part in the election until `stop`, then releases the Lease. Notifies `leader` of
     /// changes.
     pub async fn run(self, leader: Leader, mut stop: Receiver<bool>) {
-        let mut view = View::default();
+        let mut cache = LeaseCache::default();
         let mut role = Role::Standby;
-        let mut trouble: Option<String> = None;
-        let mut well = (self.clock)();
+        let mut last_error: Option<String> = None;
+        let mut last_success = (self.clock)();
         while !*stop.borrow() {
-            let pause = match self.round(&mut view, &mut role, &leader).await {
+            let pause = match self.round(&mut cache, &mut role, &leader).await {
                 Ok(pause) => {
-                    well = (self.clock)();
-                    if trouble.take().is_some() {
-                        info!("the Lease can be read and written again");
+                    last_success = (self.clock)();
+                    if last_error.take().is_some() {
+                        info!("the Lease is accessible again");
                     }
                     pause
                 }
                 Err(text) => {
                     // Log an error once, not at every try.
-                    if trouble.as_ref() != Some(&text) {
-                        warn!(error = text, "the Lease cannot be read or written; it is tried again");
-                        trouble = Some(text);
+                    if last_error.as_ref() != Some(&text) {
+                        warn!(error = text, "cannot read or write the Lease; retrying");
+                        last_error = Some(text);
                     }
-                    let is_long = role == Role::Standby && (self.clock)().saturating_sub(well) > MINUTE;
-                    if is_long { self.timing.retry.max(LONG_PAUSE) } else { self.timing.retry }
+                    let is_long_outage =
+                        role == Role::Standby && (self.clock)().saturating_sub(last_success) > LONG_OUTAGE;
+                    if is_long_outage { self.timing.retry.max(SLOW_RETRY) } else { self.timing.retry }
                 }
             };
-            let _ = tokio::time::timeout(self.shortened(self.until_deadline(role, pause)), stop.changed()).await;
+            let _ = tokio::time::timeout(self.jittered(self.until_deadline(role, pause)), stop.changed()).await;
         }
-        leader.lost();
+        leader.stop();
         if matches!(role, Role::Leading { .. }) {
-            self.release(view).await;
+            self.release(cache).await;
         }
     }
 
     /// Reads the Lease once and acts on it. Returns the time to wait before the next round.
-    async fn round(&self, view: &mut View, role: &mut Role, leader: &Leader) -> Result<Duration, String> {
+    async fn round(&self, cache: &mut LeaseCache, role: &mut Role, leader: &Leader) -> Result<Duration, String> {
         // Check first, because this process may have been suspended for too long.
-        self.step_down_if_late(role, leader);
+        self.step_down_if_expired(role, leader);
         // A leader need not read its own Lease, because the version of its write shows whether the
         // Lease changed.
-        if *role == Role::Standby || view.lease.is_none() {
-            let lease = self.bounded(*role, self.api().get_opt(LEASE)).await?.map_err(|error| error.to_string())?;
-            view.see(lease, (self.clock)());
+        if *role == Role::Standby || cache.lease.is_none() {
+            let lease =
+                self.with_timeout(*role, self.api().get_opt(LEASE)).await?.map_err(|error| error.to_string())?;
+            cache.update(lease, (self.clock)());
         }
         let now = (self.clock)();
-        match decide(&self.identity, now, *role, view.seen(now, &self.timing), &self.timing) {
+        match decide(&self.identity, now, *role, cache.view(now, &self.timing), &self.timing) {
             Action::Wait(pause) => Ok(pause),
             Action::StepDown(why) => {
                 self.step_down(role, leader, &why);
                 Ok(self.timing.retry)
             }
-            Action::Write => self.write(now, view, role, leader).await,
+            Action::Write => self.write(now, cache, role, leader).await,
         }
     }
 
@@ -158,43 +161,43 @@ impl Candidate {
     async fn write(
         &self,
         before: Duration,
-        view: &mut View,
+        cache: &mut LeaseCache,
         role: &mut Role,
         leader: &Leader,
     ) -> Result<Duration, String> {
-        let lease = self.record(view.lease.clone(), *role);
+        let lease = self.record(cache.lease.clone(), *role);
         let api = self.api();
         let params = PostParams::default();
-        let written = match view.lease {
-            None => self.bounded(*role, api.create(&params, &lease)).await?,
-            Some(_) => self.bounded(*role, api.replace(LEASE, &params, &lease)).await?,
+        let written = match cache.lease {
+            None => self.with_timeout(*role, api.create(&params, &lease)).await?,
+            Some(_) => self.with_timeout(*role, api.replace(LEASE, &params, &lease)).await?,
         };
         match written {
             Ok(lease) => {
-                view.see(Some(lease), (self.clock)());
+                cache.update(Some(lease), (self.clock)());
                 if *role == Role::Standby {
                     // Recall the memory before anything is planned.
-                    if let Some(memory) = lease_memory(view.lease.as_ref()) {
-                        (self.memory.recall)(memory);
+                    if let Some(memory) = lease_memory(cache.lease.as_ref()) {
+                        (self.memory.restore)(memory);
                     }
-                    info!(identity = self.identity, "leading");
+                    info!(identity = self.identity, "started leading");
                 }
                 *role = Role::Leading { renewed: before };
-                leader.until(before + self.timing.renew_deadline);
-                self.step_down_if_late(role, leader);
+                leader.extend_to(before + self.timing.renew_deadline);
+                self.step_down_if_expired(role, leader);
                 Ok(self.timing.retry)
             }
             // Another writer changed, created or deleted it, so read it again soon. A 404 on create
             // means that the namespace is missing.
-            Err(kube::Error::Api(status)) if status.code == 409 || status.code == 404 && view.lease.is_some() => {
-                view.lease = None;
+            Err(kube::Error::Api(status)) if status.code == 409 || status.code == 404 && cache.lease.is_some() => {
+                cache.lease = None;
                 Ok(self.timing.retry / 10)
             }
             Err(error) => Err(error.to_string()),
         }
     }
 
-    fn step_down_if_late(&self, role: &mut Role, leader: &Leader) {
+    fn step_down_if_expired(&self, role: &mut Role, leader: &Leader) {
         if let Role::Leading { renewed } = *role
             && (self.clock)().saturating_sub(renewed) >= self.timing.renew_deadline
         {
@@ -203,30 +206,30 @@ impl Candidate {
     }
 
     fn step_down(&self, role: &mut Role, leader: &Leader, why: &str) {
-        leader.lost();
+        leader.stop();
         *role = Role::Standby;
-        warn!(identity = self.identity, why, "not leading any more");
+        warn!(identity = self.identity, why, "stopped leading");
     }
 
     /// Limits a call so that it ends before a leader's deadline.
-    async fn bounded<T>(&self, role: Role, call: impl Future<Output = T>) -> Result<T, String> {
-        let most = self.timing.renew_deadline / 2;
-        let late = || format!("the API server did not answer within {} s", most.as_secs_f32());
-        tokio::time::timeout(self.until_deadline(role, most), call).await.map_err(|_| late())
+    async fn with_timeout<T>(&self, role: Role, call: impl Future<Output = T>) -> Result<T, String> {
+        let limit = self.timing.renew_deadline / 2;
+        let message = || format!("the API server did not respond within {} s", limit.as_secs_f32());
+        tokio::time::timeout(self.until_deadline(role, limit), call).await.map_err(|_| message())
     }
 
-    /// `most`, or the time up to a leader's deadline if that is shorter.
-    fn until_deadline(&self, role: Role, most: Duration) -> Duration {
+    /// `limit`, or the time up to a leader's deadline if that is shorter.
+    fn until_deadline(&self, role: Role, limit: Duration) -> Duration {
         match role {
-            Role::Standby => most,
+            Role::Standby => limit,
             Role::Leading { renewed } => {
-                most.min((renewed + self.timing.renew_deadline).saturating_sub((self.clock)()))
+                limit.min((renewed + self.timing.renew_deadline).saturating_sub((self.clock)()))
             }
         }
     }
 
     /// Shortens a pause by up to a fifth, so that candidates do not write at the same time.
-    fn shortened(&self, pause: Duration) -> Duration {
+    fn jittered(&self, pause: Duration) -> Duration {
         let mut random = [0; 1];
         // Without random bytes there is no jitter, which is harmless.
         let _ = getrandom::fill(&mut random);
@@ -263,7 +266,7 @@ impl Candidate {
                 None => annotations.remove(LEADER_MEMORY),
             };
         }
-        match notable(self.server.skew()) {
+        match reportable(self.server.skew()) {
             Some(skew) => annotations.insert(LEADER_CLOCK_SKEW.into(), skew.as_secs().to_string()),
             None => annotations.remove(LEADER_CLOCK_SKEW),
         };
@@ -281,14 +284,14 @@ impl Candidate {
 
     /// Clears the holder, so that the next leader need not wait. Fails if another candidate has
     /// changed the Lease since.
-    async fn release(&self, view: View) {
-        let Some(mut lease) = view.lease else { return };
+    async fn release(&self, cache: LeaseCache) {
+        let Some(mut lease) = cache.lease else { return };
         lease.spec.get_or_insert_default().holder_identity = Some(String::new());
         let params = PostParams::default();
         match tokio::time::timeout(self.timing.retry, self.api().replace(LEASE, &params, &lease)).await {
-            Ok(Ok(_)) => info!("the Lease is given back"),
-            Ok(Err(error)) => warn!(%error, "the Lease cannot be given back; it runs out by itself"),
-            Err(_) => warn!("the Lease cannot be given back in time; it runs out by itself"),
+            Ok(Ok(_)) => info!("released the Lease"),
+            Ok(Err(error)) => warn!(%error, "cannot release the Lease; it will expire"),
+            Err(_) => warn!("timed out releasing the Lease; it will expire"),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The controller: watches TrainJobs and carries them through their life. This crate is wiring
-//! only; all decisions are made in `plan`.
+//! The controller: watches TrainJobs and reconciles them. This crate is wiring only; all decisions
+//! are made in `plan`.
 //!
 //! ```text
 //! watch ─> Index ─> Queue ─> reconcile: Snapshot ─> plan (pure) ─> apply ─> status ─> events
@@ -14,10 +14,11 @@
 mod admissions;
 mod clock;
 mod election;
+mod endpoints;
+mod log_heads;
 mod logs;
+mod main_loop;
 mod metrics;
-mod openings;
-mod pages;
 mod policies;
 mod progress;
 mod provisioning;
@@ -28,19 +29,18 @@ mod taints;
 mod volumes;
 mod warnings;
 mod watch;
-mod work;
 
 pub mod apply;
 
 pub use election::Timing;
 
 use crate::apply::Executor;
-use election::Leading;
+use election::Leadership;
+use endpoints::Health;
 use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use kube::runtime::events::Recorder;
 use metrics::Metrics;
-use pages::Health;
 use queue::Queue;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -81,16 +81,16 @@ pub struct Settings {
     /// How long the head of the queue may hold a reservation without starting.
     pub longest_reservation: SignedDuration,
     /// Percentage of the nodes that must stop reporting together to trip the circuit breaker.
-    pub fleet_brake_percent: u8,
+    pub mass_outage_percent: u8,
     /// Whether estimated run times replace missing limits.
-    pub predicts: bool,
+    pub predicts_run_times: bool,
     /// Fair-share weights by namespace; past usage does not affect the queue if empty.
     pub weights: BTreeMap<String, u32>,
     /// Priority classes whose `preemptionPolicy: Never` applies to the scheduler only. For their
     /// jobs, `topologyPolicy.preemption` decides.
     pub gang_classes: BTreeSet<String>,
     /// Whether messages in a job's status name jobs of other namespaces.
-    pub names_others: bool,
+    pub names_other_namespaces: bool,
     /// Class of the ProvisioningRequests with which gangs request nodes; `None` if they do not.
     pub provisioning_class: Option<String>,
     /// Admission policies that must be in force, each with a binding of the same name.
@@ -108,10 +108,10 @@ struct Context {
     metrics: Arc<Metrics>,
     health: Arc<Health>,
     recorder: Recorder,
-    leading: Leading,
+    leadership: Leadership,
     clock: Arc<ServerClock>,
     /// Whether the last event could not be sent.
-    silent: Arc<AtomicBool>,
+    events_failing: Arc<AtomicBool>,
 }
 
 impl Context {
@@ -119,8 +119,8 @@ impl Context {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn leads(&self) -> bool {
-        self.leading.now()
+    fn is_leader(&self) -> bool {
+        self.leadership.is_held()
     }
 
     /// The API server's time.
@@ -151,4 +151,4 @@ pub enum Error {
     },
 }
 
-pub use work::run;
+pub use main_loop::run;

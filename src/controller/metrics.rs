@@ -22,7 +22,7 @@ use switchyard_plan::resources::bytes_per_second;
 type Labels<const N: usize = 1> = [(&'static str, Cow<'static, str>); N];
 
 /// Failure classes, each with a restart budget.
-const CLASSES: [&str; 3] = ["application", "infrastructure", "preemption"];
+const FAILURE_CLASSES: [&str; 3] = ["application", "infrastructure", "preemption"];
 
 /// All metrics.
 pub(super) struct Metrics {
@@ -51,7 +51,7 @@ pub(super) struct Metrics {
     degraded: Gauge,
     nodes: Family<Labels, Gauge>,
     policies_missing: Family<Labels, Gauge>,
-    policies_locking: Family<Labels, Gauge>,
+    policies_rejecting: Family<Labels, Gauge>,
     clock_skew: Gauge<f64, AtomicU64>,
 }
 
@@ -94,24 +94,24 @@ impl Metrics {
             degraded: Gauge::default(),
             nodes: Family::default(),
             policies_missing: Family::default(),
-            policies_locking: Family::default(),
+            policies_rejecting: Family::default(),
             clock_skew: Gauge::default(),
         };
         metrics.register();
-        metrics.begin();
+        metrics.init_counters();
         metrics
     }
 
     /// Initializes the counters used in alerts to zero, because Prometheus sees no increase in a
     /// counter that appears with its first event.
-    fn begin(&self) {
+    fn init_counters(&self) {
         for cause in Cause::ALL {
-            self.refused.get_or_create(&[("cause", cause.word().into())]).inc_by(0);
+            self.refused.get_or_create(&[("cause", cause.label().into())]).inc_by(0);
         }
         for kind in super::watch::KINDS {
             self.watch_failures.get_or_create(&[("kind", kind.into())]).inc_by(0);
         }
-        for class in CLASSES {
+        for class in FAILURE_CLASSES {
             self.restarts.get_or_create(&[("class", class.into())]).inc_by(0);
         }
     }
@@ -119,46 +119,41 @@ impl Metrics {
     fn register(&mut self) {
         let registry = &mut self.registry;
         let times = [
-            ("time_to_placed", "From creation of a job to the place of its gang", &self.placed),
-            ("time_to_running", "From creation of a job to all its pods running", &self.running),
-            ("time_to_first_step", "From creation of a job to the first report of the engine", &self.first_step),
-            ("time_to_recovered", "From the decision to start again to all pods running", &self.recovered),
-            ("reconcile", "One look at one job, calls included", &self.reconcile),
-            ("plan", "One decision about one job, without calls", &self.plan),
+            ("time_to_placed", "From creation of a job to its placement", &self.placed),
+            ("time_to_running", "From creation of a job until all its pods run", &self.running),
+            ("time_to_first_step", "From creation of a job to the engine's first progress report", &self.first_step),
+            ("time_to_recovered", "From the decision to restart until all pods run", &self.recovered),
+            ("reconcile", "Duration of a reconcile, including API calls", &self.reconcile),
+            ("plan", "Duration of planning one job, excluding API calls", &self.plan),
         ];
         for (name, help, histogram) in times {
             registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
         }
-        registry.register("reconciles", "Looks at a job by outcome", self.reconciles.clone());
-        registry.register("refused_writes", "Writes that the API server refused, by cause", self.refused.clone());
-        registry.register("restarts", "Restarts of a group by the class of the failure", self.restarts.clone());
+        registry.register("reconciles", "Reconciles by outcome", self.reconciles.clone());
+        registry.register("refused_writes", "Writes rejected by the API server, by cause", self.refused.clone());
+        registry.register("restarts", "Job restarts by failure class", self.restarts.clone());
         registry.register(
             "api_requests",
-            "Requests to the API server by verb, resource and status code; the code is `none` without an answer",
+            "Requests to the API server by verb, resource and status code; the code is `none` without a response",
             self.requests.clone(),
         );
         registry.register("events", "Events by reason", self.events.clone());
-        registry.register("watch_failures", "Watches that ended with an error, by kind", self.watch_failures.clone());
-        registry.register("rescues", "Times the cache did not show a write in time", self.rescues.clone());
+        registry.register("watch_failures", "Watches that failed, by kind", self.watch_failures.clone());
+        registry.register("rescues", "Writes that the cache did not show in time", self.rescues.clone());
         registry.register("jobs", "Jobs by stage", self.jobs.clone());
-        registry.register("queue_depth", "Jobs that are due", self.queue_depth.clone());
-        registry.register_with_unit(
-            "queue_age",
-            "Age of the oldest job that is due",
-            Unit::Seconds,
-            self.queue_age.clone(),
-        );
+        registry.register("queue_depth", "Jobs due for a reconcile", self.queue_depth.clone());
+        registry.register_with_unit("queue_age", "Age of the oldest due job", Unit::Seconds, self.queue_age.clone());
         let help = "Predicted bandwidth of a placement, as a share of the best possible one";
         registry.register("placement_quality", help, self.quality.clone());
-        let help = "Jobs of which a pod has other GPUs than planned, which are worth less";
+        let help = "Jobs with a pod on GPUs that are slower than the planned ones";
         registry.register("placements_degraded", help, self.degraded.clone());
-        let help = "Nodes by their GPUTopology: usable, unusable, none though there are GPUs, or notNeeded";
+        let help = "Nodes by GPUTopology: usable, unusable, none (missing despite GPUs) or notNeeded";
         registry.register("nodes", help, self.nodes.clone());
         let help = "1 while an admission policy is not in force";
         registry.register("policy_missing", help, self.policies_missing.clone());
-        let help = "1 while an admission policy refuses pods that are not of TrainJobs; known to the leader";
-        registry.register("policy_refuses_foreign", help, self.policies_locking.clone());
-        let help = "By how much the clock of this machine is ahead of the API server's";
+        let help = "1 while an admission policy rejects pods that do not belong to TrainJobs; set by the leader";
+        registry.register("policy_refuses_foreign", help, self.policies_rejecting.clone());
+        let help = "How far this machine's clock is ahead of the API server's";
         registry.register_with_unit("clock_skew", help, Unit::Seconds, self.clock_skew.clone());
         registry.register("leader", "1 while this controller leads", self.leader.clone());
     }
@@ -171,7 +166,7 @@ impl Metrics {
 
     /// Counts a refused write.
     pub fn refused(&self, cause: Cause) {
-        self.refused.get_or_create(&[("cause", cause.word().into())]).inc();
+        self.refused.get_or_create(&[("cause", cause.label().into())]).inc();
     }
 
     /// Counts a request; `status` is `None` if it got no response.
@@ -196,19 +191,20 @@ impl Metrics {
     }
 
     /// Counts a write that the cache did not show in time.
-    pub fn rescued(&self) {
+    pub fn cache_timed_out(&self) {
         self.rescues.inc();
     }
 
     /// Records the state of an admission policy.
-    pub fn policy(&self, name: &str, is_missing: bool, refuses_foreign: bool) {
-        let of = |gauge: &Family<Labels<1>, Gauge>| gauge.get_or_create(&[("policy", name.to_string().into())]).clone();
-        of(&self.policies_missing).set(is_missing.into());
-        of(&self.policies_locking).set(refuses_foreign.into());
+    pub fn policy(&self, name: &str, is_missing: bool, rejects_foreign: bool) {
+        let child =
+            |gauge: &Family<Labels<1>, Gauge>| gauge.get_or_create(&[("policy", name.to_string().into())]).clone();
+        child(&self.policies_missing).set(is_missing.into());
+        child(&self.policies_rejecting).set(rejects_foreign.into());
     }
 
     /// Sets the gauges before the metrics are scraped.
-    pub fn gauges(&self, counts: &Counts, depth: (usize, Duration), leads: bool) {
+    pub fn set_gauges(&self, counts: &Counts, depth: (usize, Duration), is_leader: bool) {
         self.jobs.clear();
         self.degraded.set(counts.degraded as i64);
         for (report, nodes) in &counts.nodes {
@@ -219,7 +215,7 @@ impl Metrics {
         }
         self.queue_depth.set(depth.0 as i64);
         self.queue_age.set(depth.1.as_secs_f64());
-        self.leader.set(leads.into());
+        self.leader.set(is_leader.into());
     }
 
     /// Records by how much the clock of this machine is ahead of the API server's.
@@ -268,14 +264,14 @@ impl Metrics {
         let counts =
             |status: Option<&TrainJobStatus>| status.and_then(|status| status.restarts.clone()).unwrap_or_default();
         let (before, after) = (counts(previous), counts(Some(next)));
-        let grown = [
+        let increases = [
             after.application - before.application,
             after.infrastructure - before.infrastructure,
             after.preemption - before.preemption,
         ];
-        for (class, grown) in CLASSES.into_iter().zip(grown) {
-            if grown > 0 {
-                self.restarts.get_or_create(&[("class", class.into())]).inc_by(grown.unsigned_abs().into());
+        for (class, increase) in FAILURE_CLASSES.into_iter().zip(increases) {
+            if increase > 0 {
+                self.restarts.get_or_create(&[("class", class.into())]).inc_by(increase.unsigned_abs().into());
             }
         }
     }
@@ -330,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn the_life_of_a_job_is_measured_once() {
+    fn each_stage_of_a_job_is_measured_once() {
         let metrics = Metrics::new();
         let job: TrainJob = serde_json::from_value(json!({
             "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob",
@@ -374,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_counted_has_its_labels() {
+    fn counters_and_gauges_have_their_labels() {
         let metrics = Metrics::new();
         metrics.request("create", "pods".into(), Some(201));
         metrics.request("create", "pods".into(), None);
@@ -383,7 +379,7 @@ mod tests {
         metrics.reconciled("wrote", Duration::from_millis(3));
         let stages = BTreeMap::from([("Running".to_string(), 2)]);
         let counts = Counts { stages, degraded: 1, nodes: [("none", 5)].into() };
-        metrics.gauges(&counts, (3, Duration::from_secs(4)), true);
+        metrics.set_gauges(&counts, (3, Duration::from_secs(4)), true);
         assert_eq!(lines(&metrics, "placements_degraded"), ["switchyard_placements_degraded 1"]);
         assert_eq!(lines(&metrics, "nodes"), ["switchyard_nodes{report=\"none\"} 5"]);
         let text = metrics.text();
@@ -402,7 +398,7 @@ mod tests {
             assert!(text.lines().any(|found| found == line), "{line} is missing:\n{text}");
         }
         // A stage without jobs is no longer exported.
-        metrics.gauges(&Counts::default(), (0, Duration::ZERO), false);
+        metrics.set_gauges(&Counts::default(), (0, Duration::ZERO), false);
         assert!(!metrics.text().contains("switchyard_jobs{"));
     }
 }

@@ -1,4 +1,4 @@
-//! Checks that the admission policies are in force. Without them a TrainJob may request resources
+//! Checks that the admission policies are in force. UsageOverlay them a TrainJob may request resources
 //! that its author has no right to, and nothing else would reveal it. A faulty policy, on the other
 //! hand, may refuse everybody's pods.
 //!
@@ -21,10 +21,10 @@ use tracing::{debug, info, warn};
 
 /// First and longest pause between two checks while a policy is missing. Helm creates policies
 /// after the Deployment.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const INITIAL_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// Pause while all policies are in force.
-const PAUSE: Duration = Duration::from_secs(120);
+const PERIOD: Duration = Duration::from_secs(120);
 
 /// Checks the policies until `stop` becomes true, and whenever this controller becomes the leader.
 /// Reports changes in the log, and the state in the metrics and to `report`.
@@ -32,13 +32,13 @@ pub(super) async fn run(context: Context, report: Sender<Option<String>>, mut st
     if context.settings.admission_policies.is_empty() {
         return;
     }
-    let mut told: Option<Vec<String>> = None;
-    let mut pause = FIRST_PAUSE;
-    let mut leading = context.leading.clone();
+    let mut logged: Option<Vec<String>> = None;
+    let mut pause = INITIAL_PAUSE;
+    let mut leadership = context.leadership.clone();
     while !*stop.borrow() {
-        let leads = leading.now();
-        let faults = context.policy_faults(leads).await;
-        let is_new = told.as_ref() != Some(&faults);
+        let is_leader = leadership.is_held();
+        let faults = context.policy_faults(is_leader).await;
+        let is_new = logged.as_ref() != Some(&faults);
         if is_new {
             match faults.as_slice() {
                 [] => info!("the admission policies are in force"),
@@ -47,13 +47,13 @@ pub(super) async fn run(context: Context, report: Sender<Option<String>>, mut st
                 }
             }
         }
-        report.send_replace(leads.then(|| if faults.is_empty() { "ok".into() } else { faults.join("; ") }));
-        pause = if is_new { FIRST_PAUSE } else { (2 * pause).min(LONGEST_PAUSE) };
-        let next = if faults.is_empty() { PAUSE } else { pause };
-        told = Some(faults);
+        report.send_replace(is_leader.then(|| if faults.is_empty() { "ok".into() } else { faults.join("; ") }));
+        pause = if is_new { INITIAL_PAUSE } else { (2 * pause).min(MAX_PAUSE) };
+        let next = if faults.is_empty() { PERIOD } else { pause };
+        logged = Some(faults);
         tokio::select! {
             () = tokio::time::sleep(next) => {}
-            () = leading.changed() => {}
+            () = leadership.changed() => {}
             _ = stop.wait_for(|stop| *stop) => {}
         }
     }
@@ -61,19 +61,19 @@ pub(super) async fn run(context: Context, report: Sender<Option<String>>, mut st
 
 impl Context {
     /// Faults of the policies, each prefixed with the policy name. Also updates the metrics.
-    async fn policy_faults(&self, leads: bool) -> Vec<String> {
+    async fn policy_faults(&self, is_leader: bool) -> Vec<String> {
         let (mut missing, mut faults) = self.policies_missing().await;
-        let findings = if leads { self.try_policies().await } else { Vec::new() };
-        missing.extend(findings.iter().filter(|finding| !finding.blocks_pods).map(|finding| finding.policy.clone()));
+        let findings = if is_leader { self.probe_policies().await } else { Vec::new() };
+        missing.extend(findings.iter().filter(|finding| !finding.locks).map(|finding| finding.policy.clone()));
         for name in &self.settings.admission_policies {
-            let blocks_pods = findings.iter().any(|finding| finding.blocks_pods && finding.policy == *name);
-            self.metrics.policy(name, missing.contains(name), blocks_pods);
+            let rejects = findings.iter().any(|finding| finding.locks && finding.policy == *name);
+            self.metrics.policy(name, missing.contains(name), rejects);
         }
         // Skip findings about policies that are already reported: an absent one refuses nothing.
         for Finding { policy, fault, .. } in findings {
-            let begin = format!("{policy}: ");
-            if !faults.iter().any(|told| told.starts_with(&begin)) {
-                faults.push(begin + &fault);
+            let prefix = format!("{policy}: ");
+            if !faults.iter().any(|reported| reported.starts_with(&prefix)) {
+                faults.push(prefix + &fault);
             }
         }
         faults
@@ -104,15 +104,15 @@ impl Context {
     }
 
     /// Creates the probe pods in dry runs.
-    async fn try_policies(&self) -> Vec<Finding> {
+    async fn probe_policies(&self) -> Vec<Finding> {
         let namespace = self.settings.watch_namespaces.first().unwrap_or(&self.settings.namespace);
         let pods = Api::<Pod>::namespaced(self.client.clone(), namespace);
         let mut findings = Vec::new();
         for probe in Probe::ALL {
-            let answer = trial(&pods, &probe.pod()).await;
-            debug!(?probe, ?answer, "a pod was created on trial");
+            let response = trial(&pods, &probe.pod()).await;
+            debug!(?probe, answer = ?response, "created a probe pod in a dry run");
             findings.extend(
-                probe.evaluate(&self.settings.admission_policies, answer.as_ref().copied().map_err(String::as_str)),
+                probe.judge(&self.settings.admission_policies, response.as_ref().copied().map_err(String::as_str)),
             );
         }
         findings

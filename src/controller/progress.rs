@@ -9,7 +9,7 @@
 
 use super::Context;
 use super::logs;
-use super::reader::{Reader, Reads, Source};
+use super::reader::{ReadState, Reader, Source};
 use kube::api::LogParams;
 use std::time::{Duration, Instant};
 use switchyard_crds::{Framework, TrainJob};
@@ -19,12 +19,12 @@ use switchyard_worker_contract::event::{Summary, step_in};
 /// Pause between two reads of one job.
 const PERIOD: Duration = Duration::from_secs(10);
 /// Upper bound on the pause for a pod whose log is unavailable or has no figures.
-const LONGEST: Duration = Duration::from_secs(300);
+const MAX_PERIOD: Duration = Duration::from_secs(300);
 /// Upper bound on the bytes read.
-const BYTES: i64 = 16 << 10;
+const MAX_BYTES: i64 = 16 << 10;
 
 /// Whether the logs of a job's pods have training figures. Only our framework prints them.
-pub(super) fn is_read(job: &TrainJob) -> bool {
+pub(super) fn reports_progress(job: &TrainJob) -> bool {
     job.spec.trainer.framework == Framework::Switchyard
 }
 
@@ -41,55 +41,65 @@ pub(super) struct Log {
 }
 
 impl Reader for Progress {
-    type Of = Log;
-    type Text = String;
+    type Target = Log;
+    type Output = String;
 
-    const LOST: &str = "logs cannot be read: running jobs have no figures";
+    const FORBIDDEN_MESSAGE: &str = "cannot read logs: running jobs will not report training progress";
 
-    fn is_urgent(of: &Log) -> bool {
-        of.is_urgent
+    fn is_urgent(target: &Log) -> bool {
+        target.is_urgent
     }
 
     async fn read(&self, context: &Context, source: &Source<Log>) -> Result<String, kube::Error> {
         let tail = Some(Summary::TAIL_LINES as i64);
-        logs::read(context, source, LogParams { tail_lines: tail, limit_bytes: Some(BYTES), ..LogParams::default() })
-            .await
+        logs::read(
+            context,
+            source,
+            LogParams { tail_lines: tail, limit_bytes: Some(MAX_BYTES), ..LogParams::default() },
+        )
+        .await
     }
 
     fn sources(&self, context: &Context) -> Vec<Source<Log>> {
         let index = context.index();
-        let mut found = Vec::new();
+        let mut sources = Vec::new();
         for (key, job) in &index.jobs {
             let id = JobId::of(&job.metadata);
             let attempt = attempt_of(job);
-            let Some(family) = index.job_states.get(&id).filter(|_| is_read(job)) else { continue };
+            let Some(family) = index.job_states.get(&id).filter(|_| reports_progress(job)) else { continue };
             let nodes = index.usage.nodes();
             let is_silent = |node: &String| nodes.get(node).is_some_and(|node| node.silent_since.is_some());
             let current = || family.pods.values().filter(|pod| pod.attempt == attempt);
             let is_urgent = current().any(|pod| pod.node.as_ref().is_some_and(is_silent));
-            found.extend(family.progress.sources(attempt, current(), nodes).into_iter().map(|pod| Source {
+            sources.extend(family.progress.sources(attempt, current(), nodes).into_iter().map(|pod| Source {
                 job: id.clone(),
                 key: key.clone(),
                 uid: pod.uid.clone(),
                 pod: pod.name.clone(),
-                of: Log { attempt, is_urgent },
+                target: Log { attempt, is_urgent },
             }));
         }
-        found
+        sources
     }
 
-    fn take(&self, context: &Context, source: &Source<Log>, log: Option<String>, before: Option<Reads>) -> Duration {
+    fn handle(
+        &self,
+        context: &Context,
+        source: &Source<Log>,
+        log: Option<String>,
+        before: Option<ReadState>,
+    ) -> Duration {
         let mut guard = context.index();
         let index = &mut *guard;
         let status = index.jobs.get(&source.key).and_then(|job| job.status.as_ref());
         let step = log.as_deref().and_then(step_in);
         if let Some(family) = index.job_states.get_mut(&source.job) {
             match &log {
-                Some(_) => family.progress.record_step(source.of.attempt, &source.uid, step, status, context.now()),
+                Some(_) => family.progress.record_step(source.target.attempt, &source.uid, step, status, context.now()),
                 None => family.progress.record_unreadable(&source.uid),
             }
             // Only the pod of rank 0 prints a summary.
-            let summary = log.as_deref().and_then(Summary::last_in).map(|summary| (source.of.attempt, summary));
+            let summary = log.as_deref().and_then(Summary::last_in).map(|summary| (source.target.attempt, summary));
             if summary.is_some() && family.summary != summary {
                 family.summary = summary;
                 context.queue.add(source.key.clone(), Instant::now());
@@ -97,7 +107,7 @@ impl Reader for Progress {
         }
         match step {
             Some(_) => PERIOD,
-            None => (before.map_or(PERIOD, |before| before.pause) * 2).min(LONGEST),
+            None => (before.map_or(PERIOD, |before| before.pause) * 2).min(MAX_PERIOD),
         }
     }
 }

@@ -3,8 +3,8 @@
 //! watched or requested.
 
 use super::Context;
-use super::queue::Look;
-use super::watch::{Rules, scopes, spawn_in};
+use super::queue::Pass;
+use super::watch::{Handler, scopes, spawn_in};
 use k8s_openapi::api::core::v1::PodTemplate;
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher;
@@ -20,35 +20,35 @@ const API: &str = "autoscaling.x-k8s.io/v1";
 /// Plural name of the kind.
 const RESOURCE: &str = "provisioningrequests";
 /// Pause between two checks.
-const PAUSE: Duration = Duration::from_secs(10);
+const PERIOD: Duration = Duration::from_secs(10);
 
 /// Polls until the cluster serves the kind, or until `stop` becomes true; then lets gangs request
 /// nodes.
 pub(super) async fn run(context: Context, mut stop: Receiver<bool>) {
     let Some(class) = context.settings.provisioning_class.clone() else { return };
-    let mut told: Option<String> = None;
-    while let Err(why) = context.knows_requests().await {
+    let mut logged: Option<String> = None;
+    while let Err(why) = context.check_api().await {
         // Log a reason once, not at every check.
-        if told.as_ref() != Some(&why) {
-            warn!(error = why, "no gang asks for nodes until this cluster has {RESOURCE} of {API}");
-            told = Some(why);
+        if logged.as_ref() != Some(&why) {
+            warn!(error = why, "gangs cannot request nodes until the cluster serves {RESOURCE} of {API}");
+            logged = Some(why);
         }
-        if tokio::time::timeout(PAUSE, stop.wait_for(|stop| *stop)).await.is_ok() {
+        if tokio::time::timeout(PERIOD, stop.wait_for(|stop| *stop)).await.is_ok() {
             return;
         }
     }
-    info!(class, "gangs that lack nodes ask for them");
+    info!(class, "gangs that lack nodes can request them");
     watch(&context);
     context.index().provisioning_class = Some(class);
-    context.look_at_all();
+    context.requeue_all();
 }
 
 impl Context {
-    async fn knows_requests(&self) -> Result<(), String> {
+    async fn check_api(&self) -> Result<(), String> {
         match self.client.list_api_group_resources(API).await {
             Ok(list) if list.resources.iter().any(|resource| resource.name == RESOURCE) => Ok(()),
-            Ok(_) => Err(format!("{API} is known, and has no {RESOURCE}")),
-            Err(kube::Error::Api(status)) if status.code == 404 => Err(format!("{API} is not known")),
+            Ok(_) => Err(format!("the cluster serves {API}, but without {RESOURCE}")),
+            Err(kube::Error::Api(status)) if status.code == 404 => Err(format!("the cluster does not serve {API}")),
             Err(error) => Err(error.to_string()),
         }
     }
@@ -56,11 +56,11 @@ impl Context {
 
 /// Watches ProvisioningRequests and their PodTemplates.
 fn watch(context: &Context) {
-    let ours = || watcher::Config::default().labels(labels::JOB_UID);
+    let labelled = || watcher::Config::default().labels(labels::JOB_UID);
     for namespace in scopes(&context.settings) {
-        let requests = Rules::<DeserializeGuard<ProvisioningRequest>> {
+        let requests = Handler::<DeserializeGuard<ProvisioningRequest>> {
             kind: Kind::ProvisioningRequest.name(),
-            look: Look::InAnyCase,
+            pass: Pass::Required,
             apply: Box::new(|index, request| match request.0 {
                 // Only the status is kept, because the spec never changes.
                 Ok(request) => {
@@ -72,16 +72,16 @@ fn watch(context: &Context) {
             }),
             delete: |index: &mut Index, metadata| index.delete_object(Kind::ProvisioningRequest, metadata),
         };
-        let templates = Rules::<PodTemplate> {
+        let templates = Handler::<PodTemplate> {
             kind: Kind::PodTemplate.name(),
-            look: Look::InAnyCase,
+            pass: Pass::Required,
             apply: Box::new(|index, template| {
                 let content = observed_content(&serde_json::to_value(&template).unwrap_or_default());
                 index.apply_object(Kind::PodTemplate, &template.metadata, content)
             }),
             delete: |index: &mut Index, metadata| index.delete_object(Kind::PodTemplate, metadata),
         };
-        spawn_in(context, requests, namespace, ours());
-        spawn_in(context, templates, namespace, ours());
+        spawn_in(context, requests, namespace, labelled());
+        spawn_in(context, templates, namespace, labelled());
     }
 }

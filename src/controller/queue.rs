@@ -3,7 +3,7 @@
 //! worthwhile by then.
 //!
 //! [`Schedule`] implements the rules, with time as a parameter; [`Queue`] lets tasks wait for due
-//! keys. A task that takes a key holds a [`Turn`], which releases the key however the work ends.
+//! keys. A task that takes a key holds a [`KeyGuard`], which releases the key when it is dropped.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
@@ -13,27 +13,27 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// First backoff after a failure; it doubles each time.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const INITIAL_BACKOFF: Duration = Duration::from_millis(50);
 /// Upper bound on the backoff in the first minute of failures, and lower bound after it.
-const MINUTE_PAUSE: Duration = Duration::from_secs(5);
+const STEADY_BACKOFF: Duration = Duration::from_secs(5);
 /// Upper bound on the backoff.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 /// Failures are expected to pass within this time.
-const MINUTE: Duration = Duration::from_secs(60);
+const STEADY_AFTER: Duration = Duration::from_secs(60);
 
 /// Whether a due key must be processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Look {
-    InAnyCase,
+pub(super) enum Pass {
+    Required,
     /// Only if it is worthwhile by then, which the task that takes the key decides.
-    IfWorthIt,
+    Optional,
 }
 
-impl Look {
-    fn other(self) -> Look {
+impl Pass {
+    fn other(self) -> Pass {
         match self {
-            Look::InAnyCase => Look::IfWorthIt,
-            Look::IfWorthIt => Look::InAnyCase,
+            Pass::Required => Pass::Optional,
+            Pass::Optional => Pass::Required,
         }
     }
 }
@@ -41,17 +41,17 @@ impl Look {
 /// Due times of the keys.
 #[derive(Debug)]
 pub(super) struct Schedule<K> {
-    due: BTreeSet<(Instant, u64, K, Look)>,
-    at: HashMap<(K, Look), (Instant, u64)>,
+    due: BTreeSet<(Instant, u64, K, Pass)>,
+    at: HashMap<(K, Pass), (Instant, u64)>,
     running: HashSet<K>,
     /// Entries for keys that are being processed, scheduled again when these are done.
-    again: HashMap<(K, Look), Instant>,
-    failing: HashMap<K, Failing>,
+    deferred: HashMap<(K, Pass), Instant>,
+    backoffs: HashMap<K, Backoff>,
     sequence: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Failing {
+struct Backoff {
     since: Instant,
     pause: Duration,
 }
@@ -62,8 +62,8 @@ impl<K> Default for Schedule<K> {
             due: BTreeSet::new(),
             at: HashMap::new(),
             running: HashSet::new(),
-            again: HashMap::new(),
-            failing: HashMap::new(),
+            deferred: HashMap::new(),
+            backoffs: HashMap::new(),
             sequence: 0,
         }
     }
@@ -71,24 +71,24 @@ impl<K> Default for Schedule<K> {
 
 impl<K: Clone + Eq + Hash + Ord> Schedule<K> {
     /// Schedules a key for this time, unless the same entry is already scheduled earlier.
-    pub fn add(&mut self, key: K, at: Instant, look: Look) {
-        let entry = (key, look);
+    pub fn add(&mut self, key: K, at: Instant, pass: Pass) {
+        let entry = (key, pass);
         if self.running.contains(&entry.0) {
-            let again = self.again.entry(entry).or_insert(at);
-            *again = (*again).min(at);
+            let deferred = self.deferred.entry(entry).or_insert(at);
+            *deferred = (*deferred).min(at);
             return;
         }
         if self.at.get(&entry).is_some_and(|(before, _)| *before <= at) {
             return;
         }
-        self.take(&entry);
+        self.unschedule(&entry);
         self.sequence += 1;
         self.at.insert(entry.clone(), (at, self.sequence));
-        self.due.insert((at, self.sequence, entry.0, look));
+        self.due.insert((at, self.sequence, entry.0, pass));
     }
 
     /// Removes an entry from the schedule. Returns its time.
-    fn take(&mut self, entry: &(K, Look)) -> Option<Instant> {
+    fn unschedule(&mut self, entry: &(K, Pass)) -> Option<Instant> {
         let (at, sequence) = self.at.remove(entry)?;
         self.due.remove(&(at, sequence, entry.0.clone(), entry.1));
         Some(at)
@@ -96,22 +96,22 @@ impl<K: Clone + Eq + Hash + Ord> Schedule<K> {
 
     /// Takes a due key, which is then processed until [`Schedule::done`]. One pass serves both
     /// entries of the key if both are due.
-    pub fn pop(&mut self, now: Instant) -> Option<(K, Look)> {
+    pub fn pop(&mut self, now: Instant) -> Option<(K, Pass)> {
         if self.due.first().is_none_or(|(at, ..)| *at > now) {
             return None;
         }
-        let (_, _, key, mut look) = self.due.pop_first()?;
-        self.at.remove(&(key.clone(), look));
-        let other = (key.clone(), look.other());
-        if let Some(at) = self.take(&other) {
+        let (_, _, key, mut pass) = self.due.pop_first()?;
+        self.at.remove(&(key.clone(), pass));
+        let other = (key.clone(), pass.other());
+        if let Some(at) = self.unschedule(&other) {
             if at <= now {
-                look = Look::InAnyCase;
+                pass = Pass::Required;
             } else {
-                self.again.insert(other, at);
+                self.deferred.insert(other, at);
             }
         }
         self.running.insert(key.clone());
-        Some((key, look))
+        Some((key, pass))
     }
 
     /// Removes all scheduled entries.
@@ -123,9 +123,9 @@ impl<K: Clone + Eq + Hash + Ord> Schedule<K> {
     /// Marks a key as no longer processed.
     pub fn done(&mut self, key: &K) {
         self.running.remove(key);
-        for look in [Look::InAnyCase, Look::IfWorthIt] {
-            if let Some(at) = self.again.remove(&(key.clone(), look)) {
-                self.add(key.clone(), at, look);
+        for pass in [Pass::Required, Pass::Optional] {
+            if let Some(at) = self.deferred.remove(&(key.clone(), pass)) {
+                self.add(key.clone(), at, pass);
             }
         }
     }
@@ -144,54 +144,54 @@ impl<K: Clone + Eq + Hash + Ord> Schedule<K> {
     /// Records a failure of a key. Returns the time of its next try, which an observed change can
     /// bring forward.
     pub fn failed(&mut self, key: &K, now: Instant) -> Instant {
-        let failing = self.failing.entry(key.clone()).or_insert(Failing { since: now, pause: FIRST_PAUSE / 2 });
-        let is_new = now.duration_since(failing.since) < MINUTE;
-        let next = failing.pause * 2;
-        failing.pause = if is_new { next.min(MINUTE_PAUSE) } else { next.clamp(MINUTE_PAUSE, LONGEST_PAUSE) };
-        now + failing.pause
+        let backoff = self.backoffs.entry(key.clone()).or_insert(Backoff { since: now, pause: INITIAL_BACKOFF / 2 });
+        let is_recent = now.duration_since(backoff.since) < STEADY_AFTER;
+        let next = backoff.pause * 2;
+        backoff.pause = if is_recent { next.min(STEADY_BACKOFF) } else { next.clamp(STEADY_BACKOFF, MAX_BACKOFF) };
+        now + backoff.pause
     }
 
     /// Resets the backoff of a key.
     pub fn succeeded(&mut self, key: &K) {
-        self.failing.remove(key);
+        self.backoffs.remove(key);
     }
 }
 
 /// A [`Schedule`] shared by tasks.
 #[derive(Debug, Clone)]
 pub(super) struct Queue<K> {
-    schedule: Arc<Mutex<Schedule<K>>>,
+    inner: Arc<Mutex<Schedule<K>>>,
     changed: Arc<Notify>,
 }
 
 impl<K> Default for Queue<K> {
     fn default() -> Self {
-        Queue { schedule: Arc::default(), changed: Arc::default() }
+        Queue { inner: Arc::default(), changed: Arc::default() }
     }
 }
 
 impl<K: Clone + Eq + Hash + Ord> Queue<K> {
     pub(super) fn with<T>(&self, change: impl FnOnce(&mut Schedule<K>) -> T) -> T {
-        change(&mut self.schedule.lock().unwrap_or_else(PoisonError::into_inner))
+        change(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Schedules a key that must be processed then.
     pub fn add(&self, key: K, at: Instant) {
-        self.look(key, at, Look::InAnyCase);
+        self.schedule(key, at, Pass::Required);
     }
 
     /// See [`Schedule::add`].
-    pub fn look(&self, key: K, at: Instant, look: Look) {
-        self.with(|schedule| schedule.add(key, at, look));
+    pub fn schedule(&self, key: K, at: Instant, pass: Pass) {
+        self.with(|schedule| schedule.add(key, at, pass));
         self.changed.notify_one();
     }
 
     /// Waits for the next due key. Cancel-safe.
-    pub async fn next(&self) -> Turn<K> {
+    pub async fn next(&self) -> KeyGuard<K> {
         loop {
             let (key, due) = self.with(|schedule| (schedule.pop(Instant::now()), schedule.next_due()));
             match (key, due) {
-                (Some((key, look)), _) => return Turn { key, look, queue: self.clone() },
+                (Some((key, pass)), _) => return KeyGuard { key, pass, queue: self.clone() },
                 (None, Some(due)) => {
                     let _ = tokio::time::timeout_at(due.into(), self.changed.notified()).await;
                 }
@@ -205,7 +205,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         let now = Instant::now();
         self.with(|schedule| {
             let at = schedule.failed(key, now);
-            schedule.add(key.clone(), at, Look::InAnyCase);
+            schedule.add(key.clone(), at, Pass::Required);
             at
         })
     }
@@ -224,13 +224,13 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
 /// A key that is being processed until this is dropped. A panic counts as a failure, so the key is
 /// tried again after its backoff.
 #[derive(Debug)]
-pub(super) struct Turn<K: Clone + Eq + Hash + Ord> {
+pub(super) struct KeyGuard<K: Clone + Eq + Hash + Ord> {
     key: K,
-    pub look: Look,
+    pub pass: Pass,
     queue: Queue<K>,
 }
 
-impl<K: Clone + Eq + Hash + Ord> Deref for Turn<K> {
+impl<K: Clone + Eq + Hash + Ord> Deref for KeyGuard<K> {
     type Target = K;
 
     fn deref(&self) -> &K {
@@ -238,7 +238,7 @@ impl<K: Clone + Eq + Hash + Ord> Deref for Turn<K> {
     }
 }
 
-impl<K: Clone + Eq + Hash + Ord> Drop for Turn<K> {
+impl<K: Clone + Eq + Hash + Ord> Drop for KeyGuard<K> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.queue.failed(&self.key);
@@ -258,10 +258,10 @@ mod tests {
     fn the_earliest_time_of_a_key_wins() {
         let (mut schedule, now) = (Schedule::default(), Instant::now());
         let at = |seconds| now + Duration::from_secs(seconds);
-        schedule.add("a", at(5), Look::InAnyCase);
-        schedule.add("a", at(3), Look::InAnyCase);
-        schedule.add("b", at(4), Look::InAnyCase);
-        schedule.add("a", at(9), Look::InAnyCase);
+        schedule.add("a", at(5), Pass::Required);
+        schedule.add("a", at(3), Pass::Required);
+        schedule.add("b", at(4), Pass::Required);
+        schedule.add("a", at(9), Pass::Required);
         assert_eq!(schedule.next_due(), Some(at(3)));
         assert_eq!(schedule.pop(at(2)), None);
         let popped: Vec<&str> = std::iter::from_fn(|| schedule.pop(at(9))).map(|(key, _)| key).collect();
@@ -269,33 +269,33 @@ mod tests {
     }
 
     #[test]
-    fn what_is_added_while_it_runs_runs_once_more() {
+    fn a_key_added_while_it_runs_runs_once_more() {
         let (mut schedule, now) = (Schedule::default(), Instant::now());
-        schedule.add("a", now, Look::InAnyCase);
-        assert_eq!(schedule.pop(now), Some(("a", Look::InAnyCase)));
-        schedule.add("a", now, Look::InAnyCase);
-        schedule.add("a", now, Look::InAnyCase);
+        schedule.add("a", now, Pass::Required);
+        assert_eq!(schedule.pop(now), Some(("a", Pass::Required)));
+        schedule.add("a", now, Pass::Required);
+        schedule.add("a", now, Pass::Required);
         assert_eq!(schedule.pop(now), None, "it runs");
         schedule.done(&"a");
-        assert_eq!((schedule.pop(now), schedule.pop(now)), (Some(("a", Look::InAnyCase)), None));
+        assert_eq!((schedule.pop(now), schedule.pop(now)), (Some(("a", Pass::Required)), None));
     }
 
     #[test]
-    fn a_look_that_may_be_left_out_leaves_the_other_one_in_its_place() {
+    fn an_optional_pass_does_not_replace_the_required_one() {
         let (mut schedule, now) = (Schedule::default(), Instant::now());
         let at = |seconds| now + Duration::from_secs(seconds);
-        schedule.add("a", at(5), Look::InAnyCase);
-        schedule.add("a", at(3), Look::IfWorthIt);
-        assert_eq!(schedule.pop(at(4)), Some(("a", Look::IfWorthIt)));
-        schedule.add("a", at(4), Look::IfWorthIt);
+        schedule.add("a", at(5), Pass::Required);
+        schedule.add("a", at(3), Pass::Optional);
+        assert_eq!(schedule.pop(at(4)), Some(("a", Pass::Optional)));
+        schedule.add("a", at(4), Pass::Optional);
         schedule.done(&"a");
-        assert_eq!(schedule.pop(at(6)), Some(("a", Look::InAnyCase)), "one look for both, which is not left out");
+        assert_eq!(schedule.pop(at(6)), Some(("a", Pass::Required)), "one required pass serves both");
         schedule.done(&"a");
         assert_eq!((schedule.pop(at(9)), schedule.next_due()), (None, None));
     }
 
     #[test]
-    fn failures_are_tried_less_and_less_often() {
+    fn retries_back_off() {
         let (mut schedule, start) = (Schedule::default(), Instant::now());
         let (mut now, mut tries) = (start, Vec::new());
         while now < start + Duration::from_secs(600) {
@@ -306,40 +306,40 @@ mod tests {
         assert!(tries.windows(2).filter(|pair| pair[0] >= 60.0).all(|pair| pair[1] - pair[0] >= 5.0), "{tries:?}");
         assert!(tries.windows(2).all(|pair| pair[1] - pair[0] < 60.001), "{tries:?}");
         schedule.succeeded(&"a");
-        assert_eq!(schedule.failed(&"a", now), now + FIRST_PAUSE);
+        assert_eq!(schedule.failed(&"a", now), now + INITIAL_BACKOFF);
     }
 
     #[tokio::test]
-    async fn a_turn_ends_however_its_work_ends() {
+    async fn a_key_is_released_even_if_its_task_panics() {
         let queue = Queue::default();
         queue.add("a", Instant::now());
-        let soon = async |queue: &Queue<&'static str>| {
+        let next_key = async |queue: &Queue<&'static str>| {
             tokio::time::timeout(Duration::from_secs(30), queue.next()).await.expect("a key within 30 s")
         };
-        let turn = soon(&queue).await;
+        let guard = next_key(&queue).await;
         queue.add("a", Instant::now());
         queue.add("b", Instant::now());
-        assert_eq!(*soon(&queue).await, "b", "a runs");
-        let waits = tokio::spawn({
+        assert_eq!(*next_key(&queue).await, "b", "a runs");
+        let waiter = tokio::spawn({
             let queue = queue.clone();
             async move { *queue.next().await }
         });
-        drop(turn);
-        assert_eq!(tokio::time::timeout(Duration::from_secs(30), waits).await.unwrap().unwrap(), "a");
+        drop(guard);
+        assert_eq!(tokio::time::timeout(Duration::from_secs(30), waiter).await.unwrap().unwrap(), "a");
         queue.add("c", Instant::now());
-        let turn = soon(&queue).await;
-        let panics = tokio::spawn(async move { panic!("planned, while {} runs", *turn) });
-        assert!(panics.await.is_err());
-        assert_eq!(*soon(&queue).await, "c", "after its pause");
+        let guard = next_key(&queue).await;
+        let panicking = tokio::spawn(async move { panic!("intended panic while {} runs", *guard) });
+        assert!(panicking.await.is_err());
+        assert_eq!(*next_key(&queue).await, "c", "after its backoff");
     }
 
     proptest! {
         #[test]
-        fn keys_come_in_the_order_in_which_they_are_due(times in prop::collection::vec((0_u8..20, 0_u64..9), 1..60)) {
+        fn keys_are_popped_in_the_order_in_which_they_are_due(times in prop::collection::vec((0_u8..20, 0_u64..9), 1..60)) {
             let (mut schedule, start) = (Schedule::default(), Instant::now());
             let mut earliest: BTreeMap<u8, u64> = BTreeMap::new();
             for (key, seconds) in times {
-                schedule.add(key, start + Duration::from_secs(seconds), Look::InAnyCase);
+                schedule.add(key, start + Duration::from_secs(seconds), Pass::Required);
                 earliest.entry(key).and_modify(|before| *before = seconds.min(*before)).or_insert(seconds);
             }
             for second in 0..9 {
@@ -351,25 +351,25 @@ mod tests {
         }
 
         #[test]
-        fn nothing_is_lost_and_nothing_runs_twice_at_a_time(
+        fn no_entry_is_lost_and_no_key_runs_twice_at_a_time(
             steps in prop::collection::vec((0_u8..4, 0_u8..4, 0_u64..5), 1..200),
         ) {
             let (mut schedule, start) = (Schedule::default(), Instant::now());
-            let (mut now, mut running, mut owed) = (start, HashSet::new(), HashSet::new());
+            let (mut now, mut running, mut pending) = (start, HashSet::new(), HashSet::new());
             for (key, operation, seconds) in steps {
-                let look = if operation == 0 { Look::InAnyCase } else { Look::IfWorthIt };
+                let pass = if operation == 0 { Pass::Required } else { Pass::Optional };
                 match operation {
                     0 | 1 => {
-                        schedule.add(key, now + Duration::from_secs(seconds), look);
-                        owed.insert((key, look));
+                        schedule.add(key, now + Duration::from_secs(seconds), pass);
+                        pending.insert((key, pass));
                     }
                     2 => {
                         now += Duration::from_secs(seconds);
-                        if let Some((key, look)) = schedule.pop(now) {
+                        if let Some((key, pass)) = schedule.pop(now) {
                             prop_assert!(running.insert(key), "runs twice");
-                            prop_assert!(owed.remove(&(key, look)), "{look:?} of {key}");
-                            if look == Look::InAnyCase && !schedule.again.contains_key(&(key, Look::IfWorthIt)) {
-                                owed.remove(&(key, Look::IfWorthIt));
+                            prop_assert!(pending.remove(&(key, pass)), "{pass:?} of {key}");
+                            if pass == Pass::Required && !schedule.deferred.contains_key(&(key, Pass::Optional)) {
+                                pending.remove(&(key, Pass::Optional));
                             }
                         }
                     }
@@ -383,8 +383,8 @@ mod tests {
             for key in running {
                 schedule.done(&key);
             }
-            let left: HashSet<(u8, Look)> = schedule.at.keys().copied().collect();
-            prop_assert_eq!(left, owed);
+            let left: HashSet<(u8, Pass)> = schedule.at.keys().copied().collect();
+            prop_assert_eq!(left, pending);
         }
     }
 }

@@ -4,14 +4,14 @@
 //! index ─> JobSnapshot ─> plan (no client) ─> apply ─> status ─> events
 //! ```
 
-mod gone;
-mod places;
+mod cleanup;
+mod missing_slices;
 mod unreadable;
 
 use super::Context;
-use super::progress::is_read;
-use super::queue::Look;
-use crate::apply::{Applied, Cause, Refusal, Retry};
+use super::progress::reports_progress;
+use super::queue::Pass;
+use crate::apply::{ApiError, Applied, Cause, Retry};
 use jiff::Timestamp;
 use kube::Resource;
 use std::collections::BTreeMap;
@@ -20,28 +20,28 @@ use std::time::{Duration, Instant};
 use switchyard_crds::conditions::STEPS_MADE;
 use switchyard_crds::{DeviceAllocation, TrainJob, TrainJobStatus};
 use switchyard_ledger::devices::Devices;
-use switchyard_ledger::index::{Index, JobState};
+use switchyard_ledger::index::{JobState, Index};
 use switchyard_ledger::job::{JobId, Key, attempt_of, changes_placement, message_of, placement_in, stage_of};
 use switchyard_ledger::pending_writes;
 use switchyard_ledger::pending_writes::{CacheState, PendingWrites};
 use switchyard_ledger::usage::{Usage, UsageOverlay};
-use switchyard_plan::cluster::blocker::WriteError;
 use switchyard_plan::cluster::events::{self, EventDraft};
+use switchyard_plan::cluster::blocker::WriteError;
 use switchyard_plan::cluster::view::PodView;
 use switchyard_plan::cluster::{self, Action, JobSnapshot, PlacementRules, Premise, Reconciliation, Silence};
 use switchyard_plan::objects::Kind;
 use tracing::{debug, info, warn};
 
 /// Upper bound on the time until a job with a conflict is reconciled again.
-const SECOND: Duration = Duration::from_secs(1);
+const RECHECK: Duration = Duration::from_secs(1);
 
 /// Spacing of deferred plans. It is several times the duration of such a plan with 10,000 nodes, so
 /// that other plans run in between.
-const PUT_OFF: Duration = Duration::from_millis(50);
+const DEFERRAL: Duration = Duration::from_millis(50);
 
 /// How often a job that waits for room checks whether another job of its namespace could use its
 /// quota.
-const QUOTA_PERIOD: Duration = Duration::from_secs(10);
+const QUOTA_RECHECK: Duration = Duration::from_secs(10);
 
 /// Result of a reconcile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -64,25 +64,25 @@ struct Planned {
     /// End of the backoff for creates that were dropped from the plan.
     held: Option<Instant>,
     /// Whether another writer is undoing our writes.
-    fights: bool,
+    is_contested: bool,
 }
 
 impl Context {
-    pub(super) async fn reconcile(&self, key: &Key, look: Look) -> Outcome {
-        if look == Look::IfWorthIt && !self.index().needs_planning(key) {
+    pub(super) async fn reconcile(&self, key: &Key, pass: Pass) -> Outcome {
+        if pass == Pass::Optional && !self.index().needs_planning(key) {
             return Outcome::Quiet;
         }
         let unreadable = self.index().unreadable.get(key).cloned();
         if let Some(job) = unreadable {
-            return self.refuse(key, job).await;
+            return self.report_unreadable(key, job).await;
         }
-        if let Some(outcome) = self.look_for_slices(key).await {
+        if let Some(outcome) = self.check_slices(key).await {
             return outcome;
         }
         if !self.index().jobs.contains_key(key) {
             return self.clean_up(key).await;
         }
-        if self.is_put_off(key, Instant::now()) {
+        if self.defer_if_futile(key, Instant::now()) {
             return Outcome::Quiet;
         }
         let planned = match self.plan(key, self.now(), Instant::now()) {
@@ -96,18 +96,18 @@ impl Context {
                 return Outcome::Behind;
             }
         };
-        self.carry_out(key, planned).await
+        self.apply_plan(key, planned).await
     }
 
-    /// Whether to defer a plan that cannot find a placement, so that plans that may find one go
-    /// first, including those of jobs that arrive meanwhile.
-    fn is_put_off(&self, key: &Key, now: Instant) -> bool {
+    /// Defers a plan that cannot find a placement, so that plans that can find one go first,
+    /// including those of jobs that arrive meanwhile. Returns whether it was deferred.
+    fn defer_if_futile(&self, key: &Key, now: Instant) -> bool {
         let rules = self.rules(self.now());
         let mut index = self.index();
         if !index.enqueue_unplanned(key, rules) {
             return false;
         }
-        let later = now + PUT_OFF * u32::try_from(index.queue.len()).unwrap_or(u32::MAX);
+        let later = now + DEFERRAL * u32::try_from(index.queue.len()).unwrap_or(u32::MAX);
         drop(index);
         self.queue.add(key.clone(), later);
         true
@@ -123,11 +123,11 @@ impl Context {
         let index: &mut Index = &mut guard;
         let Some(job) = index.jobs.get(key).cloned() else { return Ok(None) };
         let id = JobId::of(&job.metadata);
-        let (nodes, was_braked) = (index.usage.nodes().len(), index.mass_outage.reason().is_some());
-        index.mass_outage.update(nodes, self.settings.fleet_brake_percent, now);
+        let (nodes, was_tripped) = (index.usage.nodes().len(), index.mass_outage.reason().is_some());
+        index.mass_outage.update(nodes, self.settings.mass_outage_percent, now);
         match index.mass_outage.reason() {
-            Some(brake) if !was_braked => warn!("brake: {brake}"),
-            None if was_braked => info!("the brake is taken off: nodes report again"),
+            Some(brake) if !was_tripped => warn!("circuit breaker tripped: {brake}"),
+            None if was_tripped => info!("circuit breaker reset: nodes report again"),
             _ => {}
         }
         let rules = self.rules(now);
@@ -135,39 +135,39 @@ impl Context {
         let ahead = index.job_ahead(&job, now);
         let forecast = index.forecast(key, now);
         let cooldown_until = index.cooldown_until(key);
-        let ignorable = index.ignorable_takers(&job, now);
+        let ignored = index.ignorable_takers(&job, now);
         let quota_recipient = index.quota_recipient(&job, rules);
         let (avoided_nodes, avoidance_ends) = (index.avoided_nodes(&id, now), index.avoidance_ends(&id, now));
         match index.catch_up(&id, instant) {
             CacheState::Current => {}
             CacheState::Behind { until } => return Err(until),
             CacheState::TimedOut => {
-                warn!(job = %key, "the cache did not show a write for {} s; going on", pending_writes::CACHE_TIMEOUT.as_secs());
-                self.metrics.rescued();
+                warn!(job = %key, "the cache has not shown a write for {} s; continuing without it", pending_writes::CACHE_TIMEOUT.as_secs());
+                self.metrics.cache_timed_out();
             }
         }
         index.note_missing(&id, now);
         let family = index.job_states.entry(id.clone()).or_default();
         family.note_refusals(&job, now);
-        let deleted = |pod: &PodView| family.writes.was_deleted(&pod.uid, instant);
-        let patched: Vec<PodView> = family
+        let is_deleted = |pod: &PodView| family.writes.was_deleted(&pod.uid, instant);
+        let deleting: Vec<PodView> = family
             .pods
             .values()
-            .filter(|pod| !pod.deleting && deleted(pod))
+            .filter(|pod| !pod.deleting && is_deleted(pod))
             .map(|pod| PodView { deleting: true, ..pod.clone() })
             .collect();
-        let known = family.pods.values();
+        let observed = family.pods.values();
         let pods: Vec<&PodView> =
-            known.map(|pod| patched.iter().find(|patched| patched.uid == pod.uid).unwrap_or(pod)).collect();
-        let fight = family.writes.contested_object(instant).map(|what| WriteError {
-            text: format!("somebody undoes what this controller writes: {what}; it is written again every few seconds"),
+            observed.map(|pod| deleting.iter().find(|deleted| deleted.uid == pod.uid).unwrap_or(pod)).collect();
+        let conflict = family.writes.contested_object(instant).map(|what| WriteError {
+            text: format!("another client keeps reverting {what}; this controller repeats the write every few seconds"),
             since: now,
             is_refusal: false,
         });
         let gives_way = family.preempted_by.clone().filter(|_| family.preempted_attempt == Some(attempt_of(&job)));
         // Ignore the shares that do not block this job.
-        let usage = UsageOverlay::new(&mut index.usage, &ignorable);
-        let actual = actual(&job, family, &index.devices, &usage);
+        let usage = UsageOverlay::new(&mut index.usage, &ignored);
+        let actual_gpus = gpus_of_pods(&job, family, &index.devices, &usage);
         let snapshot = JobSnapshot {
             job: &job,
             pods: &pods,
@@ -176,13 +176,13 @@ impl Context {
             nodes: usage.nodes(),
             missing: &index.missing,
             rules,
-            actual: &actual,
+            actual: &actual_gpus,
             ahead: ahead.as_ref(),
             forecast,
             cooldown_until,
             queue_length: index.queue.len(),
             preempted_by: gives_way.as_deref(),
-            write_error: family.write_error.as_ref().or(fight.as_ref()),
+            write_error: family.write_error.as_ref().or(conflict.as_ref()),
             // Ignore figures of an earlier attempt.
             summary: family.summary.as_ref().filter(|(of, _)| *of == attempt_of(&job)).map(|(_, summary)| summary),
             log_observations: family.log_observations.get(&attempt_of(&job)).unwrap_or(const { &BTreeMap::new() }),
@@ -197,7 +197,7 @@ impl Context {
                 mass_outage: index.mass_outage.reason(),
                 outage_ended: index.mass_outage.ended(),
                 progress: family.progress.last(attempt_of(&job), job.status.as_ref()),
-                progress_unread: is_read(&job)
+                is_first_read_due: reports_progress(&job)
                     && family.progress.is_first_read_due(attempt_of(&job), family.pods.values(), usage.nodes()),
             },
             scheduler_is_known: index.schedulers.is_known(&job),
@@ -207,9 +207,8 @@ impl Context {
         let mut plan = cluster::plan(&snapshot);
         self.metrics.planned(start.elapsed());
         drop(usage);
-        plan.actions
-            .retain(|action| !matches!(action, Action::Delete { uid, .. } if family.writes.was_deleted(uid, instant)));
-        let held = hold(&mut plan, &mut family.writes, &job, instant);
+        plan.actions.retain(|action| !matches!(action, Action::Delete { uid, .. } if family.writes.was_deleted(uid, instant)));
+        let held = hold_back(&mut plan, &mut family.writes, &job, instant);
         // Record releases while still holding the plan lock: the job may end before the API call
         // returns.
         for action in &plan.actions {
@@ -220,7 +219,7 @@ impl Context {
         if plan.actions.is_empty() && held.is_none() {
             family.write_error = None;
         }
-        let fights = family.writes.contested_object(instant).is_some();
+        let is_contested = family.writes.contested_object(instant).is_some();
         // Reserve the placement now; the watch cache does not show the decision yet.
         if let Some(next) = plan.status.as_ref().filter(|_| plan.actions.is_empty())
             && changes_placement(&job, next)
@@ -231,10 +230,10 @@ impl Context {
         // Poll, because a job that lacks quota may find room without any change that wakes this
         // one.
         if plan.wait_reason.is_some() && !index.short_of_quota_in(&key.namespace).is_empty() {
-            self.queue.add(key.clone(), instant + QUOTA_PERIOD);
+            self.queue.add(key.clone(), instant + QUOTA_RECHECK);
         }
         others.extend(match plan.wait_reason {
-            Some(reason) => index.enqueue(key, reason, rules),
+            Some(waits) => index.enqueue(key, waits, rules),
             None => index.leave_queue(key, &id),
         });
         if let Some(at) = index.reservation_ends(key) {
@@ -242,53 +241,53 @@ impl Context {
         }
         let others = index.in_order(others);
         drop(guard);
-        others.into_iter().for_each(|other| self.queue.look(other, instant, Look::IfWorthIt));
-        Ok(Some(Planned { job, id, plan, held, fights }))
+        others.into_iter().for_each(|other| self.queue.schedule(other, instant, Pass::Optional));
+        Ok(Some(Planned { job, id, plan, held, is_contested }))
     }
 
-    async fn carry_out(&self, key: &Key, planned: Planned) -> Outcome {
-        let Planned { job, id, plan, held, fights } = planned;
+    async fn apply_plan(&self, key: &Key, planned: Planned) -> Outcome {
+        let Planned { job, id, plan, held, is_contested } = planned;
         if let Some(wake) = plan.wake {
             let wait = wake.duration_since(self.now());
             self.queue.add(key.clone(), Instant::now() + Duration::try_from(wait).unwrap_or_default());
         }
-        if fights {
+        if is_contested {
             // Clears the conflict from the status if it has ended by then.
             self.queue.add(key.clone(), Instant::now() + pending_writes::CONFLICT_WINDOW);
         }
         if let Some(until) = held {
-            self.queue.add(key.clone(), until.max(Instant::now() + SECOND / 10));
+            self.queue.add(key.clone(), until.max(Instant::now() + RECHECK / 10));
         }
-        if !self.leads() {
+        if !self.is_leader() {
             // Keep the key, because this process may lead again before it notices that it did not.
             self.queue.add(key.clone(), Instant::now());
             return Outcome::Behind;
         }
         if let Some(premise) = &plan.premise {
-            match self.executor.holds(&key.namespace, premise, &id.uid).await {
+            match self.executor.verify(&key.namespace, premise, &id.uid).await {
                 Ok(true) => {}
                 Ok(false) => {
-                    debug!(job = %key, ?premise, "it is not so; the cache does not show that yet");
+                    debug!(job = %key, ?premise, "premise no longer holds; waiting for the cache");
                     // Retry slowly: a node watch that lost its connection notices only after
                     // minutes, and meanwhile every job of such a node checks its premise.
-                    let is_of_node = matches!(premise, Premise::NodeGone(_) | Premise::NodeSilent(_));
-                    self.queue.add(key.clone(), Instant::now() + if is_of_node { SECOND * 10 } else { SECOND });
+                    let is_node_premise = matches!(premise, Premise::NodeGone(_) | Premise::NodeSilent(_));
+                    self.queue.add(key.clone(), Instant::now() + if is_node_premise { RECHECK * 10 } else { RECHECK });
                     return Outcome::Behind;
                 }
-                Err(refusal) => return self.ended(key, Some(&id), Some(refusal)),
+                Err(error) => return self.finish(key, Some(&id), Some(error)),
             }
         }
         let mut outcome = Outcome::Quiet;
-        let mut refusal = None;
+        let mut first_error = None;
         if !plan.actions.is_empty() {
             debug!(job = %key, actions = plan.actions.len(), "applying");
             outcome = Outcome::Wrote;
             let applied = self.executor.apply(&key.namespace, &id.uid, plan.actions).await;
-            refusal = self.note(&id, applied);
+            first_error = self.record_applied(&id, applied);
         }
         let (mut next, mut events) = (plan.status, plan.events);
-        if refusal.is_some()
-            && let Some(now) = self.plan_now(key)
+        if first_error.is_some()
+            && let Some(now) = self.replan(key)
         {
             // Report the error in the status before anything is tried again.
             (next, events) = (now.status, now.events);
@@ -303,27 +302,27 @@ impl Context {
                     if error.cause == Cause::Invalid {
                         // The status is what was refused, so report it in an event.
                         let event = EventDraft::warning(events::REFUSED, error.to_string());
-                        self.tell(&job.object_ref(&()), vec![event]).await;
+                        self.publish_events(&job.object_ref(&()), vec![event]).await;
                     }
-                    refusal = refusal.or(Some(error));
+                    first_error = first_error.or(Some(error));
                 }
             }
         } else if plan.wait_reason.is_some() {
-            self.tell(&job.object_ref(&()), events).await;
+            self.publish_events(&job.object_ref(&()), events).await;
         }
         // A write that is still in backoff has not succeeded yet.
-        if refusal.is_none() && held.is_some() {
+        if first_error.is_none() && held.is_some() {
             return outcome;
         }
-        match self.ended(key, Some(&id), refusal) {
+        match self.finish(key, Some(&id), first_error) {
             Outcome::Refused => Outcome::Refused,
             _ => outcome,
         }
     }
 
-    /// Records what was written, so that nothing is planned before the cache shows it. Returns a
-    /// refusal, preferably one that needs backoff.
-    fn note(&self, job: &JobId, applied: Applied) -> Option<Refusal> {
+    /// Records what was written, so that nothing is planned before the cache shows it. Returns an
+    /// error, preferably one that needs backoff.
+    fn record_applied(&self, job: &JobId, applied: Applied) -> Option<ApiError> {
         let now = Instant::now();
         let mut guard = self.index();
         let index = &mut *guard;
@@ -335,9 +334,9 @@ impl Context {
             family.writes.record_deletion(uid, now);
         }
         // The controller does not watch namespaces, and a cluster may enforce the level by default,
-        // so the refusal is how it learns of it. It retries at once with a compliant pod and
+        // so the error is how it learns of it. It retries at once with a compliant pod and
         // reports nothing.
-        if !family.restricted && applied.refusals.iter().any(Refusal::is_by_pod_security_restricted) {
+        if !family.restricted && applied.errors.iter().any(ApiError::violates_restricted_pod_security) {
             (family.restricted, family.write_error) = (true, None);
             if let Some(key) = family.key.clone() {
                 self.queue.add(key, now);
@@ -345,12 +344,12 @@ impl Context {
             return None;
         }
         // Stale writes are planned again and not reported.
-        let told = applied.refusals.iter().find(|refusal| refusal.cause.retry() == Retry::BackOff).cloned();
+        let reported = applied.errors.iter().find(|error| error.cause.retry() == Retry::BackOff).cloned();
         let status = family.key.as_ref().and_then(|key| index.jobs.get(key)).and_then(|job| job.status.as_ref());
         let before = family.write_error.take().or_else(|| WriteError::from_status(status?));
-        family.write_error = told.as_ref().map(|told| {
-            let is_refusal = told.cause != Cause::Unreachable;
-            WriteError::after(before.as_ref(), told.to_string(), is_refusal, self.now())
+        family.write_error = reported.as_ref().map(|error| {
+            let is_refusal = error.cause != Cause::Unreachable;
+            WriteError::after(before.as_ref(), error.to_string(), is_refusal, self.now())
         });
         if family.write_error.as_ref().is_some_and(WriteError::is_quota)
             && !before.is_some_and(|before| before.is_quota())
@@ -361,11 +360,11 @@ impl Context {
             let waiting = index.queue.keys().filter(|key| key.namespace == job.namespace);
             waiting.for_each(|key| self.queue.add(key.clone(), now));
         }
-        told.or_else(|| applied.refusals.into_iter().next())
+        reported.or_else(|| applied.errors.into_iter().next())
     }
 
     /// Plans again with the error that was recorded. Returns the plan if it changes the status.
-    fn plan_now(&self, key: &Key) -> Option<Reconciliation> {
+    fn replan(&self, key: &Key) -> Option<Reconciliation> {
         let planned = self.plan(key, self.now(), Instant::now()).ok()??;
         // Leave plans with a premise to a reconcile that verifies it.
         Some(planned.plan).filter(|plan| plan.status.is_some() && plan.premise.is_none())
@@ -377,14 +376,14 @@ impl Context {
         job: &TrainJob,
         next: TrainJobStatus,
         events: Vec<EventDraft>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         let previous = job.status.clone();
         let version = self.executor.write_status(job, next.clone()).await?;
         {
             let mut index = self.index();
             let family = index.job_states.entry(JobId::of(&job.metadata)).or_default();
             family.status_written = Some(self.now());
-            family.writes.record_status(next.attempt.unwrap_or(0).unsigned_abs(), &words_of(&next));
+            family.writes.record_status(next.attempt.unwrap_or(0).unsigned_abs(), &fingerprint(&next));
             if let Some(version) = version {
                 family.writes.record_write("TrainJob", &version, Instant::now());
                 index.record_status_version(key, &version);
@@ -395,21 +394,21 @@ impl Context {
             info!(job = %key, attempt = next.attempt, stage = stage.unwrap_or_default(), "{}", message_of(&next));
         }
         self.metrics.status_changed(job, previous.as_ref(), &next, self.now());
-        self.tell(&job.object_ref(&()), events).await;
+        self.publish_events(&job.object_ref(&()), events).await;
         Ok(())
     }
 
     /// Schedules the next try according to the outcome.
-    fn ended(&self, key: &Key, job: Option<&JobId>, refusal: Option<Refusal>) -> Outcome {
-        let Some(refusal) = refusal else {
+    fn finish(&self, key: &Key, job: Option<&JobId>, error: Option<ApiError>) -> Outcome {
+        let Some(error) = error else {
             self.queue.succeeded(key);
             return Outcome::Quiet;
         };
-        self.metrics.refused(refusal.cause);
-        if refusal.cause.retry() == Retry::OnChange {
-            debug!(job = %key, error = %refusal, "out of date; planned again");
+        self.metrics.refused(error.cause);
+        if error.cause.retry() == Retry::OnChange {
+            debug!(job = %key, error = %error, "stale write; planning again");
             // The change should arrive by watch; this covers the case that it does not.
-            self.queue.add(key.clone(), Instant::now() + SECOND);
+            self.queue.add(key.clone(), Instant::now() + RECHECK);
             return Outcome::Refused;
         }
         let until = self.queue.failed(key);
@@ -418,19 +417,19 @@ impl Context {
         {
             family.writes.back_off(until);
         }
-        warn!(job = %key, error = %refusal, retry_in_ms = until.saturating_duration_since(Instant::now()).as_millis() as u64, "refused");
+        warn!(job = %key, error = %error, retry_in_ms = until.saturating_duration_since(Instant::now()).as_millis() as u64, "write failed");
         Outcome::Refused
     }
 }
 
 /// GPUs of the pods of the current attempt: from their claims, or else as reported by the kubelets.
-fn actual(job: &TrainJob, family: &JobState, devices: &Devices, usage: &Usage) -> BTreeMap<u32, Vec<String>> {
+fn gpus_of_pods(job: &TrainJob, family: &JobState, devices: &Devices, usage: &Usage) -> BTreeMap<u32, Vec<String>> {
     let status = job.status.as_ref();
     let (Some(allocation), attempt) = (status.and_then(|status| status.device_allocation), attempt_of(job)) else {
         return BTreeMap::new();
     };
     let namespace = job.metadata.namespace.as_deref().unwrap_or_default();
-    let of_pod = |pod: &PodView| {
+    let gpus_of = |pod: &PodView| {
         let gpus = match allocation {
             DeviceAllocation::Claims => {
                 let claim = family.objects.get(&(Kind::ResourceClaim, pod.name.clone()))?;
@@ -441,19 +440,18 @@ fn actual(job: &TrainJob, family: &JobState, devices: &Devices, usage: &Usage) -
         };
         Some((pod.node_rank, gpus))
     };
-    family.pods.values().filter(|pod| pod.attempt == attempt && !pod.is_over()).filter_map(of_pod).collect()
+    family.pods.values().filter(|pod| pod.attempt == attempt && !pod.is_over()).filter_map(gpus_of).collect()
 }
 
 /// Drops actions that must wait: creates and repairs during backoff, and repeated writes while
 /// another controller is reverting them. Returns the end of the wait.
-fn hold(plan: &mut Reconciliation, own: &mut PendingWrites, job: &TrainJob, now: Instant) -> Option<Instant> {
+fn hold_back(plan: &mut Reconciliation, own: &mut PendingWrites, job: &TrainJob, now: Instant) -> Option<Instant> {
     let attempt = attempt_of(job);
     // A status that differs only in figures has the same text, and was not undone.
-    let is_changed = job.status.as_ref().is_none_or(|status| own.is_status_changed(&words_of(status)));
-    let is_made = |action: &Action| matches!(action, Action::Create(_) | Action::Repair(_));
-    let status =
-        plan.status.as_ref().map(words_of).filter(|words| is_changed && own.has_written_status(attempt, words));
-    let mut until = own.backoff_until(now).filter(|_| plan.actions.iter().any(is_made));
+    let is_changed = job.status.as_ref().is_none_or(|status| own.is_changed(&fingerprint(status)));
+    let is_write = |action: &Action| matches!(action, Action::Create(_) | Action::Repair(_));
+    let status = plan.status.as_ref().map(fingerprint).filter(|status| is_changed && own.has_said(attempt, status));
+    let mut until = own.held(now).filter(|_| plan.actions.iter().any(is_write));
     if until.is_none() {
         let mut undone = status.as_ref().map(|_| "the status".to_string());
         for action in &plan.actions {
@@ -466,7 +464,7 @@ fn hold(plan: &mut Reconciliation, own: &mut PendingWrites, job: &TrainJob, now:
                 _ => continue,
             };
             let name = format!("{} {}", object.kind(), object.name());
-            if own.record_creation(attempt, format!("{verb} {name}")) {
+            if own.record_made(attempt, format!("{verb} {name}")) {
                 undone = Some(name);
             }
         }
@@ -476,13 +474,13 @@ fn hold(plan: &mut Reconciliation, own: &mut PendingWrites, job: &TrainJob, now:
         }
     }
     if until.is_some() {
-        plan.actions.retain(|action| !is_made(action));
+        plan.actions.retain(|action| !is_write(action));
     }
     until
 }
 
 /// The content of a status without times and figures.
-fn words_of(status: &TrainJobStatus) -> String {
+fn fingerprint(status: &TrainJobStatus) -> String {
     let conditions: Vec<_> = status
         .conditions
         .iter()

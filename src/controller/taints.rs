@@ -2,8 +2,8 @@
 //! optional. The fields used here exist in all its versions.
 
 use super::Context;
-use super::queue::Look;
-use super::watch::{Rules, run as watch};
+use super::queue::Pass;
+use super::watch::{Handler, run as watch};
 use kube::Api;
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::runtime::watcher;
@@ -18,26 +18,29 @@ const VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1alpha3"];
 const KIND: &str = "DeviceTaintRule";
 const RESOURCE: &str = "devicetaintrules";
 /// Pause between two checks. It is long, because a new API comes with a restart of the API server.
-const PAUSE: Duration = Duration::from_secs(300);
+const PERIOD: Duration = Duration::from_secs(300);
 /// Pause after a failed check.
-const RETRY: Duration = Duration::from_secs(10);
+const RETRY_PERIOD: Duration = Duration::from_secs(10);
 
 /// Polls until the cluster serves the kind, or until `stop` becomes true; then watches it.
 pub(super) async fn run(context: Context, mut stop: Receiver<bool>) {
     loop {
-        let found = context.rules_version().await;
-        let pause = if found.is_ok() { PAUSE } else { RETRY };
+        let found = context.served_version().await;
+        let pause = if found.is_ok() { PERIOD } else { RETRY_PERIOD };
         if let Ok(Some(version)) = found {
             let kind = GroupVersionKind::gvk(GROUP, version, KIND);
             let resource = ApiResource::from_gvk_with_plural(&kind, RESOURCE);
-            info!(version, "devices that {RESOURCE} taint are not offered");
-            let rules = Rules::<DynamicObject> {
+            info!(version, "placements avoid devices tainted by {RESOURCE}");
+            let handler = Handler::<DynamicObject> {
                 kind: KIND,
-                look: Look::InAnyCase,
+                pass: Pass::Required,
                 apply: Box::new(|index, rule| {
                     let name = rule.metadata.name.clone().unwrap_or_default();
                     let parsed = DeviceRule::of(&rule.data["spec"]).unwrap_or_else(|error| {
-                        warn!(rule = name, error, "a DeviceTaintRule is not followed: the scheduler may refuse places");
+                        warn!(
+                            rule = name,
+                            error, "ignoring an invalid DeviceTaintRule: the scheduler may reject placements"
+                        );
                         None
                     });
                     index.apply_device_rule(&name, parsed)
@@ -45,7 +48,7 @@ pub(super) async fn run(context: Context, mut stop: Receiver<bool>) {
                 delete: |index, metadata| index.apply_device_rule(metadata.name.as_deref().unwrap_or_default(), None),
             };
             let api = Api::all_with(context.client.clone(), &resource);
-            watch(&context, rules, KIND.into(), api, watcher::Config::default());
+            watch(&context, handler, KIND.into(), api, watcher::Config::default());
             return;
         }
         if tokio::time::timeout(pause, stop.wait_for(|stop| *stop)).await.is_ok() {
@@ -56,7 +59,7 @@ pub(super) async fn run(context: Context, mut stop: Receiver<bool>) {
 
 impl Context {
     /// The most preferred version that the cluster serves.
-    async fn rules_version(&self) -> kube::Result<Option<&'static str>> {
+    async fn served_version(&self) -> kube::Result<Option<&'static str>> {
         for version in VERSIONS {
             match self.client.list_api_group_resources(&format!("{GROUP}/{version}")).await {
                 Ok(list) if list.resources.iter().any(|resource| resource.name == RESOURCE) => {

@@ -5,7 +5,7 @@
 //! events of all pods, and costs no requests while pods start normally.
 
 use super::Context;
-use super::reader::{Reader, Reads, Source};
+use super::reader::{ReadState, Reader, Source};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
@@ -15,46 +15,52 @@ use switchyard_ledger::job::{JobId, attempt_of};
 use switchyard_plan::cluster::blocker;
 
 /// Time that a pod normally needs to start.
-const ORDINARY: SignedDuration = SignedDuration::from_secs(4);
+const USUAL_START: SignedDuration = SignedDuration::from_secs(4);
 /// Pause between two reads of one pod. A warning is seen within 15 s.
 const PERIOD: Duration = Duration::from_secs(10);
 /// Upper bound on the events read. A pod that does not start has only a few.
-const MOST: u32 = 100;
+const MAX_EVENTS: u32 = 100;
 
 /// Reads the events of pods that do not start.
 pub(super) struct Warnings;
 
 impl Reader for Warnings {
-    type Of = ();
-    type Text = Vec<Event>;
+    type Target = ();
+    type Output = Vec<Event>;
 
-    const LOST: &str = "events cannot be read: why a pod does not start stands in no status";
+    const FORBIDDEN_MESSAGE: &str = "cannot read events: job statuses will not say why a pod does not start";
 
     fn sources(&self, context: &Context) -> Vec<Source<()>> {
         let now = context.now();
         let index = context.index();
-        let mut found = Vec::new();
+        let mut sources = Vec::new();
         for (key, job) in &index.jobs {
             let (id, attempt) = (JobId::of(&job.metadata), attempt_of(job));
             let Some(family) = index.job_states.get(&id) else { continue };
-            let is_late = |started: Timestamp| now.duration_since(started) >= ORDINARY;
+            let is_late = |started: Timestamp| now.duration_since(started) >= USUAL_START;
             let late = family.pods.values().filter(|pod| pod.attempt == attempt && pod.is_silent());
             let late = late.filter(|pod| pod.started.is_some_and(is_late));
-            found.extend(late.map(|pod| {
+            sources.extend(late.map(|pod| {
                 let (uid, pod) = (pod.uid.clone(), pod.name.clone());
-                Source { job: id.clone(), key: key.clone(), uid, pod, of: () }
+                Source { job: id.clone(), key: key.clone(), uid, pod, target: () }
             }));
         }
-        found
+        sources
     }
 
     async fn read(&self, context: &Context, source: &Source<()>) -> Result<Vec<Event>, kube::Error> {
         let api = Api::<Event>::namespaced(context.client.clone(), &source.key.namespace);
-        let of_pod = ListParams::default().fields(&format!("regarding.uid={}", source.uid)).limit(MOST);
-        Ok(api.list(&of_pod).await?.items)
+        let selector = ListParams::default().fields(&format!("regarding.uid={}", source.uid)).limit(MAX_EVENTS);
+        Ok(api.list(&selector).await?.items)
     }
 
-    fn take(&self, context: &Context, source: &Source<()>, events: Option<Vec<Event>>, _: Option<Reads>) -> Duration {
+    fn handle(
+        &self,
+        context: &Context,
+        source: &Source<()>,
+        events: Option<Vec<Event>>,
+        _: Option<ReadState>,
+    ) -> Duration {
         let Some(events) = events else { return PERIOD };
         let (warning, progress) = (blocker::warning(&events), blocker::progress(&events));
         let mut index = context.index();

@@ -27,7 +27,7 @@ pub enum QueuePredictor {
 /// Arguments of the controller.
 #[derive(Debug, Args)]
 pub struct ControllerArgs {
-    /// Kubeconfig. Default: KUBECONFIG or ~/.kube/config, else the pod's service account.
+    /// Kubeconfig. Default: KUBECONFIG or ~/.kube/config, otherwise the pod's service account.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
@@ -39,7 +39,7 @@ pub struct ControllerArgs {
     #[arg(long, env = "POD_NAMESPACE")]
     pub namespace: Option<String>,
 
-    /// Name of this controller in the Lease, plus a random part. Default: the host name.
+    /// Name of this controller in the Lease; a random suffix is added. Default: the host name.
     #[arg(long, env = "POD_NAME")]
     pub identity: Option<String>,
 
@@ -47,17 +47,17 @@ pub struct ControllerArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080")]
     pub listen: SocketAddr,
 
-    /// Address at which /metrics is served over TLS, instead of at --listen, to clients with a
-    /// token that the API server knows and the right to get the path /metrics. The certificate is
-    /// made at each start. Default: the metrics are at --listen, for everybody.
+    /// Serve /metrics over TLS at this address instead of --listen, and only to clients whose token
+    /// the API server accepts and that are allowed to get the path /metrics. A new certificate is
+    /// generated at each start. Default: /metrics is public, at --listen.
     #[arg(long, value_name = "ADDRESS")]
     pub secure_metrics: Option<SocketAddr>,
 
-    /// Whether several controllers choose a leader by a Lease.
+    /// Whether replicas elect a leader with a Lease.
     #[arg(long, value_enum, default_value_t = Toggle::Enabled)]
     pub leader_elect: Toggle,
 
-    /// Seconds after which a Lease that is not renewed is free.
+    /// Seconds after which a Lease that is not renewed expires.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=3600))]
     pub lease_duration_seconds: u16,
 
@@ -65,98 +65,99 @@ pub struct ControllerArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..=3600))]
     pub renew_deadline_seconds: u16,
 
-    /// Seconds between two attempts to take or renew the Lease.
+    /// Seconds between attempts to acquire or renew the Lease.
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=3600))]
     pub retry_period_seconds: u16,
 
-    /// Reconcile only the TrainJobs of this namespace; may be repeated. Default: of all namespaces.
+    /// Reconcile only the TrainJobs of this namespace. Can be repeated. Default: all namespaces.
     #[arg(long = "watch-namespace", value_name = "NAMESPACE")]
     pub watch_namespaces: Vec<String>,
 
-    /// Image of the worker, for jobs that name none.
+    /// Worker image for jobs that do not set an image.
     #[arg(long, value_name = "IMAGE", default_value = concat!("switchyard-worker:", env!("CARGO_PKG_VERSION")))]
     pub worker_image: String,
 
-    /// Pull Secret of the worker image, by name, in the namespace of each job; repeatable. A job
-    /// that names an image or imagePullSecrets of its own does not get it.
+    /// Name of a pull Secret for the worker image, in the namespace of each job. Can be repeated.
+    /// Jobs that set an image or imagePullSecrets do not get it.
     #[arg(long = "job-image-pull-secret", value_name = "NAME")]
     pub image_pull_secrets: Vec<String>,
 
-    /// Device class that ResourceClaims for GPUs name.
+    /// Device class in ResourceClaims for GPUs.
     #[arg(long, value_name = "CLASS", default_value = "gpu.nvidia.com")]
     pub gpu_device_class: String,
 
-    /// Driver that offers GPUs in ResourceSlices, with their UUIDs as attributes.
+    /// DRA driver whose ResourceSlices offer GPUs, with their UUIDs as attributes.
     #[arg(long, value_name = "DRIVER", default_value = "gpu.nvidia.com")]
     pub gpu_driver: String,
 
-    /// File with the administrator's profile of the fabric (docs/placement-and-fabric.md), which
-    /// wins over the built-in packs.
+    /// Fabric profile of this cluster (docs/placement-and-fabric.md). Overrides the built-in packs.
     #[arg(long, value_name = "FILE")]
     pub fabric_profile: Option<PathBuf>,
 
-    /// A level of domains of nodes, small to large, repeatable: KEY (a label of the nodes),
-    /// KEY:FACTOR with its oversubscription, KEY:NVLink for an NVLink domain; `cluster` is all
-    /// nodes. Default: NVLink cliques and the labels of Topograph and of clouds.
+    /// A level of node domains, small to large: KEY (a node label), KEY:FACTOR (with its
+    /// oversubscription) or KEY:NVLink (an NVLink domain); `cluster` is all nodes. Can be repeated.
+    /// Default: NVLink cliques, and the labels of Topograph and of cloud providers.
     #[arg(long = "domain", value_name = "KEY[:FACTOR|:NVLink]")]
     pub domains: Vec<DomainLevel>,
 
-    /// A ValidatingAdmissionPolicy that must be in force, with a binding of the same name;
-    /// repeatable. The log and the metric switchyard_policy_missing report one that is not.
+    /// A ValidatingAdmissionPolicy that must be in force, with a binding of the same name. Can be
+    /// repeated. Missing policies are reported in the log and by the metric
+    /// switchyard_policy_missing.
     #[arg(long = "admission-policy", value_name = "NAME")]
     pub admission_policies: Vec<String>,
 
-    /// Seconds for which a node that does not report (condition Ready is Unknown) is waited for,
-    /// since it stopped and since the ranks last made progress. A node that reports that it is not
-    /// ready is never taken for lost.
+    /// Grace period in seconds for a node that stops reporting (condition Ready is Unknown). It
+    /// restarts whenever the ranks make progress. A node that reports NotReady is never treated as
+    /// lost.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub node_grace_seconds: u32,
 
-    /// Upper bound of gangPolicy.scheduleTimeoutSeconds: no gang holds nodes for longer while its
-    /// pods are not all scheduled, whatever its job says.
+    /// Upper bound of gangPolicy.scheduleTimeoutSeconds. No gang holds nodes for longer while some
+    /// of its pods are unscheduled.
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u32).range(10..=86_400))]
     pub max_schedule_timeout_seconds: u32,
 
-    /// Where more than this share of the nodes, and at least 3, stop reporting within a minute, no
-    /// job is started again for that until they report; 0: never.
+    /// If more than this percentage of the nodes (and at least 3) stop reporting within a minute,
+    /// assume a network fault and restart no jobs until they report again. 0 disables this circuit
+    /// breaker.
     #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub fleet_brake_percent: u8,
 
-    /// What stands in for activeDeadlineSeconds where a job has none, in the choice of who goes
-    /// first; no job is stopped for it.
+    /// Run time estimate for jobs without activeDeadlineSeconds. It only affects the order of the
+    /// queue and never stops a job.
     #[arg(long, value_enum, default_value_t = QueuePredictor::None)]
     pub queue_predictor: QueuePredictor,
 
-    /// How long the first job of the queue may hold nodes without being able to begin; twice as
-    /// long if the limits of the jobs that run there promise that it can by then. After that it
-    /// holds none for as long, and jobs behind it use the nodes.
+    /// How long the first job of the queue can reserve nodes without starting; twice as long if the
+    /// time limits of the running jobs show that it will start by then. After that it reserves none
+    /// for the same time, and jobs behind it use the nodes.
     #[arg(long, value_name = "SECONDS", default_value_t = 86_400, value_parser = clap::value_parser!(u32).range(60..=31_536_000))]
     pub longest_reservation_seconds: u32,
 
-    /// NAMESPACE=WEIGHT, repeatable: at equal priority, jobs of the namespace with the lowest
-    /// recent GPU usage relative to its weight go first. Namespaces that are not named have weight
-    /// 1. Default: by age.
-    #[arg(long = "queue-weight", value_name = "NAMESPACE=WEIGHT", value_parser = weight)]
+    /// Fair-share weight of a namespace. At equal priority, jobs of the namespace with the lowest
+    /// recent GPU usage relative to its weight go first. Other namespaces have weight 1. Can be
+    /// repeated. Default: jobs go by age.
+    #[arg(long = "queue-weight", value_name = "NAMESPACE=WEIGHT", value_parser = parse_weight)]
     pub queue_weights: Vec<(String, u32)>,
 
-    /// A priority class whose preemptionPolicy: Never is for the scheduler alone, repeatable:
-    /// whether jobs of this class preempt others is their topologyPolicy.preemption. Jobs of other
-    /// classes with that policy never preempt.
+    /// A priority class whose `preemptionPolicy: Never` applies to the scheduler only. Its jobs
+    /// preempt other jobs as set in topologyPolicy.preemption. Jobs of other classes with that
+    /// policy never preempt. Can be repeated.
     #[arg(long = "gang-priority-class", value_name = "NAME")]
     pub gang_priority_classes: Vec<String>,
 
-    /// Whether the status of a job names jobs of other namespaces, such as the one ahead of it in
-    /// the queue.
+    /// Whether a job's status names jobs of other namespaces, such as the job ahead of it in the
+    /// queue.
     #[arg(long, value_enum, default_value_t = Toggle::Disabled)]
     pub name_other_namespaces: Toggle,
 
-    /// Class of the ProvisioningRequests by which gangs that lack nodes ask the cluster's
-    /// autoscaler for them, such as best-effort-atomic-scale-up.autoscaling.x-k8s.io. Default: they
-    /// do not ask.
-    #[arg(long, value_name = "CLASS", value_parser = class)]
+    /// Class of the ProvisioningRequests with which gangs that lack nodes request them from the
+    /// cluster autoscaler, such as best-effort-atomic-scale-up.autoscaling.x-k8s.io. Default: gangs
+    /// do not request nodes.
+    #[arg(long, value_name = "CLASS", value_parser = parse_class)]
     pub provisioning_class: Option<String>,
 
-    /// Jobs that are reconciled at the same time.
+    /// Maximum number of concurrent reconciles.
     #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub concurrent_reconciles: u16,
 
@@ -164,47 +165,48 @@ pub struct ControllerArgs {
     #[arg(long, value_enum, default_value_t = telemetry::Format::Text)]
     pub log_format: telemetry::Format,
 
-    /// Log level: error, warn, info, debug, trace, or a filter of the tracing library.
+    /// Log level: error, warn, info, debug, trace, or a filter in the syntax of the tracing
+    /// library.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: String,
 }
 
-fn weight(text: &str) -> Result<(String, u32), String> {
+fn parse_weight(text: &str) -> Result<(String, u32), String> {
     let parts = text.split_once('=').filter(|(namespace, _)| !namespace.is_empty());
     let parsed = parts.and_then(|(namespace, weight)| Some((namespace.to_string(), weight.parse().ok()?)));
     let weight = parsed.filter(|(_, weight)| (1..=1_000_000).contains(weight));
     weight.ok_or_else(|| "expected NAMESPACE=WEIGHT with a weight from 1 to 1000000, such as research=2".into())
 }
 
-fn class(text: &str) -> Result<String, String> {
+fn parse_class(text: &str) -> Result<String, String> {
     let is_word = |part: &str| {
         let is_inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         !part.is_empty() && part.bytes().all(is_inside) && !part.starts_with('-') && !part.ends_with('-')
     };
     let is_name = text.len() <= 253 && text.split('.').all(is_word);
-    let expected = "expected the name of a class, such as check-capacity.autoscaling.x-k8s.io";
+    let expected = "expected a class name, such as check-capacity.autoscaling.x-k8s.io";
     if is_name { Ok(text.into()) } else { Err(expected.into()) }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{class, weight};
+    use super::{parse_class, parse_weight};
 
     #[test]
-    fn a_class_is_a_kubernetes_name() {
-        for right in ["best-effort-atomic-scale-up.autoscaling.x-k8s.io", "a", "queued-provisioning.gke.io"] {
-            assert_eq!(class(right), Ok(right.into()));
+    fn parse_class_accepts_kubernetes_names_only() {
+        for valid in ["best-effort-atomic-scale-up.autoscaling.x-k8s.io", "a", "queued-provisioning.gke.io"] {
+            assert_eq!(parse_class(valid), Ok(valid.into()));
         }
-        for wrong in ["", "-a", "a-", "A", "a..b", "a_b", "a b"] {
-            assert!(class(wrong).is_err(), "{wrong}");
+        for invalid in ["", "-a", "a-", "A", "a..b", "a_b", "a b"] {
+            assert!(parse_class(invalid).is_err(), "{invalid}");
         }
     }
 
     #[test]
-    fn a_weight_is_a_positive_number_for_a_namespace() {
-        assert_eq!(weight("research=2"), Ok(("research".into(), 2)));
-        for wrong in ["research", "=2", "research=0", "research=1000001", "research=x"] {
-            assert!(weight(wrong).is_err(), "{wrong}");
+    fn parse_weight_accepts_positive_weights_only() {
+        assert_eq!(parse_weight("research=2"), Ok(("research".into(), 2)));
+        for invalid in ["research", "=2", "research=0", "research=1000001", "research=x"] {
+            assert!(parse_weight(invalid).is_err(), "{invalid}");
         }
     }
 }

@@ -78,11 +78,11 @@ pub fn start(args: &ControllerArgs) -> Result<Exit, Failure> {
             node_grace: SignedDuration::from_secs(args.node_grace_seconds.into()),
             longest_schedule_timeout: SignedDuration::from_secs(args.max_schedule_timeout_seconds.into()),
             longest_reservation: SignedDuration::from_secs(args.longest_reservation_seconds.into()),
-            fleet_brake_percent: args.fleet_brake_percent,
-            predicts: args.queue_predictor == QueuePredictor::RunTimes,
+            mass_outage_percent: args.fleet_brake_percent,
+            predicts_run_times: args.queue_predictor == QueuePredictor::RunTimes,
             weights: args.queue_weights.iter().cloned().collect(),
             gang_classes: args.gang_priority_classes.iter().cloned().collect(),
-            names_others: args.name_other_namespaces == Toggle::Enabled,
+            names_other_namespaces: args.name_other_namespaces == Toggle::Enabled,
             provisioning_class: args.provisioning_class.clone(),
             admission_policies: args.admission_policies.clone(),
         };
@@ -107,7 +107,7 @@ fn timing(args: &ControllerArgs) -> Result<Option<Timing>, String> {
     if timing.renew_deadline + timing.retry >= timing.duration {
         return Err(format!(
             "--renew-deadline-seconds and --retry-period-seconds: got {} and {}; expected less than --lease-duration-seconds ({}) \
-             together, so that a leader stops before another one may begin",
+             together, so that a leader stops before another candidate can lead",
             args.renew_deadline_seconds, args.retry_period_seconds, args.lease_duration_seconds
         ));
     }

@@ -6,8 +6,8 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 use std::process::ExitCode;
 use switchyard_controller_daemon::{ControllerArgs, start};
 
-/// Watches TrainJobs and carries them through their life: `switchyard controller`, without the
-/// other commands.
+/// Reconciles the TrainJobs of a cluster. The same as `switchyard controller`, without the other
+/// commands.
 #[derive(Debug, Parser)]
 #[command(name = "switchyard-controller", version, about, max_term_width = 100)]
 struct Arguments {

@@ -279,7 +279,7 @@ pub fn stage_of(job: &TrainJob) -> Option<&str> {
 
 /// Returns whether the status reports that another writer reverts the controller's changes.
 pub fn tells_of_a_fight(job: &TrainJob) -> bool {
-    condition_of(job, "Succeeded").is_some_and(|told| told.message.contains("somebody undoes"))
+    condition_of(job, "Succeeded").is_some_and(|told| told.message.contains("keeps reverting"))
 }
 
 /// Returns a condition of a job.

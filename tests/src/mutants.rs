@@ -41,22 +41,22 @@ const MUTANTS: [Mutant; 7] = [
     Mutant {
         name: "another-name",
         file: "src/controller/apply/executor.rs",
-        before: "            Err(refusal) if refusal.cause == Cause::Exists => {\n",
-        insert: "            Err(refusal) if refusal.cause == Cause::Unreachable && bug!() => {\n                \
+        before: "            Err(error) if error.cause == Cause::Exists => {\n",
+        insert: "            Err(error) if error.cause == Cause::Unreachable && bug!() => {\n                \
                  let mut another = object.clone();\n                \
                  another.meta_mut().name = Some(format!(\"{name}-again\"));\n                \
-                 let made = self.call(&what, api.create(&params, &another)).await?;\n                \
-                 Ok(Done::Written(kind.name(), made.resource_version()))\n            }\n",
+                 let written = self.call(&operation, api.create(&params, &another)).await?;\n                \
+                 Ok(Done::Written(kind.name(), written.resource_version()))\n            }\n",
     },
     Mutant {
         name: "name-is-taken",
         file: "src/controller/apply/executor.rs",
-        before: "            Err(refusal) if refusal.cause == Cause::Exists => {\n",
-        insert: "            Err(refusal) if refusal.cause == Cause::Exists && bug!() => {\n                \
+        before: "            Err(error) if error.cause == Cause::Exists => {\n",
+        insert: "            Err(error) if error.cause == Cause::Exists && bug!() => {\n                \
                  let mut another = object.clone();\n                \
                  another.meta_mut().name = Some(format!(\"{name}-again\"));\n                \
-                 let made = self.call(&what, api.create(&params, &another)).await?;\n                \
-                 Ok(Done::Written(kind.name(), made.resource_version()))\n            }\n",
+                 let written = self.call(&operation, api.create(&params, &another)).await?;\n                \
+                 Ok(Done::Written(kind.name(), written.resource_version()))\n            }\n",
     },
     Mutant {
         name: "forgets-promises",

@@ -28,7 +28,7 @@ pub(crate) enum GpuCommand {
     /// Pack the probe, the worker and launches of every kernel into one archive. Prints its size
     /// and the command to run on the other machine.
     Bundle {
-        /// The archive. Default: target/gpu-bundle.tar.gz.
+        /// Archive to write. Default: target/gpu-bundle.tar.gz.
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
         /// Profile of the programs: `dist` as in the images, `release` for a faster build.

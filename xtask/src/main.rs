@@ -46,7 +46,7 @@ enum Command {
     /// Run everything: `check`, dependency audit, and the tests with real processes. Ends with the
     /// totals.
     Test {
-        /// Only these stages.
+        /// Run only these stages.
         #[arg(value_name = "STAGE")]
         stages: Vec<String>,
         /// Print the stages with their budgets and run nothing.
@@ -86,8 +86,8 @@ enum Command {
     Chaos,
     /// Build missing third-party programs that tests and benchmarks run; print `NAME=FOLDER` lines.
     Programs {
-        /// Which: etcd, kubernetes, kubernetes-node, containerd, coredns, training-operator, helm;
-        /// or only files: prometheus-operator, kubeflow-trainer.
+        /// Programs: etcd, kubernetes, kubernetes-node, containerd, coredns, training-operator,
+        /// helm. Files without a program: prometheus-operator, kubeflow-trainer.
         #[arg(required = true)]
         names: Vec<String>,
     },
@@ -109,7 +109,7 @@ enum Command {
     },
     /// Fetch or generate training data for examples and tests; print their path.
     Data {
-        /// Which.
+        /// Data set.
         #[arg(value_enum)]
         what: data::DataSet,
     },

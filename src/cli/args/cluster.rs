@@ -10,20 +10,20 @@ pub(crate) struct PreflightArgs {
     /// Manifest of a TrainJob; `-` reads standard input.
     pub file: PathBuf,
 
-    /// Check the cluster of the kubeconfig. This is the default without --snapshot.
+    /// Check the cluster of the kubeconfig. The default without --snapshot.
     #[arg(long, conflicts_with = "snapshot")]
     pub cluster: bool,
 
     /// The cluster.
     #[command(flatten)]
-    pub place: ClusterArgs,
+    pub source: ClusterArgs,
 }
 
 /// Which cluster, and how to read it.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ClusterArgs {
-    /// A cluster in a file instead of a running one: from `switchyard snapshot`, or a List of
-    /// kubectl; `-` reads standard input.
+    /// Read the cluster from a file written by `switchyard snapshot`, or from a kubectl List; `-`
+    /// reads standard input.
     #[arg(long, value_name = "FILE")]
     pub snapshot: Option<PathBuf>,
 
@@ -35,12 +35,12 @@ pub(crate) struct ClusterArgs {
     #[arg(long, conflicts_with = "snapshot")]
     pub context: Option<String>,
 
-    /// The administrator's profile of the fabric, as for the controller.
+    /// Fabric profile of the cluster, as for the controller.
     #[arg(long, value_name = "FILE")]
     pub fabric_profile: Option<PathBuf>,
 
-    /// A level of domains of nodes, as for the controller. Default: those of the snapshot, else the
-    /// ones built into the controller.
+    /// A level of node domains, as for the controller. Can be repeated. Default: the levels in the
+    /// snapshot, otherwise the controller's built-in ones.
     #[arg(long = "domain", value_name = "KEY[:FACTOR|:NVLink]")]
     pub domains: Vec<DomainLevel>,
 }
@@ -52,17 +52,17 @@ pub(crate) struct ExplainArgs {
     #[arg(value_name = "JOB|CODE")]
     pub subject: String,
 
-    /// Namespace of the TrainJob. Default: that of the context; `default` in a snapshot.
+    /// Namespace of the TrainJob. Default: the context's; `default` in a snapshot.
     #[arg(short, long)]
     pub namespace: Option<String>,
 
-    /// Show every setting of the fabric, with its reason, instead of the placement.
+    /// Show all fabric settings with their reasons instead of the placement.
     #[arg(long)]
     pub fabric: bool,
 
     /// The cluster.
     #[command(flatten)]
-    pub place: ClusterArgs,
+    pub source: ClusterArgs,
 }
 
 /// Arguments of `snapshot`.
@@ -70,34 +70,34 @@ pub(crate) struct ExplainArgs {
 pub(crate) struct SnapshotArgs {
     /// The cluster.
     #[command(flatten)]
-    pub place: ClusterArgs,
+    pub source: ClusterArgs,
 }
 
 /// Arguments of `whatif`.
 #[derive(Debug, Args)]
 pub(crate) struct WhatifArgs {
-    /// Manifests of TrainJobs that are not in the cluster: shows where they would be placed, before
-    /// and after the change. Default: the jobs that wait, and those that the change moves.
+    /// Manifests of TrainJobs that are not in the cluster: shows where they would be placed before
+    /// and after the change. Default: the queued jobs, and those that the change moves.
     pub files: Vec<PathBuf>,
 
-    /// Drain this node. May be repeated.
+    /// Drain this node. Can be repeated.
     #[arg(long, value_name = "NODE")]
     pub drain: Vec<String>,
 
-    /// Add this job. May be repeated.
+    /// Add this job. Can be repeated.
     #[arg(long, value_name = "FILE")]
     pub add: Vec<PathBuf>,
 
-    /// Require that one domain of this level contains the job.
+    /// Require each job to fit in a single domain of this level.
     #[arg(long, value_name = "KEY")]
     pub require: Option<String>,
 
-    /// Take down the NVLinks of a GPU (NODE/GPU), or between two (NODE/GPU-GPU), or a NIC
-    /// (NODE/NIC); GPUs by index. May be repeated.
+    /// Take down the NVLinks of a GPU (NODE/GPU), those between two GPUs (NODE/GPU-GPU), or a NIC
+    /// (NODE/NIC). GPUs are given by index. Can be repeated.
     #[arg(long, value_name = "NODE/DEVICE")]
     pub lose_link: Vec<String>,
 
     /// The cluster.
     #[command(flatten)]
-    pub place: ClusterArgs,
+    pub source: ClusterArgs,
 }

@@ -8,11 +8,11 @@ use switchyard_fabric::variables::nccl;
 /// Arguments of `lint`.
 #[derive(Debug, Args)]
 pub(crate) struct LintArgs {
-    /// Manifests, each with one or several YAML documents; `-` reads standard input.
+    /// Manifests with one or more YAML documents; `-` reads standard input.
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
 
-    /// Version of NCCL in the image, such as 2.21.5: reports variables that it does not read.
+    /// NCCL version in the image, such as 2.21.5. Reports variables that this version ignores.
     #[arg(long, value_name = "VERSION")]
     pub nccl: Option<nccl::Version>,
 }
@@ -20,7 +20,7 @@ pub(crate) struct LintArgs {
 /// Arguments of `convert`.
 #[derive(Debug, Args)]
 pub(crate) struct ConvertArgs {
-    /// Manifest with one or several YAML documents; `-` reads standard input.
+    /// Manifest with one or more YAML documents; `-` reads standard input.
     pub file: PathBuf,
 }
 
@@ -32,8 +32,8 @@ pub(crate) struct DoctorArgs {
     #[command(subcommand)]
     pub command: Option<DoctorCommand>,
 
-    /// Logs of ranks, or folders of them such as the directory of a run; `-` reads standard input.
-    /// Or the name of a TrainJob in the cluster of the kubeconfig, to read the logs of its pods.
+    /// Logs of ranks, or folders of logs such as a run directory; `-` reads standard input. Or the
+    /// name of a TrainJob in the cluster of the kubeconfig, to read the logs of its pods.
     #[arg(value_name = "LOG|JOB", required = true)]
     pub logs: Vec<PathBuf>,
 
@@ -45,11 +45,11 @@ pub(crate) struct DoctorArgs {
 /// What else the doctor looks at.
 #[derive(Debug, Subcommand)]
 pub(crate) enum DoctorCommand {
-    /// Show what this machine has for training on GPUs: driver, libraries, GPUs; what is missing,
-    /// and what would fix it.
+    /// Show what this machine provides for GPU training (driver, libraries, GPUs), what is missing,
+    /// and how to fix it.
     Gpu(DoctorGpuArgs),
-    /// Check Switchyard in a cluster, for its administrator: policies, leader, agents, versions,
-    /// CRDs, webhooks; each finding with its fix.
+    /// Check a cluster's Switchyard installation: policies, leader, agents, versions, CRDs,
+    /// webhooks. Each finding comes with its fix.
     Cluster(DoctorClusterArgs),
 }
 
@@ -68,13 +68,15 @@ pub(crate) struct DoctorClusterArgs {
 /// Arguments of `doctor gpu`.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorGpuArgs {
-    /// Program that looks. Default: switchyard-worker beside this program or on the PATH.
+    /// Program that inspects the GPUs. Default: switchyard-worker next to this program or on the
+    /// PATH.
     #[arg(long, value_name = "FILE", env = "SWITCHYARD_WORKER")]
     pub worker: Option<PathBuf>,
 }
 
 /// Exit codes of `lint`, for `--help`.
-pub(super) const LINT_CODES: &str = "Exit codes:\n    0  no error found\n    1  an error found\n    2  wrong command line or a file that cannot be read";
+pub(super) const LINT_CODES: &str =
+    "Exit codes:\n    0  no error found\n    1  an error found\n    2  wrong command line or unreadable file";
 
 /// Exit codes of `convert`, for `--help`.
-pub(super) const CONVERT_CODES: &str = "Exit codes:\n    0  converted; what has no counterpart is listed on standard error\n    2  wrong command line, a file that cannot be read, nothing in it to convert, or a result that would not be valid";
+pub(super) const CONVERT_CODES: &str = "Exit codes:\n    0  converted; settings without an equivalent are listed on standard error\n    2  wrong command line, unreadable file, nothing to convert, or an invalid result";

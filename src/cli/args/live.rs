@@ -14,7 +14,7 @@ pub(crate) struct ConnectionArgs {
     #[arg(long)]
     pub context: Option<String>,
 
-    /// Namespace. Default: that of the context.
+    /// Namespace. Default: the context's.
     #[arg(short, long)]
     pub namespace: Option<String>,
 }
@@ -22,15 +22,15 @@ pub(crate) struct ConnectionArgs {
 /// Arguments of `status`.
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
-    /// Name of a TrainJob. Default: all of the namespace.
+    /// Name of a TrainJob. Default: all jobs in the namespace.
     pub job: Option<String>,
 
-    /// The jobs of all namespaces.
+    /// Show the jobs of all namespaces.
     #[arg(short = 'A', long, conflicts_with_all = ["job", "namespace"])]
     pub all_namespaces: bool,
 
-    /// Keep running and show every change: in place on a terminal, else one line each. Ends with
-    /// the job if one is named.
+    /// Keep running and show changes: in place on a terminal, otherwise one line each. Exits when
+    /// the named job ends.
     #[arg(short, long)]
     pub watch: bool,
 
@@ -45,28 +45,29 @@ pub(crate) struct LogsArgs {
     /// Name of a TrainJob.
     pub job: String,
 
-    /// Only the log of this global rank. For other images than Switchyard's: the log of its node.
+    /// Print only the log of this global rank. With images other than Switchyard's, print the log
+    /// of the rank's node.
     #[arg(long, value_name = "N")]
     pub rank: Option<u32>,
 
-    /// The log of one node of the job.
+    /// Print the log of one node of the job.
     #[arg(long, value_name = "N", conflicts_with = "rank")]
     pub node_rank: Option<u32>,
 
-    /// The log of this container of the pods, such as an init container or a sidecar. Default: the
-    /// trainer's, or before it starts that of the init container that runs or failed.
+    /// Print the log of this container, such as an init container or a sidecar. Default: the
+    /// trainer container; before it starts, the init container that is running or failed.
     #[arg(short, long, value_name = "NAME")]
     pub container: Option<String>,
 
-    /// Pods of this attempt, if they still exist. Default: the newest attempt with pods.
+    /// Print logs of this attempt, if its pods still exist. Default: the latest attempt with pods.
     #[arg(long, value_name = "N")]
     pub attempt: Option<u32>,
 
-    /// Follow the logs while the pods run.
+    /// Follow the logs as long as the pods run.
     #[arg(short, long)]
     pub follow: bool,
 
-    /// Number of lines per node, from the end. Default: everything that the kubelet keeps.
+    /// Number of lines per node, from the end. Default: all that the kubelet keeps.
     #[arg(long, value_name = "LINES", value_parser = clap::value_parser!(i64).range(0..))]
     pub tail: Option<i64>,
 
@@ -78,16 +79,16 @@ pub(crate) struct LogsArgs {
 /// Arguments of `support-bundle`.
 #[derive(Debug, Args)]
 pub(crate) struct BundleArgs {
-    /// Include logs and events of these TrainJobs. Default: those of the namespace that are not
-    /// over, and the newest that failed.
+    /// Include logs and events of these TrainJobs. Default: the active jobs in the namespace, and
+    /// the most recent one that failed.
     #[arg(value_name = "JOB")]
     pub jobs: Vec<String>,
 
-    /// The archive to write. Default: switchyard-bundle-TIME.tar.gz here.
+    /// The archive to write. Default: switchyard-bundle-TIME.tar.gz in the current directory.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 
-    /// Leave out the logs of jobs, because programs may print what others should not see.
+    /// Leave out job logs, which can contain sensitive data.
     #[arg(long)]
     pub no_job_logs: bool,
 

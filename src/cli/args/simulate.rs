@@ -10,71 +10,72 @@ use switchyard_simulate::speed::Model;
 /// Arguments of `simulate`.
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
-    /// The jobs: CSV with the columns submit_seconds, duration_seconds and gpus, and queue and
-    /// limit_seconds where they are known, in the order of submission; or what `sacct --parsable2`
-    /// prints, or a log in the format of the Helios, Acme or Philly traces. Packed by gzip or not.
-    /// Default: the TrainJobs, and the pods of others with GPUs, that have ended in the cluster.
+    /// Trace to replay: a CSV file with the columns submit_seconds, duration_seconds and gpus,
+    /// optionally queue and limit_seconds, in submission order; the output of `sacct --parsable2`;
+    /// or a log in the format of the Helios, Acme or Philly traces. Can be gzipped. Default: the
+    /// finished TrainJobs and GPU pods in the cluster.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 
-    /// The cluster, which is empty when the trace begins.
+    /// The cluster, which is empty when the trace starts.
     #[command(flatten)]
-    pub place: ClusterArgs,
+    pub source: ClusterArgs,
 
-    /// Rules to play.
+    /// Scheduling rules to compare.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "RULE", default_values_t = Rule::value_variants().to_vec())]
     pub rules: Vec<Rule>,
 
-    /// What limits (`activeDeadlineSeconds`) the jobs have. Default: those of the trace if it has
-    /// some, else coarse ones.
+    /// Time limits (`activeDeadlineSeconds`) of the jobs. Default: those of the trace if it has
+    /// any, otherwise coarse ones.
     #[arg(long, value_enum)]
     pub limits: Option<Limits>,
 
-    /// What the bandwidth of a gang depends on.
+    /// Model of a gang's bandwidth.
     #[arg(long, value_enum, default_value_t = Bandwidth::Flows)]
     pub bandwidth: Bandwidth,
 
-    /// Also play the cluster with so many more racks, each as large as the largest.
+    /// Also simulate the cluster with this many more racks, each as large as the largest one.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub more_racks: Option<u16>,
 
-    /// Also play the cluster with this oversubscription of the links that leave a rack and, behind
-    /// the comma, a block of racks.
+    /// Also simulate the cluster with this oversubscription of the uplinks of racks and, after the
+    /// comma, of blocks of racks.
     #[arg(long, value_name = "RACK[,BLOCK]", value_delimiter = ',', num_args = 1, value_parser = factor)]
     pub oversubscription: Vec<f64>,
 
-    /// Nodes fail, each every so many days on average, and are repaired after 12 hours; their jobs
-    /// resume from checkpoints that they write every hour. Default: no node fails.
+    /// Mean number of days between failures of a node. Failed nodes are repaired after 12 hours,
+    /// and their jobs resume from hourly checkpoints. Default: no node fails.
     #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     pub node_failures: Option<u16>,
 
-    /// Play so many shaken inputs (submissions up to 30 minutes earlier or later, durations up to 5
-    /// %) and show means with their deviations. Default: the trace as it is.
+    /// Simulate this many randomized variants of the trace (submissions up to 30 minutes earlier or
+    /// later, durations up to 5 % shorter or longer), and show means with deviations. Default: the
+    /// trace as it is.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=100))]
     pub seeds: Option<u16>,
 
-    /// Write a picture of how long jobs wait by each rule (SVG) to this file.
+    /// Write a chart of wait times by rule (SVG) to this file.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 }
 
-/// A rule for the queue and for places. `-like`: from the documentation of others, without quotas
-/// and plugins.
+/// A scheduling rule for queue and placement. `-like` rules follow the documentation of other
+/// schedulers, without quotas and plugins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Rule {
     /// The controller's own queue and placement.
     Switchyard,
-    /// The same, where run times stand in for limits that are missing.
+    /// The same, with estimated run times instead of missing limits.
     SwitchyardPredictor,
-    /// The first job blocks those behind it; places as with kueue-like.
+    /// The first job blocks those behind it; places jobs like kueue-like.
     StrictFifo,
     /// Kueue's BestEffortFIFO with topology-aware scheduling.
     KueueLike,
-    /// Volcano's gangs on the most used nodes.
+    /// Volcano's gang scheduling, which prefers the most used nodes.
     VolcanoLike,
-    /// The least used nodes, as kube-scheduler chooses them; gangs start as a whole.
+    /// kube-scheduler's choice of the least used nodes; gangs start as a whole.
     DefaultScheduler,
-    /// EASY backfill by limits, as Slurm does it; places as with kueue-like.
+    /// EASY backfill by limits, as in Slurm; places jobs like kueue-like.
     Easy,
 }
 
@@ -95,15 +96,15 @@ impl Rule {
 /// Limits of jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Limits {
-    /// Those of the trace.
+    /// The limits in the trace.
     Trace,
-    /// The least of 1 h, 4 h, 12 h, 1 d, 3 d, 7 d, 14 d and 90 d that the job needs.
+    /// The smallest sufficient limit of 1 h, 4 h, 12 h, 1 d, 3 d, 7 d, 14 d and 90 d.
     Coarse,
-    /// The same for half of the jobs.
+    /// The same, for half of the jobs.
     Half,
-    /// None.
+    /// No limits.
     None,
-    /// Exactly the duration: what a rule could do that knows the future.
+    /// Exactly the duration, as if the future were known.
     Exact,
 }
 
@@ -119,12 +120,12 @@ impl From<Limits> for replay::Limits {
     }
 }
 
-/// What the bandwidth of a gang depends on.
+/// Model of a gang's bandwidth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Bandwidth {
-    /// Rings of all gangs share the links between racks fairly.
+    /// Each gang is a ring, and all rings share the links between racks fairly.
     Flows,
-    /// The smallest domain that holds the gang.
+    /// Depends only on the smallest domain that contains the gang.
     Levels,
 }
 

@@ -12,17 +12,17 @@ pub(crate) struct TopoArgs {
     #[command(subcommand)]
     pub command: Option<TopoCommand>,
 
-    /// A node of the cluster, or a file with a GPUTopology (YAML): whatever exists, contains a `/`
-    /// or ends in .yaml, .yml or .json is a file. Write `./import` for a file that is called
-    /// `import` (or `xml`). Default: this machine.
+    /// A node of the cluster, or a GPUTopology file (YAML). An argument is a file if it exists,
+    /// contains a `/`, or ends in .yaml, .yml or .json. For a file named `import` or `xml`, write
+    /// `./import`. Default: this machine.
     #[arg(value_name = "NODE|FILE")]
     pub target: Option<String>,
 
-    /// Show the domains of a cluster, its nodes, and who uses their GPUs.
+    /// Show the cluster's domains and nodes, and who uses their GPUs.
     #[arg(long, conflicts_with_all = ["target", "svg"])]
     pub cluster: bool,
 
-    /// Show complete matrices; with --cluster all nodes of a large one.
+    /// Show complete matrices. With --cluster, show all nodes even of a large cluster.
     #[arg(long)]
     pub full: bool,
 
@@ -32,23 +32,22 @@ pub(crate) struct TopoArgs {
 
     /// The cluster.
     #[command(flatten)]
-    pub place: ClusterArgs,
+    pub source: ClusterArgs,
 }
 
 /// Subcommands of `topo`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TopoCommand {
-    /// Make a GPUTopology (YAML, or JSON with `-o json`) from the text that `nvidia-smi topo -m`
-    /// prints.
+    /// Create a GPUTopology (YAML, or JSON with `-o json`) from the output of `nvidia-smi topo -m`.
     ///
-    /// Paths, bus ids and UUIDs are invented to match the distances of the matrix; `sources` in the
-    /// result says so.
+    /// Paths, bus IDs and UUIDs are invented to match the distances in the matrix, as noted in
+    /// `sources` of the result.
     Import(ImportArgs),
-    /// Make, check or compare topology files of NCCL (`NCCL_TOPO_FILE`): useful only in virtual
-    /// machines, where the kernel shows a flat tree.
+    /// Create, check or compare NCCL topology files (`NCCL_TOPO_FILE`). They are useful only in
+    /// virtual machines whose kernel shows a flat tree.
     ///
-    /// Exit codes: 0 no error found, 1 an error found in a file, 2 a wrong command line, or input
-    /// that cannot be read.
+    /// Exit codes: 0 no error found, 1 an error found in a file, 2 wrong command line or unreadable
+    /// input.
     Xml(XmlArgs),
 }
 
@@ -65,18 +64,18 @@ impl TopoCommand {
 /// Arguments of `topo import`.
 #[derive(Debug, Args)]
 pub(crate) struct ImportArgs {
-    /// Text of `nvidia-smi topo -m`; `-` reads standard input.
+    /// Output of `nvidia-smi topo -m`; `-` reads standard input.
     pub file: PathBuf,
 
     /// Name of the node.
     #[arg(long, default_value = "imported", value_parser = values::object_name)]
     pub name: String,
 
-    /// Model of the GPUs, such as H100 or A100-SXM4-80GB: determines the speed of NVLinks.
+    /// GPU model, such as H100 or A100-SXM4-80GB. Determines the NVLink speed.
     #[arg(long, value_name = "MODEL", value_parser = values::product_name)]
     pub gpu_model: Option<String>,
 
-    /// Rate of the NICs in Gbit/s, one direction; of one NIC as NAME=RATE. May be repeated.
+    /// Rate of all NICs in Gbit/s per direction, or of a single NIC as NAME=RATE. Can be repeated.
     #[arg(long, value_name = "[NAME=]RATE", value_parser = values::nic_rate)]
     pub nic_gbps: Vec<NicRate>,
 }
@@ -84,13 +83,12 @@ pub(crate) struct ImportArgs {
 /// Arguments of `topo xml`.
 #[derive(Debug, Args)]
 pub(crate) struct XmlArgs {
-    /// A node of the cluster, or a file with a GPUTopology (YAML), as for `topo`. Default: this
-    /// machine.
+    /// A node of the cluster, or a GPUTopology file (YAML), as for `topo`. Default: this machine.
     #[arg(value_name = "NODE|FILE")]
     pub target: Option<String>,
 
-    /// Also write NVLinks, ports and speeds. For people only: NCCL would believe them even when
-    /// they are no longer true.
+    /// Also write NVLinks, ports and speeds. Only for inspection: NCCL would rely on them even
+    /// after they change.
     #[arg(long)]
     pub devices: bool,
 
@@ -98,16 +96,16 @@ pub(crate) struct XmlArgs {
     #[arg(long, value_name = "FILE.xml", conflicts_with_all = ["target", "devices", "diff"])]
     pub check: Option<PathBuf>,
 
-    /// With --check: the machine that the file is for, a GPUTopology (YAML).
+    /// With --check: GPUTopology (YAML) of the machine that the file is for.
     #[arg(long, value_name = "FILE", requires = "check")]
     pub topology: Option<PathBuf>,
 
-    /// Show what differs from A to B for NCCL: topology files, or a GPUTopology (.yaml, .yml or
-    /// .json).
+    /// Show the differences between A and B that matter to NCCL. Each is an NCCL topology file, or
+    /// a GPUTopology (.yaml, .yml or .json).
     #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["target", "devices"])]
     pub diff: Vec<PathBuf>,
 
     /// The cluster.
     #[command(flatten)]
-    pub place: ClusterArgs,
+    pub source: ClusterArgs,
 }

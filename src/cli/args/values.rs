@@ -7,15 +7,17 @@ const LONGEST_MODEL: usize = 128;
 
 /// The name of a cluster-scoped object: a DNS subdomain.
 pub(super) fn object_name(text: &str) -> Result<String, String> {
-    let is_end = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let is_alphanumeric = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let is_label = |label: &str| {
-        label.starts_with(is_end) && label.ends_with(is_end) && label.chars().all(|c| is_end(c) || c == '-')
+        label.starts_with(is_alphanumeric)
+            && label.ends_with(is_alphanumeric)
+            && label.chars().all(|c| is_alphanumeric(c) || c == '-')
     };
     if text.len() <= 253 && text.split('.').all(is_label) {
         return Ok(text.to_owned());
     }
-    Err("expected the name of a node: at most 253 lower case letters, digits, `-` and `.`, with a letter or digit at \
-         both ends of each part, such as gpu-07"
+    Err("expected a node name: at most 253 lower-case letters, digits, `-` and `.`, where each part starts and ends with \
+         a letter or digit, such as gpu-07"
         .to_owned())
 }
 
@@ -39,9 +41,7 @@ pub(super) fn nic_rate(text: &str) -> Result<NicRate, String> {
         Some(gigabits) if nic.as_deref() != Some("") => {
             Ok(NicRate { nic, megabits_per_second: u64::from(gigabits) * 1000 })
         }
-        _ => {
-            Err("expected a whole number of Gbit/s, for one NIC with its name before it: 400 or mlx5_0=400".to_owned())
-        }
+        _ => Err("expected an integer rate in Gbit/s, for all NICs or for one: 400 or mlx5_0=400".to_owned()),
     }
 }
 
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_objects() {
+    fn object_name_accepts_dns_subdomains_only() {
         for good in ["imported", "gpu-07", "10.0.0.1", "a.b-c"] {
             assert_eq!(object_name(good).as_deref(), Ok(good));
         }
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_of_all_or_of_one() {
+    fn nic_rate_accepts_a_default_or_a_rate_per_nic() {
         assert_eq!(nic_rate("400"), Ok(NicRate { nic: None, megabits_per_second: 400_000 }));
         assert_eq!(nic_rate("mlx5_0=25"), Ok(NicRate { nic: Some("mlx5_0".into()), megabits_per_second: 25_000 }));
         for bad in ["", "0", "-1", "0.5", "=400", "mlx5_0=", "400G", "a=b=1"] {

@@ -34,8 +34,8 @@ fn folder(steps: &[u64]) -> tempfile::TempDir {
     folder
 }
 
-fn which(folder: &Path, step: Option<u64>) -> WhichArgs {
-    WhichArgs { directory: folder.to_path_buf(), step, attempt: None }
+fn selector(folder: &Path, step: Option<u64>) -> SelectorArgs {
+    SelectorArgs { directory: folder.to_path_buf(), step, attempt: None }
 }
 
 fn damage(folder: &Path, step: u64) -> PathBuf {
@@ -50,7 +50,7 @@ fn damage(folder: &Path, step: u64) -> PathBuf {
 fn a_list_has_a_row_per_checkpoint() {
     let folder = folder(&[500, 1000]);
     fs::remove_file(folder.path().join("step-000000500.attempt-1/rank-0.safetensors")).unwrap();
-    let Ok(answer) = list(&which(folder.path(), None)) else { panic!("a list") };
+    let Ok(answer) = list(&selector(folder.path(), None)) else { panic!("a list") };
     let missing = folder.path().join("step-000000500.attempt-1/rank-0.safetensors");
     let size = answer.value["checkpoints"][1]["bytes"].as_u64().map(binary).unwrap();
     assert_eq!(
@@ -71,7 +71,7 @@ fn a_list_has_a_row_per_checkpoint() {
 #[test]
 fn damage_has_an_exit_code_and_a_location() {
     let folder = folder(&[500, 1000]);
-    let Ok(answer) = verify(&which(folder.path(), None)) else { panic!("an answer") };
+    let Ok(answer) = verify(&selector(folder.path(), None)) else { panic!("an answer") };
     assert_eq!(answer.exit, Exit::Done, "{}", answer.text);
     let states = |answer: &CommandOutput| -> Vec<String> {
         let rows = answer.value["checkpoints"].as_array().unwrap();
@@ -80,7 +80,7 @@ fn damage_has_an_exit_code_and_a_location() {
     assert_eq!(states(&answer), ["Incomplete", "Verified", "Verified"]);
 
     let file = damage(folder.path(), 500);
-    let Ok(answer) = verify(&which(folder.path(), None)) else { panic!("an answer") };
+    let Ok(answer) = verify(&selector(folder.path(), None)) else { panic!("an answer") };
     assert_eq!(
         (states(&answer), answer.exit),
         (["Incomplete", "Verified", "Damaged"].map(String::from).into(), Exit::CheckpointRefused)
@@ -88,18 +88,18 @@ fn damage_has_an_exit_code_and_a_location() {
     let last = answer.text.lines().last().unwrap();
     assert!(last.starts_with(&format!("{}: damaged: chunk 0, bytes 0 to ", file.display())), "{last}");
     assert!(last.ends_with("it holds the header, optimizer.m.w"), "{last}");
-    let exit = |step| verify(&which(folder.path(), Some(step))).map(|answer| answer.exit).ok();
+    let exit = |step| verify(&selector(folder.path(), Some(step))).map(|answer| answer.exit).ok();
     let refused = Some(Exit::CheckpointRefused);
     assert_eq!([500, 1000, 1500].map(exit), [refused, Some(Exit::Done), refused]);
     let empty = tempfile::tempdir().unwrap();
-    assert_eq!(verify(&which(empty.path(), None)).map(|answer| answer.exit).ok(), refused);
+    assert_eq!(verify(&selector(empty.path(), None)).map(|answer| answer.exit).ok(), refused);
 }
 
 #[test]
 fn an_export_uses_the_newest_or_the_named_step() {
     let folder = folder(&[500, 1000]);
     let to = folder.path().join("model.safetensors");
-    let run = |step| export_model(&ExportArgs { which: which(folder.path(), step), to: to.clone() });
+    let run = |step| export_model(&ExportArgs { selector: selector(folder.path(), step), to: to.clone() });
     let Ok(answer) = run(None) else { panic!("an export") };
     let bytes = fs::metadata(&to).unwrap().len();
     assert_eq!(answer.text, format!("{}: 1 tensor of step 1,000, attempt 1, {}", to.display(), binary(bytes)));
@@ -119,13 +119,13 @@ fn an_export_uses_the_newest_or_the_named_step() {
 #[test]
 fn missing_checkpoints_are_a_usage_error() {
     let folder = folder(&[500]);
-    let refused = |args: WhichArgs| match list(&args) {
+    let refused = |args: SelectorArgs| match list(&args) {
         Err(Failure { message, exit: Exit::Usage }) => message,
         _ => panic!("a refusal"),
     };
     let missing = folder.path().join("missing");
-    let error = refused(which(&missing, None));
+    let error = refused(selector(&missing, None));
     assert_eq!(error, format!("{}: not a directory; expected the directory of a job's checkpoints", missing.display()));
-    let error = refused(which(folder.path(), Some(7)));
+    let error = refused(selector(folder.path(), Some(7)));
     assert!(error.ends_with("got no such checkpoint; expected one of the existing ones: steps 1,500, 500"), "{error}");
 }

@@ -89,7 +89,7 @@ struct ClusterTopology {
 }
 
 pub(super) fn show(cli: &Cli, args: &TopoArgs) -> Result<Exit, Failure> {
-    let file = snapshot::read(&args.place)?;
+    let file = snapshot::read(&args.source)?;
     let topology = ClusterTopology::of(&file, &snapshot::cluster(&file)?);
     if cli.output == Output::Dot {
         return Err(Failure::usage("-o dot: draws one machine; expected table, yaml or json with --cluster"));

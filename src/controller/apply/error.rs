@@ -57,7 +57,7 @@ impl Cause {
     }
 
     /// Value of the metrics label.
-    pub fn word(self) -> &'static str {
+    pub fn label(self) -> &'static str {
         match self {
             Cause::Stale => "stale",
             Cause::Exists => "exists",
@@ -99,55 +99,55 @@ impl Cause {
 /// Whether an object exceeds the storage limit. For most sizes the API server passes on the error
 /// of etcd, or of its etcd client, with status 500.
 fn is_too_large(status: &Status) -> bool {
-    let says = |words| status.message.contains(words);
-    status.code == 413 || says("request is too large") || says("trying to send message larger than max")
+    let contains = |text| status.message.contains(text);
+    status.code == 413 || contains("request is too large") || contains("trying to send message larger than max")
 }
 
-/// A failed write.
+/// A failed API call.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("cannot {what}: {why}")]
-pub struct Refusal {
+#[error("cannot {operation}: {message}")]
+pub struct ApiError {
     /// The operation, such as `create Pod a-1-0`.
-    pub what: String,
+    pub operation: String,
     /// The server's error message.
-    pub why: String,
+    pub message: String,
     pub cause: Cause,
 }
 
-impl Refusal {
-    pub(super) fn new(what: String, error: &kube::Error) -> Refusal {
-        let why = match error {
+impl ApiError {
+    pub(super) fn new(operation: String, error: &kube::Error) -> ApiError {
+        let message = match error {
             kube::Error::Api(status) if is_too_large(status) => {
                 format!(
-                    "{}: the object is larger than the API server stores (1.5 MiB); shorten the job's spec",
+                    "{}: the object exceeds the API server's size limit (1.5 MiB); shorten the job's spec",
                     status.message
                 )
             }
             kube::Error::Api(status) => status.message.clone(),
             other => format!("the API server cannot be reached: {other}"),
         };
-        Refusal { what, why, cause: Cause::of(error) }
+        ApiError { operation, message, cause: Cause::of(error) }
     }
 
     /// Whether Pod Security `restricted` rejected a pod.
-    pub fn is_by_pod_security_restricted(&self) -> bool {
-        self.cause == Cause::Forbidden && self.why.contains("violates PodSecurity \"restricted:")
+    pub fn violates_restricted_pod_security(&self) -> bool {
+        self.cause == Cause::Forbidden && self.message.contains("violates PodSecurity \"restricted:")
     }
 
-    pub(super) fn late(what: String, deadline: Duration) -> Refusal {
-        let why = format!("the API server did not answer within {} s", deadline.as_secs());
-        Refusal { what, why, cause: Cause::Unreachable }
+    pub(super) fn timeout(operation: String, deadline: Duration) -> ApiError {
+        let message = format!("the API server did not respond within {} s", deadline.as_secs());
+        ApiError { operation, message, cause: Cause::Unreachable }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Cause, Refusal, Retry};
+    use super::{ApiError, Cause, Retry};
     use kube::core::Status;
     use kube::core::response::{StatusCause, StatusDetails};
 
     #[test]
-    fn the_table() {
+    fn status_codes_map_to_causes_and_retries() {
         let status = |code, name: &str, cause: &str| {
             let causes = vec![StatusCause { reason: cause.into(), message: String::new(), field: String::new() }];
             let [group, kind, uid] = [const { String::new() }; 3];
@@ -173,7 +173,7 @@ mod tests {
 
     /// Regression test: the log reported every few minutes that the API server was unreachable.
     #[test]
-    fn an_object_that_is_too_large_is_refused_and_says_what_to_change() {
+    fn an_oversized_object_is_invalid_and_the_error_suggests_a_fix() {
         for (code, message) in [
             (413, "Request entity too large: limit is 3145728"),
             (500, "etcdserver: request is too large"),
@@ -182,13 +182,13 @@ mod tests {
                 "rpc error: code = ResourceExhausted desc = trying to send message larger than max (2098021 vs. 2097152)",
             ),
         ] {
-            let error = kube::Error::Api(Status { code, message: message.into(), ..Status::default() }.boxed());
-            let refusal = Refusal::new("write the status of TrainJob a".into(), &error);
-            let says = format!(
-                "cannot write the status of TrainJob a: {message}: the object is larger than the API server stores (1.5 MiB); shorten the \
+            let response = kube::Error::Api(Status { code, message: message.into(), ..Status::default() }.boxed());
+            let error = ApiError::new("write the status of TrainJob a".into(), &response);
+            let expected = format!(
+                "cannot write the status of TrainJob a: {message}: the object exceeds the API server's size limit (1.5 MiB); shorten the \
                  job's spec"
             );
-            assert_eq!((refusal.cause, refusal.to_string()), (Cause::Invalid, says));
+            assert_eq!((error.cause, error.to_string()), (Cause::Invalid, expected));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Executes actions: other objects before pods, with concurrent calls that each have a deadline.
 
-use super::error::{Cause, Refusal};
+use super::error::{ApiError, Cause};
 use futures::StreamExt;
 use futures::stream;
 use k8s_openapi::ByteString;
@@ -27,7 +27,7 @@ use tokio::sync::Semaphore;
 pub(super) const DEADLINE: Duration = Duration::from_secs(15);
 /// Upper bound on concurrent calls over all jobs. With more, the API server of the test bench
 /// creates no more pods per second.
-const CALLS: usize = 64;
+const MAX_CALLS: usize = 64;
 
 /// Executes writes.
 #[derive(Clone)]
@@ -44,7 +44,7 @@ pub struct Applied {
     /// UIDs of the objects deleted.
     pub deleted: Vec<String>,
     /// The writes that failed.
-    pub refusals: Vec<Refusal>,
+    pub errors: Vec<ApiError>,
 }
 
 /// The result of one successful action.
@@ -62,7 +62,7 @@ struct Job<'a> {
 
 impl Executor {
     pub fn new(client: Client) -> Executor {
-        Executor { client, calls: std::sync::Arc::new(Semaphore::new(CALLS)) }
+        Executor { client, calls: std::sync::Arc::new(Semaphore::new(MAX_CALLS)) }
     }
 
     /// Executes the actions of the job with this UID. Pods are created last, and only if everything
@@ -72,35 +72,39 @@ impl Executor {
         let is_create = |action: &Action| matches!(action, Action::Create(Object::Pod(_)));
         let (pods, others): (Vec<Action>, Vec<Action>) = actions.into_iter().partition(is_create);
         let mut applied = Applied::default();
-        self.all(job, others, &mut applied).await;
-        if applied.refusals.is_empty() {
-            self.all(job, pods, &mut applied).await;
+        self.execute_all(job, others, &mut applied).await;
+        if applied.errors.is_empty() {
+            self.execute_all(job, pods, &mut applied).await;
         }
         applied
     }
 
-    async fn all(&self, job: Job<'_>, actions: Vec<Action>, applied: &mut Applied) {
-        let calls = actions.into_iter().map(|action| self.one(job, action));
-        let mut results = stream::iter(calls).buffer_unordered(CALLS);
+    async fn execute_all(&self, job: Job<'_>, actions: Vec<Action>, applied: &mut Applied) {
+        let calls = actions.into_iter().map(|action| self.execute(job, action));
+        let mut results = stream::iter(calls).buffer_unordered(MAX_CALLS);
         while let Some(result) = results.next().await {
             match result {
                 Ok(Done::Written(kind, version)) => applied.written.extend(version.map(|version| (kind, version))),
                 Ok(Done::Deleted(uid)) => applied.deleted.push(uid),
-                Err(refusal) => applied.refusals.push(refusal),
+                Err(error) => applied.errors.push(error),
             }
         }
     }
 
     /// Waits for a free slot, then makes a call with a deadline.
-    pub(super) async fn call<T>(&self, what: &str, call: impl Future<Output = kube::Result<T>>) -> Result<T, Refusal> {
-        let _turn = self.calls.acquire().await.expect("invariant: the semaphore is never closed");
+    pub(super) async fn call<T>(
+        &self,
+        operation: &str,
+        call: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, ApiError> {
+        let _permit = self.calls.acquire().await.expect("invariant: the semaphore is never closed");
         match tokio::time::timeout(DEADLINE, call).await {
-            Ok(result) => result.map_err(|error| Refusal::new(what.to_string(), &error)),
-            Err(_) => Err(Refusal::late(what.to_string(), DEADLINE)),
+            Ok(result) => result.map_err(|error| ApiError::new(operation.to_string(), &error)),
+            Err(_) => Err(ApiError::timeout(operation.to_string(), DEADLINE)),
         }
     }
 
-    async fn one(&self, job: Job<'_>, action: Action) -> Result<Done, Refusal> {
+    async fn execute(&self, job: Job<'_>, action: Action) -> Result<Done, ApiError> {
         match action {
             Action::Create(object) => match object {
                 Object::Pod(pod) => self.create(job, Kind::Pod, *pod).await,
@@ -115,10 +119,10 @@ impl Executor {
                 Object::Secret(secret) => self.create_secret(job, secret).await,
             },
             Action::Repair(object) => match object {
-                Object::Pod(pod) => self.set(job, Kind::Pod, &*pod).await,
-                Object::Service(service) => self.set(job, Kind::Service, &*service).await,
-                Object::PodDisruptionBudget(budget) => self.set(job, Kind::PodDisruptionBudget, &budget).await,
-                Object::NetworkPolicy(policy) => self.set(job, Kind::NetworkPolicy, &policy).await,
+                Object::Pod(pod) => self.repair(job, Kind::Pod, &*pod).await,
+                Object::Service(service) => self.repair(job, Kind::Service, &*service).await,
+                Object::PodDisruptionBudget(budget) => self.repair(job, Kind::PodDisruptionBudget, &budget).await,
+                Object::NetworkPolicy(policy) => self.repair(job, Kind::NetworkPolicy, &policy).await,
                 // These are immutable or created once, so an object of this name is already right.
                 Object::Claim(_)
                 | Object::ConfigMap(_)
@@ -132,8 +136,8 @@ impl Executor {
                 patch["metadata"]["uid"] = uid.into();
                 let api = Api::<Pod>::namespaced(self.client.clone(), job.namespace);
                 let params = PatchParams { field_manager: Some(PLAN_MANAGER.into()), ..PatchParams::default() };
-                let what = format!("lift the gate of Pod {pod}");
-                let pod = self.call(&what, api.patch(&pod, &params, &Patch::Strategic(patch))).await?;
+                let operation = format!("remove the scheduling gate of Pod {pod}");
+                let pod = self.call(&operation, api.patch(&pod, &params, &Patch::Strategic(patch))).await?;
                 Ok(Done::Written("Pod", pod.resource_version()))
             }
             Action::Delete { kind, name, uid, version } => match kind {
@@ -152,7 +156,7 @@ impl Executor {
         }
     }
 
-    async fn create<K>(&self, job: Job<'_>, kind: Kind, object: K) -> Result<Done, Refusal>
+    async fn create<K>(&self, job: Job<'_>, kind: Kind, object: K) -> Result<Done, ApiError>
     where
         K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
             + Serialize
@@ -163,48 +167,52 @@ impl Executor {
         let api = Api::<K>::namespaced(self.client.clone(), job.namespace);
         let name = object.name_any();
         let params = PostParams { field_manager: Some(PLAN_MANAGER.into()), ..PostParams::default() };
-        let what = format!("create {kind} {name}");
-        match self.call(&what, api.create(&params, &object)).await {
-            Ok(made) => Ok(Done::Written(kind.name(), made.resource_version())),
-            Err(refusal) if refusal.cause == Cause::Exists => {
-                let Some(found) = self.call(&what, api.get_opt(&name)).await? else { return Err(refusal) };
+        let operation = format!("create {kind} {name}");
+        match self.call(&operation, api.create(&params, &object)).await {
+            Ok(written) => Ok(Done::Written(kind.name(), written.resource_version())),
+            Err(error) if error.cause == Cause::Exists => {
+                let Some(found) = self.call(&operation, api.get_opt(&name)).await? else { return Err(error) };
                 let owner = match kind {
                     Kind::Pod => ownership::parent(found.meta()).map(|parent| parent.uid.as_str()),
                     _ => ownership::owner(found.meta()),
                 };
                 if owner != Some(job.uid) {
-                    return Err(Refusal { what, why: taken(found.meta()), cause: Cause::Taken });
+                    return Err(ApiError { operation, message: name_taken(found.meta()), cause: Cause::Taken });
                 }
                 if kind == Kind::Pod {
                     return Ok(Done::Written(kind.name(), found.resource_version()));
                 }
                 // The object belongs to the job, but another client removed our labels.
-                self.set(job, kind, &object).await
+                self.repair(job, kind, &object).await
             }
-            Err(refusal) => Err(refusal),
+            Err(error) => Err(error),
         }
     }
 
     /// Creates a Secret. An existing one is not compared, because only its pods may read it, and
     /// its name contains the job's UID.
-    async fn create_secret(&self, job: Job<'_>, mut secret: Secret) -> Result<Done, Refusal> {
-        let what = format!("create Secret {}", secret.name_any());
+    async fn create_secret(&self, job: Job<'_>, mut secret: Secret) -> Result<Done, ApiError> {
+        let operation = format!("create Secret {}", secret.name_any());
         let mut key = vec![0; 32];
         if let Err(error) = getrandom::fill(&mut key) {
-            return Err(Refusal { what, why: format!("no random bytes: {error}"), cause: Cause::Unreachable });
+            return Err(ApiError {
+                operation,
+                message: format!("cannot read random bytes: {error}"),
+                cause: Cause::Unreachable,
+            });
         }
         secret.data = Some([("key".to_string(), ByteString(key))].into());
         let api = Api::<Secret>::namespaced(self.client.clone(), job.namespace);
         let params = PostParams { field_manager: Some(PLAN_MANAGER.into()), ..PostParams::default() };
-        match self.call(&what, api.create(&params, &secret)).await {
+        match self.call(&operation, api.create(&params, &secret)).await {
             Ok(_) => Ok(Done::Written("Secret", None)),
-            Err(refusal) if refusal.cause == Cause::Exists => Ok(Done::Written("Secret", None)),
-            Err(refusal) => Err(refusal),
+            Err(error) if error.cause == Cause::Exists => Ok(Done::Written("Secret", None)),
+            Err(error) => Err(error),
         }
     }
 
     /// Applies our fields, even those that another manager owns.
-    async fn set<K>(&self, job: Job<'_>, kind: Kind, object: &K) -> Result<Done, Refusal>
+    async fn repair<K>(&self, job: Job<'_>, kind: Kind, object: &K) -> Result<Done, ApiError>
     where
         K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
             + Serialize
@@ -215,9 +223,9 @@ impl Executor {
         let api = Api::<K>::namespaced(self.client.clone(), job.namespace);
         let name = object.name_any();
         let params = PatchParams::apply(PLAN_MANAGER).force();
-        let what = format!("repair {kind} {name}");
-        let made = self.call(&what, api.patch(&name, &params, &Patch::Apply(object))).await?;
-        Ok(Done::Written(kind.name(), made.resource_version()))
+        let operation = format!("repair {kind} {name}");
+        let written = self.call(&operation, api.patch(&name, &params, &Patch::Apply(object))).await?;
+        Ok(Done::Written(kind.name(), written.resource_version()))
     }
 
     async fn delete<K>(
@@ -227,7 +235,7 @@ impl Executor {
         name: &str,
         uid: String,
         version: Option<String>,
-    ) -> Result<Done, Refusal>
+    ) -> Result<Done, ApiError>
     where
         K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()> + DeserializeOwned + Clone + Debug,
     {
@@ -239,66 +247,66 @@ impl Executor {
         };
         match self.call(&format!("delete {kind} {name}"), api.delete(name, &params)).await {
             Ok(_) => Ok(Done::Deleted(uid)),
-            Err(refusal) if refusal.cause == Cause::Gone => Ok(Done::Deleted(uid)),
+            Err(error) if error.cause == Cause::Gone => Ok(Done::Deleted(uid)),
             // After a conflict, either the object was replaced or changed, or the conflict was
             // spurious; the watch cache will show which.
-            Err(refusal) => Err(refusal),
+            Err(error) => Err(error),
         }
     }
 
     /// Re-checks a premise about a node, or about a pod of the job with this UID, against the API
     /// server, bypassing the cache.
-    pub async fn holds(&self, namespace: &str, premise: &Premise, uid: &str) -> Result<bool, Refusal> {
+    pub async fn verify(&self, namespace: &str, premise: &Premise, uid: &str) -> Result<bool, ApiError> {
         let name = match premise {
             Premise::NodeGone(name) | Premise::NodeSilent(name) => {
                 let api = Api::<Node>::all(self.client.clone());
-                let found = self.call(&format!("look for Node {name}"), api.get_opt(name)).await?;
+                let found = self.call(&format!("get Node {name}"), api.get_opt(name)).await?;
                 let is_silent = |node: &Node| NodeView::of(node).silent_since.is_some();
                 return Ok(found.is_none_or(|node| matches!(premise, Premise::NodeSilent(_)) && is_silent(&node)));
             }
             Premise::Absent(name) | Premise::Unbound(name) => name,
         };
         let api = Api::<Pod>::namespaced(self.client.clone(), namespace);
-        let found = self.call(&format!("look for Pod {name}"), api.get_opt(name)).await?;
+        let found = self.call(&format!("get Pod {name}"), api.get_opt(name)).await?;
         // The pod may have lost its label, so check its owner.
-        let ours =
+        let owned =
             found.filter(|found| ownership::named_parent(&found.metadata).is_some_and(|parent| parent.uid == uid));
-        Ok(ours.is_none_or(|pod| matches!(premise, Premise::Unbound(_)) && PodView::of(&pod).node.is_none()))
+        Ok(owned.is_none_or(|pod| matches!(premise, Premise::Unbound(_)) && PodView::of(&pod).node.is_none()))
     }
 
     /// Whether a slice of the job with this UID exists.
-    pub async fn has_slice(&self, namespace: &str, name: &str, uid: &str) -> Result<bool, Refusal> {
+    pub async fn has_slice(&self, namespace: &str, name: &str, uid: &str) -> Result<bool, ApiError> {
         let api = Api::<kube::core::PartialObjectMeta<PlacementSlice>>::namespaced(self.client.clone(), namespace);
-        let found = self.call(&format!("look for PlacementSlice {name}"), api.get_metadata_opt(name)).await?;
+        let found = self.call(&format!("get PlacementSlice {name}"), api.get_metadata_opt(name)).await?;
         Ok(found.is_some_and(|found| ownership::owner(&found.metadata) == Some(uid)))
     }
 
     /// Whether the job with this UID is really gone, according to the API server. Checked before
     /// its objects are deleted.
-    pub async fn is_gone(&self, namespace: &str, name: &str, uid: &str) -> Result<bool, Refusal> {
+    pub async fn is_gone(&self, namespace: &str, name: &str, uid: &str) -> Result<bool, ApiError> {
         let api = Api::<kube::core::PartialObjectMeta<TrainJob>>::namespaced(self.client.clone(), namespace);
-        match self.call(&format!("look for TrainJob {name}"), api.get_metadata_opt(name)).await {
+        match self.call(&format!("get TrainJob {name}"), api.get_metadata_opt(name)).await {
             Ok(found) => Ok(found.is_none_or(|found| found.metadata.uid.as_deref() != Some(uid))),
-            Err(refusal) if refusal.cause == Cause::Unknown => Ok(true),
-            Err(refusal) => Err(refusal),
+            Err(error) if error.cause == Cause::Unknown => Ok(true),
+            Err(error) => Err(error),
         }
     }
 }
 
 /// The reason why an object of this name cannot be created: the name belongs to an earlier job, or
 /// to another user.
-fn taken(holder: &ObjectMeta) -> String {
-    let text = "the name is taken by an object that does not belong to this job";
+fn name_taken(holder: &ObjectMeta) -> String {
+    let message = "the name is taken by an object that does not belong to this job";
     if holder.deletion_timestamp.is_none() {
-        return text.into();
+        return message.into();
     }
     let finalizers = holder.finalizers.as_deref().unwrap_or_default();
-    let held = if finalizers.is_empty() {
-        "and ends soon".to_string()
+    let state = if finalizers.is_empty() {
+        "and should be gone soon".to_string()
     } else {
-        format!("but held by its finalizers ({})", finalizers.join(", "))
+        format!("but its finalizers ({}) are still pending", finalizers.join(", "))
     };
-    format!("{text}: it is being deleted, {held}")
+    format!("{message}: it is being deleted, {state}")
 }
 
 #[cfg(test)]
@@ -309,14 +317,17 @@ mod tests {
     /// Regression test: pods of a job that was deleted and created again blocked the new job, and
     /// no message said that they were the old job's.
     #[test]
-    fn an_object_that_is_being_deleted_is_said_to_be() {
-        let holder = |metadata: Value| taken(&serde_json::from_value(metadata).unwrap());
+    fn an_object_that_is_being_deleted_is_reported_as_such() {
+        let message = |metadata: Value| name_taken(&serde_json::from_value(metadata).unwrap());
         let text = "the name is taken by an object that does not belong to this job";
-        assert_eq!(holder(json!({"name": "a-1-0"})), text);
+        assert_eq!(message(json!({"name": "a-1-0"})), text);
         let ending = json!({"name": "a-1-0", "deletionTimestamp": "2026-11-27T10:00:00Z"});
-        assert_eq!(holder(ending.clone()), format!("{text}: it is being deleted, and ends soon"));
+        assert_eq!(message(ending.clone()), format!("{text}: it is being deleted, and should be gone soon"));
         let mut held = ending;
         held["finalizers"] = json!(["example.com/hold"]);
-        assert_eq!(holder(held), format!("{text}: it is being deleted, but held by its finalizers (example.com/hold)"));
+        assert_eq!(
+            message(held),
+            format!("{text}: it is being deleted, but its finalizers (example.com/hold) are still pending")
+        );
     }
 }

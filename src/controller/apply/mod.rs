@@ -7,12 +7,12 @@
 //! controller therefore does not change the final state.
 //!
 //! ```text
-//! Action ─> call (with a deadline) ─> Done | Refusal ─> Applied ─> error in the status
+//! Action ─> call (with a deadline) ─> Done | ApiError ─> Applied ─> error in the status
 //! ```
 
 mod error;
 mod executor;
 mod status;
 
-pub use error::{Cause, Refusal, Retry};
+pub use error::{ApiError, Cause, Retry};
 pub use executor::{Applied, Executor};

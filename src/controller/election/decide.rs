@@ -39,13 +39,13 @@ pub(super) enum Role {
 
 /// This process's view of the Lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Seen<'a> {
+pub(super) struct LeaseView<'a> {
     /// Identity of the last holder; empty if none.
     pub holder: &'a str,
     /// How long this process has seen it unchanged.
     pub unchanged: Duration,
     /// How long its holder may lead without renewing it.
-    pub lasts: Duration,
+    pub valid_for: Duration,
 }
 
 /// The next action of a candidate.
@@ -61,18 +61,18 @@ pub(super) enum Action {
 
 /// Decides on the next action. `now` is time since boot, which includes suspension of the machine
 /// or the process.
-pub(super) fn decide(me: &str, now: Duration, role: Role, seen: Seen<'_>, timing: &Timing) -> Action {
-    let is_free = seen.holder.is_empty() || seen.holder == me;
+pub(super) fn decide(identity: &str, now: Duration, role: Role, lease: LeaseView<'_>, timing: &Timing) -> Action {
+    let is_free = lease.holder.is_empty() || lease.holder == identity;
     match role {
         Role::Leading { renewed } if now.saturating_sub(renewed) >= timing.renew_deadline => {
             Action::StepDown("the Lease was not renewed in time".into())
         }
-        Role::Leading { .. } if !is_free => Action::StepDown(format!("`{}` holds the Lease", seen.holder)),
+        Role::Leading { .. } if !is_free => Action::StepDown(format!("`{}` holds the Lease", lease.holder)),
         // If the Lease was cleared or deleted, our write fails if another candidate was faster.
         Role::Leading { .. } => Action::Write,
         Role::Standby if is_free => Action::Write,
         // This applies to a deleted Lease, too, because its holder may lead until it notices.
-        Role::Standby if seen.unchanged >= seen.lasts => Action::Write,
-        Role::Standby => Action::Wait(timing.retry.min(seen.lasts - seen.unchanged)),
+        Role::Standby if lease.unchanged >= lease.valid_for => Action::Write,
+        Role::Standby => Action::Wait(timing.retry.min(lease.valid_for - lease.unchanged)),
     }
 }

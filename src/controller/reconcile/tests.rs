@@ -1,14 +1,14 @@
 //! Reconciles of a controller without an API server.
 #![allow(clippy::unwrap_used)]
 
-mod hour;
 mod outages;
+mod simulation;
 mod waiting;
 
 use super::*;
 use crate::election::{self, boot_time};
+use crate::endpoints::Health;
 use crate::metrics::Metrics;
-use crate::pages::Health;
 use crate::queue::Queue;
 use crate::{Executor, Settings, watch};
 use http::{Request, Response};
@@ -21,7 +21,7 @@ use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::objects::Defaults;
 
 /// A controller whose API server refuses all requests.
-fn context(leading: election::Leading) -> Context {
+fn context(leadership: election::Leadership) -> Context {
     let service = tower::service_fn(|_: Request<Body>| async {
         Ok::<_, std::io::Error>(Response::builder().status(500).body(Body::empty()).unwrap())
     });
@@ -38,11 +38,11 @@ fn context(leading: election::Leading) -> Context {
         levels: Levels::default(),
         node_grace: SignedDuration::from_secs(60),
         gang_classes: Default::default(),
-        names_others: false,
+        names_other_namespaces: false,
         longest_schedule_timeout: SignedDuration::from_secs(600),
         longest_reservation: SignedDuration::from_hours(24),
-        fleet_brake_percent: 20,
-        predicts: false,
+        mass_outage_percent: 20,
+        predicts_run_times: false,
         provisioning_class: None,
         weights: BTreeMap::new(),
         admission_policies: Vec::new(),
@@ -56,9 +56,9 @@ fn context(leading: election::Leading) -> Context {
         queue: Queue::default(),
         metrics: Arc::new(Metrics::new()),
         health: Arc::new(Health::new(watch::KINDS.map(String::from))),
-        leading,
+        leadership,
         clock: Arc::default(),
-        silent: Arc::default(),
+        events_failing: Arc::default(),
         settings: Arc::new(settings),
     }
 }
@@ -66,9 +66,9 @@ fn context(leading: election::Leading) -> Context {
 /// Regression test: a leader lost the Lease for 0.9 s and dropped the jobs that were due at that
 /// moment. They waited for the next resync, ten minutes later.
 #[tokio::test]
-async fn what_falls_into_a_moment_without_the_lease_stays_in_the_queue() {
-    let (leader, leading) = election::channel(boot_time);
-    let context = context(leading);
+async fn jobs_due_while_the_lease_is_lost_stay_queued() {
+    let (leader, leadership) = election::channel(boot_time);
+    let context = context(leadership);
     let job = json!({
         "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob",
         "metadata": {"name": "a", "namespace": "t", "uid": "u", "resourceVersion": "1"},
@@ -76,14 +76,14 @@ async fn what_falls_into_a_moment_without_the_lease_stays_in_the_queue() {
     });
     context.index().apply_job(serde_json::from_value(job).unwrap());
     let key = Key { namespace: "t".into(), name: "a".into() };
-    assert_eq!(context.reconcile(&key, Look::InAnyCase).await, Outcome::Behind);
+    assert_eq!(context.reconcile(&key, Pass::Required).await, Outcome::Behind);
     assert_eq!(context.queue.depth().0, 1, "it is due again");
-    leader.forever();
-    let turn = context.queue.next().await;
-    assert_eq!(*turn, key);
+    leader.lead_forever();
+    let guard = context.queue.next().await;
+    assert_eq!(*guard, key);
     assert_eq!(
-        context.reconcile(&key, Look::InAnyCase).await,
+        context.reconcile(&key, Pass::Required).await,
         Outcome::Refused,
-        "it is tried as soon as this process leads"
+        "retried as soon as this process leads"
     );
 }

@@ -126,7 +126,7 @@ pub async fn measure(scale: &Scale) -> Result<Value> {
 /// # Errors
 /// The test fails.
 pub fn day() -> Result<Value> {
-    let test = "reconcile::tests::waiting::hundreds_that_wait_cost_one_write_a_second_at_most_and_no_memory";
+    let test = "reconcile::tests::waiting::hundreds_of_queued_jobs_cost_at_most_one_write_per_second_and_no_memory";
     // Use the tests' profile, which is already built, because the run time does not matter.
     let mut command = cargo(&["test", "--quiet", "--workspace", "--lib", test, "--", "--nocapture"]);
     let output = command.env("SWITCHYARD_SIMULATED_HOURS", "24").output().context("cannot start cargo")?;

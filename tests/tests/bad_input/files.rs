@@ -249,7 +249,7 @@ pub(crate) const CASES: &[Case] = &[
         name: "an imported machine with a name that no node has",
         make: Make::Scene(|_| arguments("topo import job.yaml --name GPU_7")),
         code: 2,
-        says: &["--name", "GPU_7", "expected the name of a node"],
+        says: &["--name", "GPU_7", "expected a node name"],
     },
     Case {
         name: "a topology without a machine",

@@ -68,9 +68,9 @@ async fn metrics_are_for_accounts_with_the_role_and_for_nobody_else() -> Result<
     };
     assert!(text.contains("switchyard_queue_depth") && text.ends_with("# EOF\n"), "{text}");
     for (token, code, words) in [
-        (Some(stranger.as_str()), 403, "user system:serviceaccount:default:stranger may not get /metrics"),
-        (Some("made-up"), 401, "a token that the API server knows; got another"),
-        (None, 401, "a token that the API server knows; got none"),
+        (Some(stranger.as_str()), 403, "user system:serviceaccount:default:stranger is not allowed to get /metrics"),
+        (Some("made-up"), 401, "a token that the API server accepts; got an unknown token"),
+        (None, 401, "a token that the API server accepts; got no token"),
     ] {
         let (status, told) = ask(secure, token).await?.err().context("let in")?;
         assert_eq!(status, code, "{told}");

@@ -166,7 +166,7 @@ async fn a_controller_whose_clock_is_minutes_off_ends_no_grace_and_no_job() -> R
         scene.kubelet.recover_node(&node).await?;
         let log = std::fs::read_to_string(&scene.controller.log)?;
         let words = if minutes > 0 { "s ahead of the API server's" } else { "s behind the API server's" };
-        assert_eq!(log.matches("the clock of this machine is").count(), 1, "{log}");
+        assert_eq!(log.matches("this machine's clock is").count(), 1, "{log}");
         assert!(log.contains(words), "{log}");
         scene.never_panicked()?;
     }

@@ -117,7 +117,7 @@ fn planted_violations_are_caught() {
         ("src/plan/lib.rs", "fn f() { println!(\"x\"); }", "prints"),
         ("src/core/placement/solve.rs", "use std::thread;", "src/core is pure"),
         ("src/controller/watch.rs", "use kube::api::PostParams;", "writes to the API server"),
-        ("src/controller/work.rs", "fn f() { kube::api::Patch::Apply(1); }", "writes to the API server"),
+        ("src/controller/main_loop.rs", "fn f() { kube::api::Patch::Apply(1); }", "writes to the API server"),
         ("src/cli/live/status.rs", "use kube::{Api, api::{DeleteParams, ListParams}};", "writes to the API server"),
     ];
     for (file, source, wanted) in planted {

@@ -102,7 +102,7 @@ fn a_claim_name_conflict_releases_the_nodes_and_the_next_attempt_has_another_nam
 #[test]
 fn an_unreachable_server_is_not_a_refusal() {
     let mut world = placed(json!({}));
-    let text = "cannot create ResourceClaim a-1-0: the API server did not answer within 15 s";
+    let text = "cannot create ResourceClaim a-1-0: the API server did not respond within 15 s";
     world.write_error = Some(WriteError::after(None, text.into(), false, at(0)));
     world.now = 30;
     refused(&mut world);

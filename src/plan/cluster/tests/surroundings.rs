@@ -159,12 +159,12 @@ fn an_invalid_pod_fails_the_job_and_a_missing_object_has_a_limit() {
     let invalid = "Pod \"a-1-0\" is invalid: spec.containers[0].volumeMounts[0].name: Not found: \"nope\"";
     let account = "pods \"a-1-0\" is forbidden: error looking up service account ns/x: serviceaccount \"x\" not found";
     let quota = "pods \"a-1-0\" is forbidden: exceeded quota: q, requested: cpu=2, used: cpu=3, limited: cpu=4";
-    let silent = "the API server did not answer within 10 s";
+    let silent = "the API server did not respond within 10 s";
     for (why, expected, end) in [
         (invalid, "the fields are under spec.template", 0),
         (account, "create the ServiceAccount, or correct spec.template.spec.serviceAccountName", 300),
         (quota, "or lower spec.trainer.numNodes or resourcesPerNode", i64::MAX),
-        (silent, "did not answer", i64::MAX),
+        (silent, "did not respond", i64::MAX),
     ] {
         let mut world = World::new(1, json!({}));
         world.step();

@@ -8,11 +8,11 @@ use switchyard_crds::labels;
 use switchyard_plan::objects::{Object, observed_content};
 
 /// The controller and the simulated time.
-pub(super) struct Hour {
+pub(super) struct Simulation {
     pub context: Context,
     pub epoch: Timestamp,
     start: Instant,
-    pub passed: Duration,
+    pub elapsed: Duration,
     /// Resource version of the last write.
     version: u64,
     pub writes: usize,
@@ -23,28 +23,28 @@ pub(super) struct Hour {
     pub pods: BTreeMap<String, Pod>,
 }
 
-impl Hour {
+impl Simulation {
     /// A cluster with this number of empty nodes.
-    pub fn new(nodes: usize) -> Hour {
-        let (leader, leading) = election::channel(boot_time);
-        leader.forever();
-        let mut hour = Hour {
-            context: context(leading),
+    pub fn new(nodes: usize) -> Simulation {
+        let (leader, leadership) = election::channel(boot_time);
+        leader.lead_forever();
+        let mut simulation = Simulation {
+            context: context(leadership),
             epoch: "2026-01-01T00:00:00Z".parse().unwrap(),
             start: Instant::now(),
-            passed: Duration::ZERO,
+            elapsed: Duration::ZERO,
             version: 0,
             writes: 0,
             plans: 0,
             binds: false,
             pods: BTreeMap::new(),
         };
-        (0..nodes).for_each(|node| hour.set_node(node, "True"));
-        hour
+        (0..nodes).for_each(|node| simulation.set_node(node, "True"));
+        simulation
     }
 
     pub fn now(&self) -> Timestamp {
-        self.epoch + SignedDuration::try_from(self.passed).unwrap()
+        self.epoch + SignedDuration::try_from(self.elapsed).unwrap()
     }
 
     /// Makes a node ready, not ready, or silent (`Unknown`) from now on. Registers it if it is
@@ -58,7 +58,7 @@ impl Hour {
                 "conditions": [{"type": "Ready", "status": ready, "lastTransitionTime": self.now()}]},
         });
         let node: Node = serde_json::from_value(node).unwrap();
-        self.take_in(Look::InAnyCase, |index, _| index.apply_node(&node));
+        self.apply_change(Pass::Required, |index, _| index.apply_node(&node));
     }
 
     /// Creates jobs with `nodes` pods of 4 CPUs each, one job per second.
@@ -75,57 +75,61 @@ impl Hour {
                 "resourcesPerNode": {"limits": {"cpu": cpu}}}},
         });
         let mut job: TrainJob = serde_json::from_value(job).unwrap();
-        self.take_in(Look::IfWorthIt, |index, version| {
+        self.apply_change(Pass::Optional, |index, version| {
             job.metadata.resource_version = Some(version);
             index.apply_job(job)
         });
     }
 
     pub fn instant(&self) -> Instant {
-        self.start + self.passed
+        self.start + self.elapsed
     }
 
     /// Delivers a watch event.
-    pub fn take_in(&mut self, look: Look, change: impl FnOnce(&mut Index, String) -> switchyard_ledger::index::Effect) {
+    pub fn apply_change(
+        &mut self,
+        pass: Pass,
+        change: impl FnOnce(&mut Index, String) -> switchyard_ledger::index::Effect,
+    ) {
         self.version += 1;
         let version = self.version.to_string();
-        self.context.take_in(self.instant(), look, |index| change(index, version));
+        self.context.apply_change(self.instant(), pass, |index| change(index, version));
     }
 
     /// A pod of another workload with this CPU request on a node.
-    pub fn foreign(&mut self, node: usize, cpu: &str) -> Pod {
+    pub fn add_foreign_pod(&mut self, node: usize, cpu: &str) -> Pod {
         let pod = json!({
             "metadata": {"name": format!("other-{node}"), "namespace": "o", "uid": format!("other-{node}-{}", self.version)},
             "spec": {"nodeName": format!("n{node}"), "restartPolicy": "Never", "containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]},
             "status": {"phase": "Running"},
         });
         let pod: Pod = serde_json::from_value(pod).unwrap();
-        self.take_in(Look::InAnyCase, |index, _| index.apply_pod(&pod));
+        self.apply_change(Pass::Required, |index, _| index.apply_pod(&pod));
         pod
     }
 
     /// Runs everything that is due until `end`.
-    pub fn work_until(&mut self, end: Duration) {
+    pub fn run_until(&mut self, end: Duration) {
         loop {
             let next = self.context.queue.with(|schedule| schedule.next_due());
             let Some(next) = next.filter(|next| *next <= self.start + end) else { break };
-            self.passed = next.saturating_duration_since(self.start).max(self.passed);
+            self.elapsed = next.saturating_duration_since(self.start).max(self.elapsed);
             let now = self.instant();
-            let Some((key, look)) = self.context.queue.with(|schedule| schedule.pop(now)) else { break };
-            let is_worth_it = look == Look::InAnyCase || self.context.index().needs_planning(&key);
-            if is_worth_it && !self.context.is_put_off(&key, now) {
+            let Some((key, pass)) = self.context.queue.with(|schedule| schedule.pop(now)) else { break };
+            let is_worthwhile = pass == Pass::Required || self.context.index().needs_planning(&key);
+            if is_worthwhile && !self.context.defer_if_futile(&key, now) {
                 self.reconcile(&key);
             }
             self.context.queue.with(|schedule| schedule.done(&key));
         }
-        self.passed = end;
+        self.elapsed = end;
     }
 
     fn reconcile(&mut self, key: &Key) {
         self.plans += 1;
         let now = self.now();
         let planned = self.context.plan(key, now, self.instant());
-        let Ok(Some(Planned { job, id, plan, .. })) = planned else { panic!("the cache is behind") };
+        let Ok(Some(Planned { job, id, plan, .. })) = planned else { panic!("expected a plan; the cache is behind") };
         if let Some(wake) = plan.wake {
             let wait = Duration::try_from(wake.duration_since(now)).unwrap_or_default();
             self.context.queue.add(key.clone(), self.instant() + wait);
@@ -140,7 +144,7 @@ impl Hour {
                 Action::Release { .. } => continue,
                 Action::Delete { kind: Kind::Pod, name, .. } if self.binds => {
                     let pod = self.pods.remove(&name).unwrap();
-                    self.take_in(Look::InAnyCase, |index, _| index.delete_pod(&pod.metadata));
+                    self.apply_change(Pass::Required, |index, _| index.delete_pod(&pod.metadata));
                     continue;
                 }
                 action => panic!("{action:?}"),
@@ -148,10 +152,10 @@ impl Hour {
             match object {
                 Object::Pod(mut pod) => {
                     pod.metadata.uid = Some(format!("uid-{}", self.version + 1));
-                    self.take_in(Look::InAnyCase, |index, _| index.apply_pod(&pod));
+                    self.apply_change(Pass::Required, |index, _| index.apply_pod(&pod));
                     self.pods.insert(pod.metadata.name.clone().unwrap(), *pod);
                 }
-                object => self.take_in(Look::InAnyCase, |index, _| {
+                object => self.apply_change(Pass::Required, |index, _| {
                     let content = observed_content(&object.content());
                     index.apply_object(object.kind(), object.metadata(), content)
                 }),
@@ -161,11 +165,11 @@ impl Hour {
             self.writes += 1;
             if let Some(family) = self.context.index().job_states.get_mut(&id) {
                 family.status_written = Some(now);
-                family.writes.record_status(status.attempt.unwrap_or(0).unsigned_abs(), &words_of(&status));
+                family.writes.record_status(status.attempt.unwrap_or(0).unsigned_abs(), &fingerprint(&status));
             }
             let mut next = (*job).clone();
             next.status = Some(status);
-            self.take_in(Look::IfWorthIt, |index, version| {
+            self.apply_change(Pass::Optional, |index, version| {
                 index.record_status_version(key, &version);
                 next.metadata.resource_version = Some(version);
                 index.apply_job(next)
@@ -189,21 +193,21 @@ impl Hour {
         });
         pod.status = Some(serde_json::from_value::<PodStatus>(status).unwrap());
         let pod = pod.clone();
-        self.take_in(Look::InAnyCase, |index, _| index.apply_pod(&pod));
+        self.apply_change(Pass::Required, |index, _| index.apply_pod(&pod));
     }
 
     /// Size of the index as debug text, in bytes. The text itself is not stored, because it would
     /// count as resident memory.
-    pub fn kept(&self) -> usize {
-        let mut bytes = Bytes(0);
+    pub fn index_size(&self) -> usize {
+        let mut bytes = ByteCounter(0);
         write!(bytes, "{:?}", self.context.index()).unwrap();
         bytes.0
     }
 }
 
-struct Bytes(usize);
+struct ByteCounter(usize);
 
-impl Write for Bytes {
+impl Write for ByteCounter {
     fn write_str(&mut self, text: &str) -> std::fmt::Result {
         self.0 += text.len();
         Ok(())

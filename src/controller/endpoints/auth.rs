@@ -15,29 +15,31 @@ use std::time::{Duration, Instant};
 const PATH: &str = "/metrics";
 /// How long access granted by the API server is cached. Metrics are scraped every half minute, and
 /// a revoked right must end soon.
-const HOLDS: Duration = Duration::from_secs(60);
+const CACHE_TTL: Duration = Duration::from_secs(60);
 /// Upper bound on cached readers.
-const READERS: usize = 64;
+const MAX_CACHED: usize = 64;
 /// Deadline of both reviews together.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Why a reader is refused.
+/// Why a reader is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Refused {
-    #[error("expected `Authorization: Bearer TOKEN` with a token that the API server knows; got {0}")]
-    Unknown(&'static str),
-    #[error("user {0} may not get /metrics; expected a ClusterRole with nonResourceURLs [/metrics] and verbs [get]")]
+pub(super) enum AuthError {
+    #[error("expected `Authorization: Bearer TOKEN` with a token that the API server accepts; got {0}")]
+    Unauthenticated(&'static str),
+    #[error(
+        "user {0} is not allowed to get /metrics; expected a ClusterRole with nonResourceURLs [/metrics] and verbs [get]"
+    )]
     Forbidden(String),
-    #[error("the API server cannot be asked who this is: {0}")]
-    Unasked(String),
+    #[error("cannot verify the token with the API server: {0}")]
+    Unavailable(String),
 }
 
-impl IntoResponse for Refused {
+impl IntoResponse for AuthError {
     fn into_response(self) -> Response {
         let status = match self {
-            Refused::Unknown(_) => StatusCode::UNAUTHORIZED,
-            Refused::Forbidden(_) => StatusCode::FORBIDDEN,
-            Refused::Unasked(_) => StatusCode::SERVICE_UNAVAILABLE,
+            AuthError::Unauthenticated(_) => StatusCode::UNAUTHORIZED,
+            AuthError::Forbidden(_) => StatusCode::FORBIDDEN,
+            AuthError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
         };
         let mut response = (status, format!("{self}\n")).into_response();
         if status == StatusCode::UNAUTHORIZED {
@@ -48,77 +50,77 @@ impl IntoResponse for Refused {
 }
 
 /// Checks readers with the API server, and caches those admitted.
-pub(super) struct Access {
+pub(super) struct Authorizer {
     client: Client,
     /// Admitted tokens, and the times of their admission.
     admitted: Mutex<HashMap<String, Instant>>,
 }
 
-impl Access {
-    pub fn new(client: Client) -> Access {
-        Access { client, admitted: Mutex::default() }
+impl Authorizer {
+    pub fn new(client: Client) -> Authorizer {
+        Authorizer { client, admitted: Mutex::default() }
     }
 
     /// # Errors
     /// The token is missing or unknown, its user lacks the right, or the API server does not
     /// respond.
-    pub async fn check(&self, headers: &HeaderMap) -> Result<(), Refused> {
-        let token = bearer(headers).ok_or(Refused::Unknown("none"))?;
+    pub async fn check(&self, headers: &HeaderMap) -> Result<(), AuthError> {
+        let token = bearer(headers).ok_or(AuthError::Unauthenticated("no token"))?;
         if self.is_admitted(token, Instant::now()) {
             return Ok(());
         }
-        let asked = async {
-            let user = self.user(token).await?;
-            self.may_read(user).await
+        let reviews = async {
+            let user = self.authenticate(token).await?;
+            self.authorize(user).await
         };
-        let late = |_| Refused::Unasked(format!("no answer within {} s", DEADLINE.as_secs()));
-        tokio::time::timeout(DEADLINE, asked).await.map_err(late)??;
+        let timeout = |_| AuthError::Unavailable(format!("no response within {} s", DEADLINE.as_secs()));
+        tokio::time::timeout(DEADLINE, reviews).await.map_err(timeout)??;
         self.admit(token, Instant::now());
         Ok(())
     }
 
     fn is_admitted(&self, token: &str, now: Instant) -> bool {
         let admitted = self.admitted.lock().unwrap_or_else(PoisonError::into_inner);
-        admitted.get(token).is_some_and(|since| now.duration_since(*since) < HOLDS)
+        admitted.get(token).is_some_and(|since| now.duration_since(*since) < CACHE_TTL)
     }
 
     fn admit(&self, token: &str, now: Instant) {
         let mut admitted = self.admitted.lock().unwrap_or_else(PoisonError::into_inner);
-        admitted.retain(|_, since| now.duration_since(*since) < HOLDS);
-        if admitted.len() < READERS {
+        admitted.retain(|_, since| now.duration_since(*since) < CACHE_TTL);
+        if admitted.len() < MAX_CACHED {
             admitted.insert(token.to_string(), now);
         }
     }
 
-    async fn user(&self, token: &str) -> Result<UserInfo, Refused> {
+    async fn authenticate(&self, token: &str) -> Result<UserInfo, AuthError> {
         let spec = TokenReviewSpec { token: Some(token.to_string()), ..TokenReviewSpec::default() };
         let review = TokenReview { spec, ..TokenReview::default() };
         let api = Api::<TokenReview>::all(self.client.clone());
-        let answer = api.create(&Default::default(), &review).await.map_err(unasked)?;
-        let known = answer.status.filter(|status| status.authenticated == Some(true));
-        known.and_then(|status| status.user).ok_or(Refused::Unknown("another"))
+        let response = api.create(&Default::default(), &review).await.map_err(unavailable)?;
+        let authenticated = response.status.filter(|status| status.authenticated == Some(true));
+        authenticated.and_then(|status| status.user).ok_or(AuthError::Unauthenticated("an unknown token"))
     }
 
-    async fn may_read(&self, user: UserInfo) -> Result<(), Refused> {
+    async fn authorize(&self, user: UserInfo) -> Result<(), AuthError> {
         let name = user.username.clone().unwrap_or_default();
-        let asked = NonResourceAttributes { path: Some(PATH.into()), verb: Some("get".into()) };
+        let attributes = NonResourceAttributes { path: Some(PATH.into()), verb: Some("get".into()) };
         let spec = SubjectAccessReviewSpec {
             user: user.username,
             uid: user.uid,
             groups: user.groups,
             extra: user.extra,
-            non_resource_attributes: Some(asked),
+            non_resource_attributes: Some(attributes),
             ..SubjectAccessReviewSpec::default()
         };
         let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
         let api = Api::<SubjectAccessReview>::all(self.client.clone());
-        let answer = api.create(&Default::default(), &review).await.map_err(unasked)?;
-        answer.status.is_some_and(|status| status.allowed).then_some(()).ok_or(Refused::Forbidden(name))
+        let response = api.create(&Default::default(), &review).await.map_err(unavailable)?;
+        response.status.is_some_and(|status| status.allowed).then_some(()).ok_or(AuthError::Forbidden(name))
     }
 }
 
-fn unasked(error: kube::Error) -> Refused {
-    Refused::Unasked(error.to_string())
+fn unavailable(error: kube::Error) -> AuthError {
+    AuthError::Unavailable(error.to_string())
 }
 
 /// The bearer token of a request.
@@ -145,12 +147,12 @@ mod tests {
                 review["status"] = match review["kind"].as_str().unwrap() {
                     "TokenReview" => {
                         let token = review["spec"]["token"].clone();
-                        let known = token == "reader" || token == "stranger";
-                        json!({"authenticated": known, "user": {"username": token, "groups": ["g"], "extra": {"k": ["v"]}}})
+                        let authenticated = token == "reader" || token == "stranger";
+                        json!({"authenticated": authenticated, "user": {"username": token, "groups": ["g"], "extra": {"k": ["v"]}}})
                     }
                     _ => {
-                        let asked = &review["spec"]["nonResourceAttributes"];
-                        assert_eq!((&asked["path"], &asked["verb"]), (&json!("/metrics"), &json!("get")));
+                        let attributes = &review["spec"]["nonResourceAttributes"];
+                        assert_eq!((&attributes["path"], &attributes["verb"]), (&json!("/metrics"), &json!("get")));
                         assert_eq!(
                             (&review["spec"]["groups"], &review["spec"]["extra"]),
                             (&json!(["g"]), &json!({"k": ["v"]}))
@@ -169,40 +171,43 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_a_known_token_with_the_right_is_let_in() {
+    async fn only_a_valid_token_with_the_right_is_admitted() {
         let calls = Arc::new(AtomicUsize::new(0));
-        let access = Access::new(server(&calls));
+        let authorizer = Authorizer::new(server(&calls));
         for nothing in [HeaderMap::new(), with("Basic cmVhZGVy"), with("Bearer "), with("reader")] {
-            assert_eq!(access.check(&nothing).await, Err(Refused::Unknown("none")));
+            assert_eq!(authorizer.check(&nothing).await, Err(AuthError::Unauthenticated("no token")));
         }
-        assert_eq!(calls.load(Ordering::Relaxed), 0, "nobody is asked about nothing");
-        assert_eq!(access.check(&with("Bearer made-up")).await, Err(Refused::Unknown("another")));
-        assert_eq!(access.check(&with("Bearer stranger")).await, Err(Refused::Forbidden("stranger".into())));
-        assert_eq!(access.check(&with("Bearer reader")).await, Ok(()));
+        assert_eq!(calls.load(Ordering::Relaxed), 0, "no review without a token");
+        assert_eq!(
+            authorizer.check(&with("Bearer made-up")).await,
+            Err(AuthError::Unauthenticated("an unknown token"))
+        );
+        assert_eq!(authorizer.check(&with("Bearer stranger")).await, Err(AuthError::Forbidden("stranger".into())));
+        assert_eq!(authorizer.check(&with("Bearer reader")).await, Ok(()));
         let before = calls.load(Ordering::Relaxed);
-        assert_eq!(access.check(&with("bearer reader")).await, Ok(()));
-        assert_eq!(calls.load(Ordering::Relaxed), before, "asked once a minute");
-        assert_eq!(access.check(&with("Bearer stranger")).await, Err(Refused::Forbidden("stranger".into())));
-        assert_eq!(calls.load(Ordering::Relaxed), before + 2, "a refusal is not remembered");
+        assert_eq!(authorizer.check(&with("bearer reader")).await, Ok(()));
+        assert_eq!(calls.load(Ordering::Relaxed), before, "cached for a minute");
+        assert_eq!(authorizer.check(&with("Bearer stranger")).await, Err(AuthError::Forbidden("stranger".into())));
+        assert_eq!(calls.load(Ordering::Relaxed), before + 2, "a denial is not cached");
     }
 
     #[tokio::test]
-    async fn what_was_let_in_is_forgotten_and_is_never_much() {
-        let access = Access::new(server(&Arc::default()));
+    async fn the_cache_of_admitted_tokens_expires_and_is_bounded() {
+        let authorizer = Authorizer::new(server(&Arc::default()));
         let start = Instant::now();
-        (0..2 * READERS).for_each(|reader| access.admit(&reader.to_string(), start));
-        assert!(access.is_admitted("0", start) && !access.is_admitted("64", start));
-        assert!(!access.is_admitted("0", start + HOLDS));
-        access.admit("late", start + HOLDS);
-        assert_eq!(access.admitted.lock().unwrap().len(), 1);
+        (0..2 * MAX_CACHED).for_each(|reader| authorizer.admit(&reader.to_string(), start));
+        assert!(authorizer.is_admitted("0", start) && !authorizer.is_admitted("64", start));
+        assert!(!authorizer.is_admitted("0", start + CACHE_TTL));
+        authorizer.admit("late", start + CACHE_TTL);
+        assert_eq!(authorizer.admitted.lock().unwrap().len(), 1);
     }
 
     #[tokio::test]
-    async fn a_server_that_does_not_answer_lets_nobody_in() {
+    async fn an_unreachable_api_server_admits_no_reader() {
         let service = tower::service_fn(|_: http::Request<kube::client::Body>| async {
             Err::<http::Response<kube::client::Body>, _>(std::io::Error::other("down"))
         });
-        let access = Access::new(Client::new(service, "default"));
-        assert!(matches!(access.check(&with("Bearer reader")).await, Err(Refused::Unasked(_))));
+        let authorizer = Authorizer::new(Client::new(service, "default"));
+        assert!(matches!(authorizer.check(&with("Bearer reader")).await, Err(AuthError::Unavailable(_))));
     }
 }

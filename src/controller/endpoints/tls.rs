@@ -16,11 +16,11 @@ use tokio_rustls::rustls::pki_types::PrivatePkcs8KeyDer;
 use tokio_rustls::server::TlsStream;
 
 /// Upper bound on concurrent handshakes.
-const HANDSHAKES: usize = 64;
+const MAX_HANDSHAKES: usize = 64;
 /// Deadline of a handshake, so that idle connections do not block others.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Pause after the system refuses a connection, for example because of a lack of file descriptors.
-const PAUSE: Duration = Duration::from_secs(1);
+const ACCEPT_BACKOFF: Duration = Duration::from_secs(1);
 
 type Connection = (TlsStream<TcpStream>, SocketAddr);
 
@@ -61,15 +61,15 @@ impl Listener for Tls {
 
 /// Accepts connections until the receiver is dropped.
 async fn accept(listener: TcpListener, acceptor: TlsAcceptor, sender: mpsc::Sender<Connection>) {
-    let turns = Arc::new(Semaphore::new(HANDSHAKES));
+    let permits = Arc::new(Semaphore::new(MAX_HANDSHAKES));
     loop {
-        let turn = Arc::clone(&turns).acquire_owned().await.expect("invariant: the semaphore is never closed");
+        let permit = Arc::clone(&permits).acquire_owned().await.expect("invariant: the semaphore is never closed");
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = sender.closed() => return,
         };
         let Ok((stream, from)) = accepted else {
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(ACCEPT_BACKOFF).await;
             continue;
         };
         let (acceptor, sender) = (acceptor.clone(), sender.clone());
@@ -77,7 +77,7 @@ async fn accept(listener: TcpListener, acceptor: TlsAcceptor, sender: mpsc::Send
             if let Ok(Ok(stream)) = tokio::time::timeout(DEADLINE, acceptor.accept(stream)).await {
                 let _ = sender.send((stream, from)).await;
             }
-            drop(turn);
+            drop(permit);
         });
     }
 }

@@ -13,8 +13,8 @@ impl Context {
         let now = Instant::now();
         let orphans: Vec<(JobId, Vec<Action>)> = {
             let index = self.index();
-            let of_job = index.job_states.iter().filter(|(_, family)| family.key.as_ref() == Some(key));
-            of_job
+            let families = index.job_states.iter().filter(|(_, family)| family.key.as_ref() == Some(key));
+            families
                 .map(|(id, family)| {
                     let pods: Vec<&PodView> =
                         family.pods.values().filter(|pod| !family.writes.was_deleted(&pod.uid, now)).collect();
@@ -27,19 +27,19 @@ impl Context {
         for (id, actions) in orphans {
             // Verify it, because the cache of jobs may be older than the cache of pods.
             match self.executor.is_gone(&key.namespace, &key.name, &id.uid).await {
-                Ok(true) if self.leads() => {}
+                Ok(true) if self.is_leader() => {}
                 Ok(true) => {
                     self.queue.add(key.clone(), Instant::now());
                     return Outcome::Behind;
                 }
                 Ok(false) => continue,
-                Err(refusal) => return self.ended(key, None, Some(refusal)),
+                Err(error) => return self.finish(key, None, Some(error)),
             }
-            info!(job = %key, pods = actions.len(), "the job is gone; deleting its pods");
+            info!(job = %key, pods = actions.len(), "the job was deleted; deleting its pods");
             let applied = self.executor.apply(&key.namespace, &id.uid, actions).await;
-            let refusal = self.note(&id, applied);
+            let error = self.record_applied(&id, applied);
             outcome = Outcome::Wrote;
-            if self.ended(key, None, refusal) == Outcome::Refused {
+            if self.finish(key, None, error) == Outcome::Refused {
                 return Outcome::Refused;
             }
         }

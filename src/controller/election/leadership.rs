@@ -15,51 +15,51 @@ pub(crate) fn boot_time() -> Duration {
 }
 
 /// End of the lead, in milliseconds of the clock; `u64::MAX` if unbounded.
-type Until = Arc<AtomicU64>;
+type Deadline = Arc<AtomicU64>;
 
 /// The writing side, held by the election.
 pub(crate) struct Leader {
     changes: Sender<bool>,
-    until: Until,
+    deadline: Deadline,
 }
 
 impl Leader {
     /// Extends the lead to `end`.
-    pub fn until(&self, end: Duration) {
-        self.until.store(end.as_millis() as u64, Ordering::Release);
-        self.tell(true);
+    pub fn extend_to(&self, end: Duration) {
+        self.deadline.store(end.as_millis() as u64, Ordering::Release);
+        self.notify(true);
     }
 
     /// Makes this process lead forever, for use without an election.
-    pub fn forever(&self) {
-        self.until.store(u64::MAX, Ordering::Release);
-        self.tell(true);
+    pub fn lead_forever(&self) {
+        self.deadline.store(u64::MAX, Ordering::Release);
+        self.notify(true);
     }
 
     /// Ends the lead.
-    pub fn lost(&self) {
-        self.until.store(0, Ordering::Release);
-        self.tell(false);
+    pub fn stop(&self) {
+        self.deadline.store(0, Ordering::Release);
+        self.notify(false);
     }
 
-    fn tell(&self, leads: bool) {
-        self.changes.send_if_modified(|before| std::mem::replace(before, leads) != leads);
+    fn notify(&self, is_leader: bool) {
+        self.changes.send_if_modified(|before| std::mem::replace(before, is_leader) != is_leader);
     }
 }
 
 /// The reading side.
 #[derive(Clone)]
-pub(crate) struct Leading {
+pub(crate) struct Leadership {
     changes: Receiver<bool>,
-    until: Until,
+    deadline: Deadline,
     clock: Clock,
 }
 
-impl Leading {
+impl Leadership {
     /// Whether this process may act as leader now. It reads the clock, so that a process that was
     /// suspended for longer than its lead gets `false` before its election task runs again.
-    pub fn now(&self) -> bool {
-        (self.clock)().as_millis() < u128::from(self.until.load(Ordering::Acquire))
+    pub fn is_held(&self) -> bool {
+        (self.clock)().as_millis() < u128::from(self.deadline.load(Ordering::Acquire))
     }
 
     /// Waits until this process starts or stops leading.
@@ -72,8 +72,8 @@ impl Leading {
 }
 
 /// Creates both sides, initially without a lead.
-pub(crate) fn channel(clock: Clock) -> (Leader, Leading) {
+pub(crate) fn channel(clock: Clock) -> (Leader, Leadership) {
     let (sender, receiver) = watch::channel(false);
-    let until = Until::default();
-    (Leader { changes: sender, until: Arc::clone(&until) }, Leading { changes: receiver, until, clock })
+    let deadline = Deadline::default();
+    (Leader { changes: sender, deadline: Arc::clone(&deadline) }, Leadership { changes: receiver, deadline, clock })
 }
