@@ -42,7 +42,7 @@ fn review(scene: &scenes::Scene, job: &scenes::Job) -> String {
 }
 
 #[test]
-fn every_scene_is_as_it_was_reviewed() {
+fn every_scene_matches_the_reviewed_text() {
     let mut count = 0;
     for scene in &SCENES {
         for job in &JOBS {

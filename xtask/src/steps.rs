@@ -97,7 +97,7 @@ pub(crate) fn bench_scenes(file: &Path) -> Result<()> {
         std::fs::remove_file(&lines)?;
     }
     let modules =
-        ["admitted", "scenes", "hindrances", "hostile", "failures"].map(|name| format!("lifecycle::{name}::"));
+        ["admitted", "constraints", "blockers", "hostile", "failures"].map(|name| format!("lifecycle::{name}::"));
     let mut test = cargo(&["test", "--workspace", "--test", "plane", "--", "--test-threads", "1"]);
     step("scenes", test.args(modules).env("SWITCHYARD_SCENES", &lines))?;
     let text = std::fs::read_to_string(&lines).with_context(|| lines.display().to_string())?;

@@ -183,9 +183,9 @@ impl Network {
             self.switch.shell(&script)?;
         }
         // Flush the forwarding tables, because the switches still send to the nodes' old ports.
-        let forget = |name: String| format!("ip link set {name} type bridge fdb_flush\n");
+        let flush = |name: String| format!("ip link set {name} type bridge fdb_flush\n");
         let names = (1..=racks.len()).map(|rack| format!("rack-{rack}"));
-        let script: String = names.chain(["switch".to_string()]).map(forget).collect();
+        let script: String = names.chain(["switch".to_string()]).map(flush).collect();
         self.switch.shell(&script)?;
         Ok(())
     }

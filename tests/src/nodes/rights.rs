@@ -17,8 +17,8 @@ pub fn missing() -> Result<Option<String>> {
         return Ok(Some("real nodes need root: namespaces, mounts and cgroups are made".into()));
     }
     let search = std::env::var_os("PATH").unwrap_or_default();
-    let is_there = |program: &&&str| !std::env::split_paths(&search).any(|folder| folder.join(program).is_file());
-    let absent: Vec<&str> = TOOLS.iter().filter(is_there).copied().collect();
+    let is_absent = |program: &&&str| !std::env::split_paths(&search).any(|folder| folder.join(program).is_file());
+    let absent: Vec<&str> = TOOLS.iter().filter(is_absent).copied().collect();
     if !absent.is_empty() {
         return Ok(Some(format!(
             "programs are missing: {}; `cargo xtask cluster up --nodes 2` installs them",
@@ -32,8 +32,8 @@ pub fn missing() -> Result<Option<String>> {
     let output =
         unshare.args(["--mount", "--net", "--uts", "--pid", "--fork", "true"]).stdin(Stdio::null()).output()?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        return Ok(Some(format!("this process may not make namespaces: {}", said.trim_end())));
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        return Ok(Some(format!("this process may not make namespaces: {}", stderr.trim_end())));
     }
     // Probe with a real cgroup: what the machine refuses here it would refuse later as well.
     let probe = format!("switchyard-nodes-probe-{}", std::process::id());

@@ -10,7 +10,7 @@ use std::path::Path;
 use switchyard_tests::{ControlPlane, ControllerOptions, Jobs, chaos, merge, plain_job, start_controller, template_on};
 
 /// Concurrent jobs, with two processes each.
-const AT_ONCE: usize = 4;
+const CONCURRENCY: usize = 4;
 
 /// Rank 0 holds a lock on the directory while its process lives, because it can write there for
 /// that long. Rank 1 of the first attempt fails once rank 0 has started. `SLOW` is rank 0's work
@@ -43,7 +43,7 @@ fn job(name: &str, nodes: &[String], directory: &Path, slow: &str, gang_policy: 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_two_attempts_of_a_program_that_stops_slowly_write_one_directory() -> Result<()> {
+async fn slowly_stopping_attempts_never_share_a_directory() -> Result<()> {
     let kubelet = kubelet("overlap").await?;
     let plane = ControlPlane::shared();
     let namespace = plane.namespace("overlap").await?;
@@ -62,7 +62,7 @@ async fn no_two_attempts_of_a_program_that_stops_slowly_write_one_directory() ->
     };
     let wanted = chaos::size(20, 200);
     let names = stream::iter((0..wanted).map(|number| format!("slow-{number}")));
-    let runs = names.map(|name| run(name, "sleep 1", json!({}))).buffer_unordered(AT_ONCE);
+    let runs = names.map(|name| run(name, "sleep 1", json!({}))).buffer_unordered(CONCURRENCY);
     let overlaps: Vec<bool> = runs.try_collect().await?;
     let count = overlaps.iter().filter(|overlaps| **overlaps).count();
     // Negative control: the same program with the other policy, where rank 0 continues until its

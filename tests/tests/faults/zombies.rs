@@ -34,14 +34,14 @@ pub async fn play(kubelet: &Kubelet, lane: &Lane<'_>, name: &str) -> Result<()> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn zombies_hold_nothing_up() -> Result<()> {
+async fn zombies_block_nothing() -> Result<()> {
     let kubelet = kubelet("zombie").await?;
     let mut lane = lane(&kubelet, "zombie").await?;
     let wanted = chaos::size(3, 50);
     for number in 0..wanted {
         let name = format!("z{number}");
         play(&kubelet, &lane, &name).await?;
-        lane.clear(&name).await?;
+        lane.clean_up(&name).await?;
     }
     chaos::report("g6-zombies", &json!({"zombies": wanted, "doubleRuns": 0}))
 }

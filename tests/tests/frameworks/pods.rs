@@ -16,12 +16,12 @@ use switchyard_tests::{Ended, Program};
 use switchyard_worker_contract::pod::CONFIG_DIR;
 
 /// Timeout for a job of four processes on a loaded machine.
-const DEADLINE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 const NAMESPACE: &str = "team";
 const ATTEMPT: u32 = 1;
 
 /// Parameters of a framework test.
-pub struct Asked<'a> {
+pub struct Launch<'a> {
     pub framework: &'a str,
     pub nodes: u32,
     pub processes: Option<u32>,
@@ -32,13 +32,13 @@ pub struct Asked<'a> {
 }
 
 /// Runs the job; returns the output of each pod in node order. All pods must succeed.
-pub fn run(asked: &Asked<'_>) -> Result<Vec<String>> {
+pub fn run(launch: &Launch<'_>) -> Result<Vec<String>> {
     let folder = tempfile::Builder::new().prefix("switchyard-frameworks-").tempdir()?;
     let mut trainer = json!({
-        "framework": asked.framework, "image": "image", "numNodes": asked.nodes, "command": asked.command,
-        "env": asked.env.iter().map(|(name, value)| json!({"name": name, "value": value})).collect::<Vec<_>>(),
+        "framework": launch.framework, "image": "image", "numNodes": launch.nodes, "command": launch.command,
+        "env": launch.env.iter().map(|(name, value)| json!({"name": name, "value": value})).collect::<Vec<_>>(),
     });
-    if let Some(processes) = asked.processes {
+    if let Some(processes) = launch.processes {
         trainer["numProcPerNode"] = processes.into();
     }
     let document = json!({
@@ -55,10 +55,10 @@ pub fn run(asked: &Asked<'_>) -> Result<Vec<String>> {
         fs::write(config.join(name), text)?;
     }
     let pods: Vec<Pod> =
-        (0..asked.nodes).map(|rank| objects::pod(&job, &valid, &Defaults::default(), ATTEMPT, rank)).collect();
+        (0..launch.nodes).map(|rank| objects::pod(&job, &valid, &Defaults::default(), ATTEMPT, rank)).collect();
     let started: Result<Vec<_>> =
-        pods.iter().map(|pod| Ok(program(pod, &pods, &config, asked.programs)?.start())).collect();
-    let ended: Vec<Ended> = started?.into_iter().map(|running| running.wait(DEADLINE)).collect();
+        pods.iter().map(|pod| Ok(program(pod, &pods, &config, launch.programs)?.start())).collect();
+    let ended: Vec<Ended> = started?.into_iter().map(|running| running.wait(TIMEOUT)).collect();
     for (rank, ended) in ended.iter().enumerate() {
         ensure!(ended.code == Some(0), "node {rank}: {:?}\n{}\n{}", ended.code, ended.stdout, ended.stderr);
     }

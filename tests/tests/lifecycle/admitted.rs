@@ -1,6 +1,6 @@
 //! Placement uses the admitted pods, and the scheduler has the final decision.
 
-use super::{Scene, says};
+use super::{Scene, message_contains};
 use anyhow::Result;
 use k8s_openapi::api::core::v1::{LimitRange, Node, Pod};
 use kube::api::Patch;
@@ -104,14 +104,14 @@ async fn stranger(scene: &Scene, node: usize) -> Result<()> {
 /// Regression: the planner chose the same refused placement every 310 s forever, and kept its GPUs
 /// reserved 97 % of the time.
 #[tokio::test]
-async fn what_the_scheduler_refuses_is_given_back_at_once_and_the_next_place_is_tried() -> Result<()> {
+async fn a_refused_placement_is_released_at_once_and_the_next_is_tried() -> Result<()> {
     let scene = Scene::new("refused", 3).await?;
     let anti = json!({"template": {"spec": {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
         {"labelSelector": {"matchLabels": {"keep": "away"}}, "topologyKey": "kubernetes.io/hostname"}]}}}}});
     stranger(&scene, 0).await?;
     stranger(&scene, 1).await?;
     scene.create("a", 1, "run", anti.clone()).await?;
-    scene.jobs.wait("a", "told what the scheduler says", says("anti-affinity")).await?;
+    scene.jobs.wait("a", "told what the scheduler says", message_contains("anti-affinity")).await?;
     scene.jobs.verdict("an anti-affinity that two of three nodes break", "starts, cause named", "a")?;
     let runs = scene.jobs.wait("a", "running", |job| stage_of(job) == Some("Running")).await?.status.unwrap();
     scene.jobs.verdict("an anti-affinity that two of three nodes break", "runs on the third node", "a")?;

@@ -64,7 +64,7 @@ pub fn faults(page: &str) -> Vec<String> {
 }
 
 #[test]
-fn planted_faults_are_caught() {
+fn markup_errors_are_caught() {
     let page = |body: &str| format!("<!DOCTYPE html><html><head><title>x</title></head><body>{body}</body></html>");
     assert_eq!(faults(&page("<p id=\"a\">x</p><a href=\"#a\">y</a>")), Vec::<String>::new());
     for (body, words) in [

@@ -122,7 +122,7 @@ fn check_root(file: &str, source: &str, package_has_unsafe: bool) -> Option<Stri
 }
 
 #[test]
-fn unsafe_code_stands_in_listed_files_only() {
+fn unsafe_code_is_in_listed_files_only() {
     let mut faults: Vec<String> = rust_files().flat_map(|(file, source)| check(file, &source)).collect();
     for (file, reason) in LISTED {
         assert!(!reason.is_empty());
@@ -134,7 +134,7 @@ fn unsafe_code_stands_in_listed_files_only() {
 }
 
 #[test]
-fn every_crate_root_says_that_unsafe_code_is_refused() {
+fn every_crate_root_denies_unsafe_code() {
     let mut faults = Vec::new();
     for package in members(metadata()) {
         for target in package["targets"].as_array().into_iter().flatten() {
@@ -152,7 +152,7 @@ fn every_crate_root_says_that_unsafe_code_is_refused() {
 }
 
 #[test]
-fn planted_unsafe_code_is_caught() {
+fn unlisted_unsafe_code_is_caught() {
     caught(&check("src/plan/mod.rs", "fn f() {\n unsafe { g() } }"), &["src/plan/mod.rs:2: unsafe code"]);
     none(&check("src/plan/mod.rs", "#![forbid(unsafe_code)] // unsafe\nfn f() { \"unsafe\"; }"));
     caught(&check(LISTED[0].0, "fn f() {}"), &["take it off the list"]);

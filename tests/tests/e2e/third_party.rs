@@ -65,7 +65,7 @@ sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in chi
 "#;
 
 #[test]
-fn an_image_of_others_finds_its_peers() -> Result<()> {
+fn a_third_party_image_finds_its_peers() -> Result<()> {
     let cluster = Cluster::start(2)?;
     python(&cluster.nodes, cluster.folder.path())?;
     cluster.install()?;
@@ -98,11 +98,11 @@ fn an_image_of_others_finds_its_peers() -> Result<()> {
     }))?;
     let job = cluster.wait_job("others", "sum", "over", |job| matches!(stage(job), "Complete" | "Failed"))?;
     ensure!(stage(&job) == "Complete", "{:#}", job["status"]);
-    let said = cluster.sh("switchyard logs sum --namespace others")?;
+    let logs = cluster.sh("switchyard logs sum --namespace others")?;
     for rank in 0..4 {
-        ensure!(said.contains(&format!("rank {rank} of 4: 6")), "{said}");
+        ensure!(logs.contains(&format!("rank {rank} of 4: 6")), "{logs}");
     }
-    ensure!(said.contains("[node 0] rank 0") && said.contains("[node 1] rank 2"), "ranks are on other nodes: {said}");
+    ensure!(logs.contains("[node 0] rank 0") && logs.contains("[node 1] rank 2"), "ranks are on other nodes: {logs}");
     Ok(())
 }
 
