@@ -98,9 +98,9 @@ fn kind(default: &Json) -> &'static str {
 }
 
 fn readme(text: &str, values: &[Entry]) -> Result<String> {
-    let place = || format!("README.md: got no place for the table; expected the lines `{BEGIN}` and `{END}`");
-    let (before, rest) = text.split_once(BEGIN).with_context(place)?;
-    let (_, after) = rest.split_once(END).with_context(place)?;
+    let missing_markers = || format!("README.md: got no place for the table; expected the lines `{BEGIN}` and `{END}`");
+    let (before, rest) = text.split_once(BEGIN).with_context(missing_markers)?;
+    let (_, after) = rest.split_once(END).with_context(missing_markers)?;
     let mut table = String::from("| value | default | meaning |\n|---|---|---|\n");
     for entry in values {
         let Some(default) = &entry.default else { continue };

