@@ -93,7 +93,7 @@ impl Host {
     /// It cannot be written.
     pub fn file(&self, path: &str, text: &str) -> Result<()> {
         let path = self.path(path);
-        fs::create_dir_all(path.parent().context("a file lies in a folder")?)?;
+        fs::create_dir_all(path.parent().context("the file has no parent folder")?)?;
         // Rename into place, so that an agent never reads a partial file.
         let new = path.with_extension("new");
         fs::write(&new, text)?;

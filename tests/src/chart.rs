@@ -50,7 +50,8 @@ pub fn render(arguments: &[&str]) -> Result<String> {
 /// # Errors
 /// The rendering is not valid YAML.
 pub fn objects(rendering: &str) -> Result<Vec<Value>> {
-    let documents: Vec<Value> = serde_saphyr::from_multiple(rendering).context("a rendering that is no YAML")?;
+    let documents: Vec<Value> =
+        serde_saphyr::from_multiple(rendering).context("the rendered chart is not valid YAML")?;
     Ok(documents.into_iter().filter(|document| !document.is_null()).collect())
 }
 

@@ -41,10 +41,7 @@ pub struct ControllerOptions {
 pub fn start_controller(plane: &ControlPlane, name: &str, options: &ControllerOptions) -> Result<Daemon> {
     let is_cluster_wide =
         options.namespace.is_none() && !options.arguments.iter().any(|a| a.starts_with("--watch-namespace"));
-    ensure!(
-        !(is_cluster_wide && plane.is_shared()),
-        "{name}: a controller of all namespaces needs a control plane of its own"
-    );
+    ensure!(!(is_cluster_wide && plane.is_shared()), "{name}: a cluster-wide controller needs its own control plane");
     let kubeconfig = options.kubeconfig.clone().unwrap_or_else(|| plane.kubeconfig("switchyard-controller"));
     let (program, command) = match &options.program {
         Some(program) => (program.clone(), None),
@@ -199,7 +196,7 @@ impl Jobs {
         let deadline = Instant::now() + TIMEOUT;
         while self.api().get_opt(name).await?.is_some() {
             if Instant::now() > deadline {
-                bail!("{name}: not gone after {} s", TIMEOUT.as_secs());
+                bail!("{name}: not deleted after {} s", TIMEOUT.as_secs());
             }
             tokio::time::sleep(Duration::from_millis(25)).await;
         }

@@ -70,10 +70,7 @@ impl Block {
         let (_, class) = self.info.split_once(' ').unwrap_or_default();
         let unknown = || {
             let expected = "local, local exit=CODE, plane, cluster, job, build, or other: REASON";
-            format!(
-                "{}: class of the block: got `{class}`; expected {expected} (tests/src/documents.rs)",
-                self.location
-            )
+            format!("{}: block class: got `{class}`; expected {expected} (tests/src/documents.rs)", self.location)
         };
         match class.trim() {
             "local" => Ok(Class::Local { exit: 0 }),
@@ -205,7 +202,7 @@ mod tests {
         assert_eq!(class("sh other: needs a GPU"), Ok(Class::Other("needs a GPU".into())));
         for info in ["sh", "sh loca", "sh local exit=x", "sh other:", "sh other: gpu", "console"] {
             let refused = class(info).unwrap_err();
-            assert!(refused.starts_with("a.md:1: class of the block: got `"), "{info}: {refused}");
+            assert!(refused.starts_with("a.md:1: block class: got `"), "{info}: {refused}");
         }
     }
 

@@ -242,7 +242,10 @@ impl GpuNodes {
             let results =
                 claim.status.as_ref().and_then(|status| status.allocation.as_ref()?.devices.as_ref()?.results.clone());
             let uuid = |result: &k8s_openapi::api::resource::v1::DeviceRequestAllocationResult| {
-                names.get(&(result.pool.clone(), result.device.clone())).cloned().context("a device that nobody offers")
+                names
+                    .get(&(result.pool.clone(), result.device.clone()))
+                    .cloned()
+                    .context("no ResourceSlice offers the device")
             };
             let got = results.iter().flatten().map(uuid).collect::<Result<BTreeSet<String>>>()?;
             allocated.insert(claim.name_any(), got);

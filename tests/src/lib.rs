@@ -58,5 +58,5 @@ use std::path::Path;
 
 /// Root folder of the repository.
 pub fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("invariant: this package lies in a folder of the repository")
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("invariant: this package is in a folder of the repository")
 }

@@ -106,7 +106,7 @@ pub(crate) fn copy() -> PathBuf {
         .args(["ls-files", "--cached", "--others", "--exclude-standard"])
         .current_dir(root())
         .output();
-    let files = String::from_utf8(files.expect("git ls-files").stdout).expect("names of files are UTF-8");
+    let files = String::from_utf8(files.expect("git ls-files").stdout).expect("file names are UTF-8");
     for file in files.lines().filter(|file| !file.starts_with("docs/results/")) {
         let Ok(bytes) = fs::read(root().join(file)) else { continue };
         let bytes = match String::from_utf8(bytes) {
@@ -125,7 +125,7 @@ fn transform(file: &str, product: String) -> Result<String, String> {
         // workspace's folder. Both workspaces share a target folder for third-party crates, so with
         // the same version they would overwrite and reuse each other's crates.
         let (before, after) = product.split_once("\nversion = \"").ok_or("Cargo.toml has no version; expected one")?;
-        let (version, after) = after.split_once('"').ok_or("the version of Cargo.toml has no end")?;
+        let (version, after) = after.split_once('"').ok_or("the version in Cargo.toml has no closing quote")?;
         return Ok(format!("{before}\nversion = \"{version}-mutants\"{after}"));
     }
     if file == "src/daemon/Cargo.toml" {
@@ -141,7 +141,7 @@ fn write(path: &Path, bytes: &[u8]) {
     if fs::read(path).is_ok_and(|before| before == bytes) {
         return;
     }
-    let parent = path.parent().expect("a file lies in a folder");
+    let parent = path.parent().expect("invariant: a file has a parent folder");
     fs::create_dir_all(parent)
         .and_then(|()| fs::write(path, bytes))
         .unwrap_or_else(|error| panic!("{}: {error}", path.display()));

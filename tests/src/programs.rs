@@ -85,7 +85,7 @@ pub fn shifted_clock(file: &Path) -> Vec<(&'static str, String)> {
 /// # Panics
 /// The test binary was moved out of it.
 pub fn target() -> PathBuf {
-    profile_folder().parent().expect("invariant: the profile's folder lies in the target folder").to_path_buf()
+    profile_folder().parent().expect("invariant: the profile's folder is in the target folder").to_path_buf()
 }
 
 /// Returns the profile folder that contains the running program.
@@ -96,10 +96,10 @@ fn profile_folder() -> PathBuf {
 /// Tests are TARGET/PROFILE/deps/test-0123, for any CARGO_TARGET_DIR or configuration; the cluster
 /// benchmark is TARGET/PROFILE/switchyard-bench-cluster.
 fn profile_of(program: &Path) -> PathBuf {
-    let folder = program.parent().expect("invariant: a program lies in a folder");
+    let folder = program.parent().expect("invariant: a program has a parent folder");
     let is_test = folder.file_name().is_some_and(|name| name == "deps");
     let profile = if is_test { folder.parent() } else { Some(folder) };
-    profile.expect("invariant: tests lie in a folder of the profile").to_path_buf()
+    profile.expect("invariant: tests are in the profile's folder").to_path_buf()
 }
 
 /// Returns a cargo command in the repository, with the running test's target folder.

@@ -66,7 +66,7 @@ impl SyntheticRun {
     pub fn write(&self, folder: &Path) {
         let put = |name: &str, text: &str| {
             let path = folder.join(name);
-            fs::create_dir_all(path.parent().expect("invariant: it lies in the folder")).expect("a folder");
+            fs::create_dir_all(path.parent().expect("invariant: it is in the run directory")).expect("a folder");
             fs::write(&path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         };
         // JSON is valid YAML.

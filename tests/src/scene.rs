@@ -45,7 +45,7 @@ impl Scene {
     /// The file cannot be written.
     pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.join(name);
-        let folder = path.parent().expect("invariant: it lies in the scene");
+        let folder = path.parent().expect("invariant: it is in the scene's folder");
         fs::create_dir_all(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
         fs::write(&path, content).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         path

@@ -266,7 +266,7 @@ fn controllers(scene: &Scene) {
         scene.as_user(CONTROLLER, &["patch", what, "--type=merge", "-p", &patch.to_string()], &Value::Null)
     };
     for (action, ended, fragment) in [
-        ("makes a Secret", scene.as_user(CONTROLLER, &create, &secret), "expected one TrainJob as its controller"),
+        ("creates a Secret", scene.as_user(CONTROLLER, &create, &secret), "expected one TrainJob as its controller"),
         ("changes a ConfigMap", patch("configmap/theirs", json!({"data": {"a": "b"}})), "belongs to no TrainJob"),
         (
             "takes a ConfigMap",
@@ -279,7 +279,7 @@ fn controllers(scene: &Scene) {
             "belongs to no TrainJob",
         ),
         (
-            "gives a pod away",
+            "changes a pod's owner",
             patch(
                 "pod/a-1-0",
                 json!({"metadata": {"labels": {"training.switchyard.dev/job-uid": "2"}, "ownerReferences": owner("2")}}),

@@ -143,10 +143,10 @@ async fn a_report_is_written_once_and_a_change_once_more() -> Result<()> {
 
     tokio::time::sleep(QUIET).await;
     let scans = agent.metric("switchyard_agent_scans_total{outcome=\"complete\"}");
-    ensure!(scans >= 3.0, "{scans} looks in {QUIET:?}: nothing was tested");
+    ensure!(scans >= 3.0, "{scans} scans in {QUIET:?}, too few for this test");
     let calls =
         async |scene: &Scene| (scene.writes().await, scene.calls("get", "gputopologies"), scene.calls("get", "nodes"));
-    assert_eq!(calls(&scene).await, (1, 1, 1), "an agent with nothing new is silent, reads included");
+    assert_eq!(calls(&scene).await, (1, 1, 1), "an agent without news neither reads nor writes");
     let quiet = scene.kernel("1.0.0").await?;
     assert_eq!(quiet.resource_version(), first.resource_version());
 
@@ -185,7 +185,7 @@ async fn a_report_without_a_change_is_renewed() -> Result<()> {
     until("counted", || agent.metric("switchyard_agent_writes_total{what=\"renewal\"}") >= 1.0).await?;
     let (Some(status), Some(before)) = (&mut renewed.status, &first.status) else { bail!("no status") };
     status.observed_time.clone_from(&before.observed_time);
-    assert_eq!(status, before, "a renewal changes the time of the report only");
+    assert_eq!(status, before, "a renewal changes only the report's time");
     Ok(())
 }
 

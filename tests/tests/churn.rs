@@ -170,7 +170,7 @@ impl Churn {
         let attempts: BTreeSet<_> = job_facts().map(|(uid, job)| (uid, job.attempt())).collect();
         let queued = |job: &JobFact| job.stage() == Stage::Queued.reason();
         let waited: BTreeSet<_> = job_facts().filter(|(_, job)| queued(job)).map(|(uid, _)| uid).collect();
-        ensure!(!waited.is_empty(), "seed {seed}: no job waited for room; jobs and nodes are to be chosen otherwise");
+        ensure!(!waited.is_empty(), "seed {seed}: no job waited for room; use more jobs or fewer nodes");
         let run = json!({
             "seed": seed, "events": events, "happened": counts, "withoutEffect": idle, "changes": history.changes().len(),
             "attempts": attempts.len(), "waitedForRoom": waited.len(), "settledAfterSeconds": settled, "atTheEnd": stages, "watchesResumed": recorder.resumed(),
@@ -248,7 +248,7 @@ async fn settle(jobs: &Jobs, recorder: &Recorder) -> Result<usize> {
                 bail!("stuck after {} s: {names:?}; the first one: {first}", SETTLE_TIMEOUT.as_secs());
             }
         } else if Instant::now() > deadline {
-            bail!("still {changes} changes and more after {} s", SETTLE_TIMEOUT.as_secs());
+            bail!("still changing after {} s: {changes} changes", SETTLE_TIMEOUT.as_secs());
         }
         tokio::time::sleep(Duration::from_millis(250)).await;
     }

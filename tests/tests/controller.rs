@@ -95,7 +95,7 @@ async fn a_stopped_leader_is_replaced_and_notices_at_once() -> Result<()> {
     first.signal(Signal::CONT);
     // No page served after the pause may claim that the first candidate still leads.
     for _ in 0..20 {
-        assert!(!wait_for("a page of the first", || leads(first_page))?);
+        assert!(!wait_for("the first one's page", || leads(first_page))?);
     }
     assert_eq!(leads(second_page), Some(true));
 
@@ -210,7 +210,7 @@ async fn the_next_leader_keeps_the_reservation_time_of_the_queue_head() -> Resul
     let memory =
         || plane.kubectl(&["get", "lease", "switchyard-controller", "-n", &namespace, "-o", annotation]).stdout;
     let uid = big.uid().context("a UID")?;
-    wait_for("a note of the reservation", || memory().contains(&uid).then_some(()))?;
+    wait_for("the reservation in the Lease", || memory().contains(&uid).then_some(()))?;
     first.kill();
     // The reservation is a day and an hour old.
     let since = jiff::Timestamp::now() - jiff::SignedDuration::from_hours(25);
@@ -222,7 +222,7 @@ async fn the_next_leader_keeps_the_reservation_time_of_the_queue_head() -> Resul
     let (_next, _) = candidate(plane, &namespace, "next", "4")?;
     jobs.wait_stage("late", "Running").await?;
     assert!(jobs.api().get("big").await?.status.is_some_and(|status| status.placement.is_none()));
-    wait_for("a note of the rest", || memory().contains("rests").then_some(()))?;
+    wait_for("the rest in the Lease", || memory().contains("rests").then_some(()))?;
     Ok(())
 }
 

@@ -62,7 +62,7 @@ fn fault(command: &Command, ended: &Ended, exit: i32) -> Option<String> {
     }
     let expected = command.output.as_ref()?;
     let got = ended.stdout.trim_end();
-    (got != expected).then(|| format!("it prints\n{got}\nand the page says\n{expected}"))
+    (got != expected).then(|| format!("got\n{got}\nexpected by the page\n{expected}"))
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn local_commands_behave_as_documented() -> Result<()> {
             }
             let Some(clone) = &clone else { continue };
             let commands: Vec<Command> = block.commands().into_iter().filter(|command| !command.is_skipped()).collect();
-            ensure!(!commands.is_empty(), "{}: nothing in it is run; expected the class build", block.location);
+            ensure!(!commands.is_empty(), "{}: no command to run; expected the class build", block.location);
             let last = commands.len() - 1;
             for (at, command) in commands.iter().enumerate() {
                 let ended = clone.command(&command.line).run(TIMEOUT);
@@ -105,7 +105,7 @@ fn undocumented_behaviour_is_detected() -> Result<()> {
     for (line, output, exit, words) in [
         ("switchyard lint gone.yaml", None, 0, "exit Some(2), expected 0"),
         ("switchyard version", None, 1, "exit Some(0), expected 1"),
-        ("switchyard version", Some("another"), 0, "and the page says\nanother"),
+        ("switchyard version", Some("another"), 0, "expected by the page\nanother"),
     ] {
         let found = run(line, output, exit);
         assert!(found.as_ref().is_some_and(|found| found.contains(words)), "{line}: {found:?}");
@@ -139,7 +139,7 @@ fn cargo_fault(words: &[&str]) -> Option<String> {
         }
         ["xtask", arguments @ ..] => xtask(&[arguments, &["--help"]].concat()),
         ["build", "--release", "-p", name] => package(name),
-        _ => Some("no command that this test knows how to check".into()),
+        _ => Some("this test cannot check this command".into()),
     }
 }
 
@@ -151,7 +151,7 @@ fn documented_cargo_commands_exist() -> Result<()> {
             let cargo_arguments = command.cargo_arguments();
             if cargo_arguments.is_empty() && block.class() == Ok(Class::Build) {
                 faults.push(format!(
-                    "{}: {}: no command of cargo, in a block of the class build",
+                    "{}: {}: not a cargo command, in a block of class build",
                     block.location, command.line
                 ));
             }
@@ -222,7 +222,7 @@ async fn the_first_job_page_leads_to_a_job_without_real_nodes() -> Result<()> {
     }
     for mut daemon in running {
         daemon.signal(rustix::process::Signal::TERM);
-        ensure!(daemon.wait(TIMEOUT) == Some(0), "it does not end well: {}", daemon.tail());
+        ensure!(daemon.wait(TIMEOUT) == Some(0), "it does not exit with 0: {}", daemon.tail());
     }
     ensure!(
         output_text.contains("->Complete ") && output_text.contains("step=300/300") && output_text.contains("gpt-pods"),

@@ -134,14 +134,14 @@ async fn a_write_fight_is_throttled_and_reported() -> Result<()> {
         let fought = || of(what).split_off(*before);
         while !slowed_down(&fought()) {
             let state = format!("{what}: {:?}\n{}", fought(), controller.tail());
-            ensure!(fought().len() <= MAX_WRITES, "still fast after {state}");
+            ensure!(fought().len() <= MAX_WRITES, "too many writes after {state}");
             ensure!(Instant::now() < deadline, "no pause of 5 s: {state}");
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
         println!("{what}: {:?}", fought());
     }
     for (name, expected) in [("service", "Service service"), ("config", "ConfigMap config-1")] {
-        let job = jobs.wait(name, "told", reports_fight).await?;
+        let job = jobs.wait(name, "reported", reports_fight).await?;
         let message = &condition_of(&job, "Succeeded").unwrap().message;
         ensure!(message.contains(expected), "{message}");
     }

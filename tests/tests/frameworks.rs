@@ -100,7 +100,7 @@ fn paddle_launch_on_two_nodes() -> Result<()> {
     run(&launch)?;
     let mut printed = Vec::new();
     for node in 0..2 {
-        for entry in std::fs::read_dir(folder(node)).context("logs of the launcher")? {
+        for entry in std::fs::read_dir(folder(node)).context("the launcher's logs")? {
             let path = entry?.path();
             if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("workerlog.")) {
                 printed.push(std::fs::read_to_string(path)?);

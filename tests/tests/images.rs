@@ -124,11 +124,11 @@ fn images_contain_their_program_and_little_else() -> Result<()> {
         let others = all.iter().filter(|file| **file != program);
         let bytes: u64 = others.map(|file| fs::metadata(file).unwrap().len()).sum();
         let mib = bytes as f64 / 1_048_576.0;
-        println!("{name}: {mib:.1} MiB in {} files besides the program", all.len() - 1);
-        assert!(mib <= BESIDES, "{name}: {mib:.1} MiB besides the program; expected at most {BESIDES}");
+        println!("{name}: {mib:.1} MiB in {} other files", all.len() - 1);
+        assert!(mib <= BESIDES, "{name}: {mib:.1} MiB in other files; expected at most {BESIDES}");
 
         let programs: Vec<&PathBuf> = all.iter().filter(|file| file.starts_with(root.join("usr/bin"))).collect();
-        assert_eq!(programs, [&program], "{name}: more than its program");
+        assert_eq!(programs, [&program], "{name}: expected only its program");
         let is_other_file = |file: &&PathBuf| {
             let name = file.file_name().unwrap().to_string_lossy().into_owned();
             !name.contains(".so")
@@ -138,7 +138,7 @@ fn images_contain_their_program_and_little_else() -> Result<()> {
         assert_eq!(all.iter().filter(is_other_file).count(), 1, "{name}: {all:?}");
         assert!(
             all.iter().all(|file| fs::metadata(file).unwrap().permissions().mode() & 0o6022 == 0),
-            "{name}: setuid, or others write"
+            "{name}: setuid or world-writable files"
         );
 
         let labels = &config["config"]["Labels"];

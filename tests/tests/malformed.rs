@@ -190,7 +190,7 @@ async fn unusable_stored_jobs_are_reported_and_block_nothing() -> Result<()> {
         ensure!(Instant::now() < deadline, "{name}: {reported}\n{}", controller.tail());
         tokio::time::sleep(Duration::from_millis(100)).await;
     };
-    assert_eq!(reported.trim(), "Succeeded=Unknown Placed=True Readable=False", "it goes on");
+    assert_eq!(reported.trim(), "Succeeded=Unknown Placed=True Readable=False", "it keeps its stage");
     let notes = jobs.events(name, "Unreadable").await?;
     assert!(notes.iter().any(|note| note.contains("Sixth")), "{notes:?}");
     // A job created later is handled normally.

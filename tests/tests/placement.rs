@@ -309,7 +309,7 @@ fn contradictory_requests_are_refused() {
     let fleet = |levels: Vec<Level>| Fleet::new(levels, &world.shapes, &world.sites).unwrap_err().to_string();
     let level = |share| Level { share, nvlink: false };
     assert!(fleet(vec![]).contains("expected 1 (the cluster) to 8"));
-    assert!(fleet(vec![level(500), level(1000)]).contains("expected 1 to 500"), "what a level carries grows");
+    assert!(fleet(vec![level(500), level(1000)]).contains("expected 1 to 500"), "shares must not grow");
     assert!(fleet(vec![level(0), level(1)]).contains("0 thousandths"));
     assert!(fleet(vec![level(1)]).contains("node 0"));
     let mut fleet = world.fleet();

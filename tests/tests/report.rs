@@ -161,7 +161,7 @@ fn the_same_run_gives_the_same_bytes() {
         let new = output().join("straggler.json");
         std::fs::write(&new, &text).unwrap();
         panic!(
-            "{} differs from {}: compare them, and copy it over where the change is meant",
+            "{} differs from {}: compare them, and copy the new one if the change is intended",
             new.display(),
             golden.display()
         );

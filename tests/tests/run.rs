@@ -89,7 +89,7 @@ fn a_manifest_becomes_a_trained_model_and_a_truthful_status() {
     let trainer = &status["trainerStatus"];
     assert_eq!((&trainer["step"], &trainer["progressPercentage"]), (&json!(150), &json!(100)));
     let loss: f64 = trainer["loss"].as_str().unwrap().parse().unwrap();
-    assert!(loss < 4.0, "it has learned something: {loss}");
+    assert!(loss < 4.0, "the loss has not fallen: {loss}");
     let entries = scene.entries();
     for expected in [
         "engine.json",
@@ -122,7 +122,7 @@ fn the_same_seed_gives_the_same_weights_twice() {
             .filter(|event| event["event"] == "finished")
             .map(|event| event["weightsDigest"].as_str().unwrap().to_string())
             .collect();
-        assert_eq!((digests.len(), &digests[0]), (2, &digests[1]), "both ranks hold the same bits");
+        assert_eq!((digests.len(), &digests[0]), (2, &digests[1]), "both ranks have the same weights");
         digests[0].clone()
     };
     assert_eq!(digest(), digest());
@@ -269,7 +269,7 @@ fn survivors_end_after_a_death() {
     let killed = Instant::now();
     kill(pids[0], Signal::KILL);
     while pids.iter().any(alive) {
-        assert!(killed.elapsed() < TIMEOUT, "still there after {TIMEOUT:?}");
+        assert!(killed.elapsed() < TIMEOUT, "still running after {TIMEOUT:?}");
         std::thread::sleep(Duration::from_millis(10));
     }
     assert_eq!(running.wait(TIMEOUT).code, Some(5));
@@ -363,7 +363,7 @@ fn unknown_transports_are_refused_by_name() {
     let ended = run(&scene, &manifest, &[]);
     assert_eq!(ended.code, Some(2), "{}", ended.stderr);
     assert!(ended.stderr.contains("SWITCHYARD_TRANSPORT") && ended.stderr.contains("pigeon"), "{}", ended.stderr);
-    assert!(!ended.stderr.contains("restart 1"), "a wrong setting is not tried again: {}", ended.stderr);
+    assert!(!ended.stderr.contains("restart 1"), "an invalid setting was retried: {}", ended.stderr);
 }
 
 #[test]

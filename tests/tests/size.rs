@@ -27,7 +27,7 @@ async fn the_benchmark_of_a_large_cluster_works_when_it_is_small() -> Result<()>
     assert!(number("/gang/configMaps") >= 1.0 && number("/gang/trainJobKiB") <= 256.0, "{measured}");
     // A queue position may be reported up to a minute late, which on a busy machine can fall into
     // this window.
-    assert!(number("/quiet/writes") <= number("/waitingJobs"), "nothing happens: {measured}");
+    assert!(number("/quiet/writes") <= number("/waitingJobs"), "too many writes while quiet: {measured}");
     // Eight nodes became free one after the other. Queued jobs take them, and each remaining job
     // reports its reason at most once.
     assert!(number("/churn/placed") >= 1.0, "{measured}");
@@ -63,7 +63,7 @@ async fn megabyte_manifests_are_refused_and_not_kept_in_memory() -> Result<()> {
     let peak =
         status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
     let peak = peak.context("no VmHWM")? << 10;
-    println!("peak of the controller: {} MiB", peak >> 20);
+    println!("controller peak: {} MiB", peak >> 20);
     ensure!(peak < MAX_MEMORY, "the controller needed {} MiB", peak >> 20);
     Ok(())
 }

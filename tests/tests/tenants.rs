@@ -206,7 +206,7 @@ async fn no_forgery_affects_another_tenants_job() -> Result<()> {
         let is_whole =
             |policy: Option<&NetworkPolicy>| policy.is_some_and(|p| p.labels().contains_key(labels::JOB_UID));
         let whole = kube::runtime::wait::await_condition(policies, "victim", is_whole);
-        tokio::time::timeout(TIMEOUT, whole).await.context("the NetworkPolicy stays without its label")??;
+        tokio::time::timeout(TIMEOUT, whole).await.context("the NetworkPolicy's label was not restored")??;
     }
     let log = std::fs::read_to_string(&scene.controller.log)?;
     assert!(!log.contains("panicked"), "{}", scene.controller.tail());

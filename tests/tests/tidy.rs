@@ -27,7 +27,7 @@ fn none(faults: &[String]) {
 /// Each of the words must be in some fault.
 fn caught(faults: &[String], fragments: &[&str]) {
     for fragment in fragments {
-        assert!(faults.iter().any(|fault| fault.contains(fragment)), "no fault says `{fragment}`: {faults:#?}");
+        assert!(faults.iter().any(|fault| fault.contains(fragment)), "no fault contains `{fragment}`: {faults:#?}");
     }
 }
 

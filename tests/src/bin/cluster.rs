@@ -22,8 +22,10 @@ use switchyard_tests::{ControlPlane, Kubelet, KubeletOptions, Options, Policy, r
 /// Startup timeout, for a loaded machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-const _: () =
-    assert!(MAX_REAL_NODES == MAX_NODES, "the most real nodes: xtask's arguments and the tests' library differ");
+const _: () = assert!(
+    MAX_REAL_NODES == MAX_NODES,
+    "xtask's arguments and the test library disagree on the maximum of real nodes"
+);
 
 /// A development cluster.
 #[derive(Debug, Parser)]
@@ -167,7 +169,7 @@ fn start(folder: &Path, up: &Up) -> Result<ExitCode> {
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    bail!("it did not come up:\n{}", std::fs::read_to_string(folder.join("cluster.log")).unwrap_or_default());
+    bail!("the cluster did not start:\n{}", std::fs::read_to_string(folder.join("cluster.log")).unwrap_or_default());
 }
 
 fn serve(folder: &Path, up: &Up) -> Result<ExitCode> {
@@ -244,7 +246,7 @@ fn down(folder: &Path) -> Result<ExitCode> {
         }
         println!("down");
     } else {
-        println!("nothing runs");
+        println!("no cluster runs");
     }
     // Left over from killed clusters, of this clone or another.
     for name in clean_all()? {
@@ -258,7 +260,7 @@ fn down(folder: &Path) -> Result<ExitCode> {
 
 fn status(folder: &Path) -> Result<ExitCode> {
     let Some(state) = running(folder) else {
-        println!("nothing runs");
+        println!("no cluster runs");
         return Ok(ExitCode::FAILURE);
     };
     println!("Kubernetes at {}, process {}", state.url, state.pid);

@@ -111,7 +111,7 @@ impl ControlPlane {
         let folder = match (&options.folder, &temporary) {
             (Some(folder), _) => folder.clone(),
             (None, Some(temporary)) => temporary.path().to_path_buf(),
-            (None, None) => bail!("invariant: there is a folder"),
+            (None, None) => bail!("invariant: the folder exists"),
         };
         fs::create_dir_all(&folder)?;
         let mut plane = ControlPlane {
@@ -428,7 +428,7 @@ impl Drop for ControlPlane {
             && let Some(temporary) = self._temporary.take()
         {
             let _ = fs::remove_dir_all(temporary.path().join("etcd"));
-            eprintln!("logs of the control plane: {}", temporary.keep().display());
+            eprintln!("control plane logs: {}", temporary.keep().display());
         }
     }
 }
@@ -483,7 +483,7 @@ pub fn programs_of(names: &[&str]) -> Result<Vec<PathBuf>> {
     let text = String::from_utf8(output.stdout)?;
     let folder = |name: &&str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
-        line.map(PathBuf::from).with_context(|| format!("cargo xtask programs did not say where {name} is"))
+        line.map(PathBuf::from).with_context(|| format!("cargo xtask programs printed no path of {name}"))
     };
     names.iter().map(folder).collect()
 }

@@ -51,7 +51,7 @@ impl Daemon {
         let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let (reply, replies) = mpsc::channel();
         let requests = spawner().lock().unwrap_or_else(PoisonError::into_inner).clone();
-        requests.send((command, reply)).ok().context("the starting thread is gone")?;
+        requests.send((command, reply)).ok().context("the spawning thread has ended")?;
         let child = replies.recv()?.with_context(|| format!("cannot start {name} (setpriv is part of util-linux)"))?;
         Ok(Daemon { child, log: log.to_path_buf(), name })
     }

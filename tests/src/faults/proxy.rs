@@ -191,7 +191,7 @@ fn answer(status: u16) -> Response<Body> {
         _ => "InternalError",
     };
     let body = serde_json::json!({
-        "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status, "reason": reason, "message": "planted fault",
+        "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status, "reason": reason, "message": "injected fault",
     });
     let mut response = Response::new(Body::from(body.to_string()));
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -205,7 +205,7 @@ fn answer(status: u16) -> Response<Body> {
 
 /// Returns a response that breaks off, so that the client sees a dropped connection.
 fn dropped_reply() -> Response<Body> {
-    let stream = futures::stream::once(async { Err::<bytes::Bytes, _>(std::io::Error::other("planted fault")) });
+    let stream = futures::stream::once(async { Err::<bytes::Bytes, _>(std::io::Error::other("injected fault")) });
     Response::new(Body::from_stream(stream))
 }
 

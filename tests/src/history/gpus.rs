@@ -57,7 +57,7 @@ pub fn double_gpus(history: &History) -> Vec<Violation> {
             // No holder if the pod has ended and the controller had not seen it yet.
             let pods = holders.get(gpu.as_str()).cloned().unwrap_or_default();
             if pods.len() > 1 {
-                found.push(Violation::at(change, format!("{gpu} is for several pods: {pods:?}")));
+                found.push(Violation::at(change, format!("{gpu} is assigned to several pods: {pods:?}")));
             }
         }
     });
@@ -88,7 +88,7 @@ pub fn partly_bound_gangs(history: &History) -> Vec<Violation> {
             let is_over = job.is("Complete") || job.is("Failed") || job.deleting || whole.spec.suspend;
             if age > max && bound > 0 && bound < current().count() && !is_over && reported.insert((*uid, job.attempt()))
             {
-                let text = format!("{bound} of {} pods bound {age} s after the place was decided", job.nodes);
+                let text = format!("{bound} of {} pods bound {age} s after the placement", job.nodes);
                 found.push(Violation { revision: change.revision, name: (*name).into(), text });
             }
         }
@@ -128,7 +128,7 @@ pub fn mispredicted(history: &History, levels: &[(&str, Level)]) -> (usize, Vec<
         if !values.is_empty() && !values.contains(&reported) {
             found.push(Violation::at(
                 change,
-                format!("{reported:?} MB/s are reported; the GPU has one of {values:?}: {}", placed.reason),
+                format!("got {reported:?} MB/s; expected one of {values:?}: {}", placed.reason),
             ));
         }
     });

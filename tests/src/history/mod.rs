@@ -224,14 +224,14 @@ impl History {
         let mut alive = BTreeSet::new();
         let mut last = 0;
         for Change { revision, what, name, uid, .. } in &changes {
-            ensure!(*revision > last, "revision {revision} is there twice: {name}");
+            ensure!(*revision > last, "revision {revision} occurs twice: {name}");
             last = *revision;
             let fits = match what {
                 ChangeKind::Added => alive.insert(uid),
                 ChangeKind::Modified => alive.contains(uid),
                 ChangeKind::Deleted => alive.remove(uid),
             };
-            ensure!(fits, "revision {revision}: {name} is {what:?}: a change before it is missing");
+            ensure!(fits, "revision {revision}: {name} is {what:?}, but the change before it is missing");
         }
         Ok(History { changes })
     }

@@ -68,7 +68,8 @@ pub fn over_allocated(history: &History) -> Vec<Violation> {
         let taken = taken(world, name);
         for resource in taken.names().filter(|resource| taken.get(resource) > allocatable.get(resource)) {
             let amount = |of: &Resources| Resources::amount(resource, of.get(resource));
-            let text = format!("node {name}: {resource}: {} of {} asked for", amount(&taken), amount(allocatable));
+            let text =
+                format!("node {name}: {resource}: {} requested, {} allocatable", amount(&taken), amount(allocatable));
             found.push(Violation::at(change, text));
         }
     });
@@ -94,7 +95,8 @@ pub fn over_promised(history: &History) -> Vec<Violation> {
             let sum = promised(world, node, |_| true);
             for resource in sum.names().filter(|resource| sum.get(resource) > allocatable.get(resource)) {
                 let amount = |of: &Resources| Resources::amount(resource, of.get(resource));
-                let text = format!("node {node}: {resource}: {} of {} promised", amount(&sum), amount(allocatable));
+                let text =
+                    format!("node {node}: {resource}: {} promised, {} allocatable", amount(&sum), amount(allocatable));
                 found.push(Violation::at(change, text));
             }
         }
@@ -119,7 +121,7 @@ pub fn partial_gangs(history: &History) -> Vec<Violation> {
             }
             let was_gated = matches!(before, Some(Fact::Pod(before)) if before.view.gated);
             if was_gated && !pod.view.gated && change.what == ChangeKind::Modified && !complete.contains(&attempt) {
-                found.push(Violation::at(change, "its gate is lifted, and its attempt never had all pods".into()));
+                found.push(Violation::at(change, "its gate was lifted before its attempt had all pods".into()));
             }
         }
         _ => {}
@@ -130,7 +132,7 @@ pub fn partial_gangs(history: &History) -> Vec<Violation> {
         let holding = current().filter(|pod| pod.holds().is_some()).count();
         let done = current().filter(|pod| pod.view.phase == Phase::Succeeded).count();
         if holding > 0 && holding + done < job.nodes {
-            let text = format!("holds room for {holding} of {} pods at the end, {done} are done", job.nodes);
+            let text = format!("holds resources for {holding} of {} pods at the end, {done} succeeded", job.nodes);
             found.push(Violation { revision, name: (*name).into(), text });
         }
     }
@@ -169,8 +171,10 @@ pub fn unfounded_restarts(history: &History) -> Vec<Violation> {
             let is_lost = places.map(|placed| placed.node_name.as_str()).any(|node| is_unavailable(world, node));
             if charged(job) > charged(before) && !is_lost && !excused.contains(&(change.uid.clone(), before.attempt()))
             {
-                let text =
-                    format!("attempt {} is ended for its nodes, and they and its pods are well", before.attempt());
+                let text = format!(
+                    "attempt {} ended because of its nodes, but they and its pods are healthy",
+                    before.attempt()
+                );
                 found.push(Violation::at(change, text));
             }
         }
@@ -196,7 +200,7 @@ pub fn double_runs(history: &History) -> Vec<Violation> {
         if change.what == ChangeKind::Added {
             let is_twin = |other: &PodFact| (other.view.attempt, other.view.node_rank) == (slot.1, slot.2);
             if world.pods_of(&pod.job).filter(|other| is_twin(other)).count() > 1 {
-                found.push(Violation::at(change, "there are two pods of this attempt and rank".into()));
+                found.push(Violation::at(change, "two pods have this attempt and rank".into()));
             }
             if lifted.contains(&slot) {
                 found.push(Violation::at(change, "created again after its gate was lifted".into()));
@@ -292,7 +296,7 @@ pub fn too_many_status_writes(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     bursts(history, |change, burst| {
         if burst == LONGEST_BURST + 1 {
-            found.push(Violation::at(change, format!("{burst} writes of the status without news for it")));
+            found.push(Violation::at(change, format!("{burst} status writes without a change that requires them")));
         }
     });
     found
@@ -368,7 +372,7 @@ pub fn waits_despite_room(history: &History) -> Vec<Violation> {
         }
     }
     if let Some((name, placed)) = Replay::default().waits_despite_room(&end) {
-        let text = format!("waits, and there is room: {}", placed.status.reason);
+        let text = format!("waits although it has room: {}", placed.status.reason);
         found.push(Violation { revision, name: name.into(), text });
     }
     found

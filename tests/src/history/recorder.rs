@@ -43,7 +43,7 @@ impl Record {
         let version = object.resource_version().unwrap_or_default();
         let uid = object.uid().unwrap_or_default();
         let Ok(revision) = version.parse() else {
-            self.gap = Some(format!("{}: `{version}` is no resource version with an order", object.name_any()));
+            self.gap = Some(format!("{}: got the resource version `{version}`; expected a number", object.name_any()));
             return;
         };
         match what {
@@ -113,7 +113,7 @@ impl Recorder {
                 }
                 if Instant::now() > deadline {
                     let wrong = existing.iter().find(|(uid, version)| record.versions.get(*uid) != Some(version));
-                    bail!("the recording does not show what exists after {} s: {wrong:?}", TIMEOUT.as_secs());
+                    bail!("the recording differs from the cluster after {} s: {wrong:?}", TIMEOUT.as_secs());
                 }
             }
             tokio::time::sleep(Duration::from_millis(100)).await;

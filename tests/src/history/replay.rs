@@ -303,7 +303,7 @@ pub fn replay(history: &History, levels: Levels) -> Replayed {
                 let others = worlds.first().map(|world| conflicting_users(world, &change.uid, job, &place.nodes));
                 let others = others.unwrap_or_default().join(", ");
                 sum.unexplained.push(format!(
-                    "revision {revision}: {name}: {reason}; planned again: {again:?}; others with its GPUs: {others}"
+                    "revision {revision}: {name}: {reason}; replanned: {again:?}; other users of its GPUs: {others}"
                 ));
             }
         }

@@ -65,7 +65,9 @@ impl FromStr for Policy {
     fn from_str(text: &str) -> Result<Policy> {
         let seconds = |text: &str| -> Result<Duration> {
             Ok(Duration::from_secs_f64(
-                text.trim_end_matches('s').parse().with_context(|| format!("`{text}` is no time"))?,
+                text.trim_end_matches('s')
+                    .parse()
+                    .with_context(|| format!("got the time `{text}`; expected seconds such as 2s"))?,
             ))
         };
         Ok(match text.split_once('=') {
@@ -76,17 +78,20 @@ impl FromStr for Policy {
                 "hang" => Policy::Hang,
                 "ignore-delete" => Policy::IgnoreDelete,
                 "worker" => Policy::Worker,
-                _ => anyhow::bail!("`{text}` is no policy"),
+                _ => anyhow::bail!("got the policy `{text}`; expected for example run, fail=3@2s or worker"),
             },
             Some(("succeed-after", time)) => Policy::SucceedAfter(seconds(time)?),
             Some(("fail", rest)) => {
                 let (code, time) = rest.split_once('@').unwrap_or((rest, "0s"));
-                Policy::Fail(code.parse().with_context(|| format!("`{code}` is no exit code"))?, seconds(time)?)
+                Policy::Fail(
+                    code.parse().with_context(|| format!("got the exit code `{code}`; expected a number"))?,
+                    seconds(time)?,
+                )
             }
             Some(("image", "missing")) => Policy::ImageMissing,
             Some(("image", "root")) => Policy::RootImage,
             Some(("mount", "missing")) => Policy::MountMissing,
-            _ => anyhow::bail!("`{text}` is no policy"),
+            _ => anyhow::bail!("got the policy `{text}`; expected for example run, fail=3@2s or worker"),
         })
     }
 }
@@ -246,7 +251,7 @@ impl Kubelet {
     pub fn send(&self, namespace: &str, pod: &str, command: Command) -> Result<()> {
         let state = self.shared.state();
         let (uid, _) = state.names.get(&(namespace.into(), pod.into())).with_context(|| format!("no pod {pod}"))?;
-        let signals = state.pods.get(uid).with_context(|| format!("pod {pod} is gone"))?;
+        let signals = state.pods.get(uid).with_context(|| format!("pod {pod} was deleted"))?;
         signals.send(pods::Signal::Command(command)).ok().context("the pod has ended")
     }
 

@@ -118,7 +118,7 @@ impl Worker {
 
 fn command(task: &Task, container: &Container, mounts: &[(String, PathBuf)]) -> Result<Command> {
     let words: Vec<&String> = container.command.iter().flatten().chain(container.args.iter().flatten()).collect();
-    let Some((program, arguments)) = words.split_first() else { bail!("an image's own command is not known here") };
+    let Some((program, arguments)) = words.split_first() else { bail!("an image's default command is not supported") };
     let bundled = task.shared.options.programs.as_ref().map(|folder| folder.join(program.as_str()));
     let program = bundled.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from(program.as_str()));
     let mut command = Command::new(program);
@@ -140,7 +140,7 @@ fn value_of(task: &Task, entry: &k8s_openapi::api::core::v1::EnvVar) -> Result<S
         Some("metadata.uid") => task.pod.uid().unwrap_or_default(),
         Some("spec.nodeName") => task.node.clone(),
         Some("status.podIP") => task.address.to_string(),
-        Some(other) => bail!("env {}: fieldRef {other} is not known here", entry.name),
+        Some(other) => bail!("env {}: fieldRef {other} is not supported", entry.name),
     })
 }
 
@@ -208,7 +208,7 @@ async fn fill(task: &Task, volume: &Volume, path: &Path) -> Result<()> {
             write(name, &bytes.0, source.default_mode.unwrap_or(0o644))?;
         }
     } else if volume.empty_dir.is_none() {
-        bail!("only ConfigMap, Secret and emptyDir are known here");
+        bail!("only ConfigMap, Secret and emptyDir are supported");
     }
     Ok(())
 }

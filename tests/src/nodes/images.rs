@@ -105,7 +105,7 @@ pub(super) fn tools(folder: &Path) -> Result<PathBuf> {
 /// Returns a path below `root`, and creates its parent folder.
 fn prepare_path(root: &Path, path: &str) -> Result<PathBuf> {
     let target = root.join(path.trim_start_matches('/'));
-    fs::create_dir_all(target.parent().context("a file lies in a folder")?)?;
+    fs::create_dir_all(target.parent().context("the file has no parent folder")?)?;
     Ok(target)
 }
 

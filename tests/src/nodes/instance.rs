@@ -144,7 +144,7 @@ fn clean(number: u8) -> Result<()> {
     cgroups::remove(&name(number), TIMEOUT)?;
     while !(processes(number).is_empty() && existing_interface(number).is_none()) {
         if Instant::now() > deadline {
-            bail!("still there after {} s: {}", TIMEOUT.as_secs(), leftovers_of(number)?.join("; "));
+            bail!("left over after {} s: {}", TIMEOUT.as_secs(), leftovers_of(number)?.join("; "));
         }
         std::thread::sleep(Duration::from_millis(20));
     }

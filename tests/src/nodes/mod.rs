@@ -88,7 +88,7 @@ impl Programs {
             let is_hidden = path.starts_with("/var") || path.starts_with("/run");
             ensure!(
                 !is_hidden,
-                "{} is not seen by a node, whose /var and /run are its own: set XDG_CACHE_HOME",
+                "nodes cannot see {}, because their /var and /run are private: set XDG_CACHE_HOME",
                 path.display()
             );
         }
@@ -226,7 +226,7 @@ impl Nodes {
     fn node_mut(&mut self, name: &str) -> Result<(&mut Node, &Programs)> {
         self.node(name)?;
         let found = self.nodes.iter_mut().find(|node| node.name == name);
-        Ok((found.context("invariant: it was found")?, &self.programs))
+        Ok((found.context("invariant: the node was found")?, &self.programs))
     }
 
     /// Returns the path on this machine of a node's path below `/var` or `/run`. It shows files and
@@ -281,7 +281,10 @@ impl Nodes {
             named.join(", "),
             self.names().join(", ")
         );
-        ensure!(inside > 0 && between > 0, "racks at {inside} and {between} bit/s; to cut a link, pull its plug");
+        ensure!(
+            inside > 0 && between > 0,
+            "racks at {inside} and {between} bit/s; expected more than 0, or use `set_link`"
+        );
         let rack_nodes = |names: &Vec<String>| -> Result<Vec<_>> {
             let node_port = |name: &String| self.node(name).map(|node| (node.index, &node.namespace));
             names.iter().map(node_port).collect()
@@ -340,7 +343,7 @@ impl Drop for Nodes {
                     let _ = fs::copy(&log, folder.join(format!("{}-{name}", node.name)));
                 }
             }
-            eprintln!("logs of the nodes: {}", folder.display());
+            eprintln!("node logs: {}", folder.display());
         }
     }
 }

@@ -113,7 +113,7 @@ pub async fn measure(scale: &Scale) -> Result<Value> {
     result["withQueue"] = report(begin, "with the queue, apply to placed", bench.probes("behind").await?);
     result["quiet"] = report(begin, "quiet", bench.quiet().await?);
     result["churn"] = report(begin, "churn", bench.churn().await?);
-    result["passes"] = report(begin, "passes of the controller", bench.passes()?);
+    result["passes"] = report(begin, "controller passes", bench.passes()?);
     result["failover"] = report(begin, "failover", bench.failover().await?);
     result["controlPlaneRssMiB"] = bench.plane.api_server().map_or(0, |server| server.usage().rss_bytes >> 20).into();
     result["seconds"] = seconds(begin.elapsed()).into();

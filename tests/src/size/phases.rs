@@ -33,7 +33,7 @@ impl Bench {
             self.jobs.create(job).await?;
             self.tracker.until("placed", &name, 1, |job| job.placed.is_some()).await?;
             let placed = self.tracker.with(|jobs| jobs.get(&name).and_then(|job| job.placed));
-            times.push(placed.context("it was placed a moment ago")?.duration_since(begin));
+            times.push(placed.context("it was just placed")?.duration_since(begin));
             self.jobs.api().delete(&name, &DeleteParams::default()).await?;
             self.jobs.wait_gone(&name).await?;
         }
@@ -75,7 +75,7 @@ impl Bench {
             .collect();
         self.tracker.until("running", "gang", 1, |job| job.stage == "Running").await?;
         let running = begin.elapsed();
-        let placed = self.tracker.with(|jobs| jobs.get("gang").and_then(|job| job.placed)).context("no place")?;
+        let placed = self.tracker.with(|jobs| jobs.get("gang").and_then(|job| job.placed)).context("no placement")?;
         let job = self.jobs.api().get("gang").await?;
         let slices = Api::<PlacementSlice>::namespaced(self.jobs.client.clone(), &self.jobs.namespace);
         let slices = slices.list(&ListParams::default()).await?.items;
@@ -229,7 +229,7 @@ impl Bench {
         let deadline = begin + LIMIT;
         let pod = self.jobs.pods_api();
         while pod.get_opt("after-1-0").await?.is_none() {
-            ensure!(Instant::now() < deadline, "nobody took over: {}", second.tail());
+            ensure!(Instant::now() < deadline, "no controller took over: {}", second.tail());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         let first = begin.elapsed();

@@ -122,7 +122,7 @@ fn faults(expected: &Matrix, actual: &Matrix) -> Vec<String> {
         match expected.get(cell) {
             Some(expected) if is_expected(expected, answer) => {}
             Some(expected) => faults.push(format!("{cell:?}: got {answer}; expected {expected}")),
-            None => faults.push(format!("{cell:?}: got {answer}; the table does not tell")),
+            None => faults.push(format!("{cell:?}: got {answer}; the table has no entry")),
         }
     }
     faults
@@ -176,7 +176,7 @@ async fn an_agent_can_write_only_its_own_report() -> Result<()> {
     let (then, more) = ask(&clients, &expected, &THEN).await?;
     found.extend(more);
     println!("{} checks", anew + then);
-    assert_eq!(anew + then, expected.len(), "the table lists something that no test does");
+    assert_eq!(anew + then, expected.len(), "the table lists requests that no test sends");
     assert!(found.is_empty(), "{}", found.join("\n"));
     for node in NODES {
         let labels = api.get(node).await?.metadata.labels;
@@ -193,7 +193,7 @@ fn unexpected_answers_are_detected() -> Result<()> {
     assert!(one(cell("on a", "patch", "a"), "yes").is_empty());
     assert!(one(cell("on a", "patch", "b"), "yes")[0].contains("expected metadata.name: got b"));
     assert!(one(cell("on a", "delete", "a"), "expected a, the node of this agent")[0].contains("expected cannot"));
-    assert!(one(cell("on c", "patch", "a"), "yes")[0].contains("does not tell"));
+    assert!(one(cell("on c", "patch", "a"), "yes")[0].contains("has no entry"));
     let expected_answer = expected.get(&cell("unbound", "create", "a")).context("a row")?;
     assert!(expected_answer.contains("a token that names a node"));
     Ok(())

@@ -178,7 +178,7 @@ fn rules(cells: &BTreeSet<Cell>) -> Vec<String> {
 /// Differences between the table and the server.
 fn faults(name: &str, allowed: &BTreeSet<Cell>, actual: &BTreeSet<Cell>) -> Vec<String> {
     let differences =
-        [("may, and the table does not say so", actual - allowed), ("may not, as the table says", allowed - actual)];
+        [("has rights that the table lacks", actual - allowed), ("lacks rights that the table has", allowed - actual)];
     let describe = |(words, cells): &(&str, BTreeSet<Cell>)| {
         (!cells.is_empty()).then(|| format!("{name} {words}:\n{}", rules(cells).join("\n")))
     };
@@ -212,7 +212,7 @@ async fn accounts_have_exactly_the_rights_in_the_table() -> Result<()> {
     for subject in &table.who {
         let allowed = table.allowed(subject)?;
         let unknown: BTreeSet<Cell> = &allowed - &cells;
-        ensure!(unknown.is_empty(), "{}: asked nowhere: {:#?}", subject.name, rules(&unknown));
+        ensure!(unknown.is_empty(), "{}: in the table, but not checked: {:#?}", subject.name, rules(&unknown));
         // Roles are aggregated and take effect with a delay.
         let begin = Instant::now();
         loop {
@@ -246,8 +246,8 @@ fn extra_and_missing_rights_are_detected() -> Result<()> {
     actual.remove(&pod);
     let reported = faults("controller", &allowed, &actual);
     let expected = [
-        "controller may, and the table does not say so:\n- {in: [team], group: core, resources: [secrets], verbs: [get]}",
-        "controller may not, as the table says:\n- {in: [team], group: core, resources: [pods], verbs: [create]}",
+        "controller has rights that the table lacks:\n- {in: [team], group: core, resources: [secrets], verbs: [get]}",
+        "controller lacks rights that the table has:\n- {in: [team], group: core, resources: [pods], verbs: [create]}",
     ];
     assert_eq!(reported, expected);
     Ok(())

@@ -80,7 +80,7 @@ async fn malformed_answers_are_reported_and_do_no_harm() -> Result<()> {
         let report = scene.report(expected, |report| in_use(report).is_empty()).await?;
         let source = report.status.as_ref().and_then(|status| status.source(Facts::InUse)).context("no source")?;
         let message = source.message.clone().unwrap_or_default();
-        assert!(message.contains(expected), "`{message}` does not say `{expected}`");
+        assert!(message.contains(expected), "`{message}` does not contain `{expected}`");
         assert_eq!(kernel(&report), Some("1.0.0"), "no other fact is lost");
         agent.daemon.ensure_running()?;
     }

@@ -54,11 +54,11 @@ async fn a_hanging_scan_is_reported_and_the_facts_stay() -> Result<()> {
     assert!(health.starts_with("HTTP/1.1 500") && health.ends_with("a scan of the machine hangs\n"), "{health}");
     let writes = scene.writes().await;
     tokio::time::sleep(QUIET).await;
-    assert_eq!(scene.writes().await, writes, "that it still hangs is nothing new");
+    assert_eq!(scene.writes().await, writes, "a scan that still hangs is not reported again");
 
     // A new process hangs too, and keeps the data of the previous one.
     agent.daemon.signal(Signal::TERM);
-    assert_eq!(agent.daemon.wait(TIMEOUT), Some(0), "a thread that hangs holds nobody");
+    assert_eq!(agent.daemon.wait(TIMEOUT), Some(0), "a hanging thread does not delay the exit");
     let agent = scene.agent(&["--scan-timeout-seconds", "1"])?;
     let unchanged =
         scene.report("reported by the new one", |report| condition(report, "Consistent").contains("Unknown")).await?;
@@ -124,7 +124,7 @@ async fn a_report_follows_the_lifetime_of_its_node() -> Result<()> {
     until_async("deleted", TIMEOUT, async || Ok(scene.api().get_opt(scene.node).await?.is_none())).await?;
     let failures = || agent.metric("switchyard_agent_write_failures_total{reason=\"no_node\"}");
     until("noticed by the agent", || failures() > 0.0).await?;
-    assert!(scene.api().get_opt(scene.node).await?.is_none(), "a report of no node was made");
+    assert!(scene.api().get_opt(scene.node).await?.is_none(), "a report was created for a deleted node");
 
     let node = scene.make_node().await?;
     let second = scene.kernel("1.0.0").await?;
@@ -150,7 +150,10 @@ async fn a_killed_agent_leaves_nothing_half_done() -> Result<()> {
     let writes = scene.writes().await;
     let seen = scene.api().get_opt(scene.node).await?;
     let reported = seen.as_ref().and_then(kernel).map(str::to_owned);
-    ensure!(writes > 0 && (writes as u64) < KILLS, "{writes} reports of {KILLS}: the kills came too early or too late");
+    ensure!(
+        writes > 0 && (writes as u64) < KILLS,
+        "{writes} of {KILLS} agents reported: the kills were too early or too late"
+    );
     let _agent = scene.agent(&[])?;
     let last = scene.kernel(&format!("{}.0.0", KILLS - 1)).await?;
     assert_eq!(last.owner_references().len(), 1);

@@ -46,7 +46,7 @@ impl Make {
     fn arguments(&self, scene: &Scene) -> Vec<String> {
         match self {
             Make::Replace(from, to) => {
-                assert!(GOOD.contains(from), "the good manifest does not hold `{from}`");
+                assert!(GOOD.contains(from), "the valid manifest does not contain `{from}`");
                 scene.write("job.yaml", GOOD.replacen(from, to, 1));
                 arguments("run job.yaml --run-dir out")
             }
@@ -106,7 +106,7 @@ pub(crate) fn fault(case: &Case) -> Option<String> {
         return Some(format!("exit code {:?}, signal {:?}; expected {}\n{text}", ended.code, ended.signal, case.code));
     }
     if let Some(missing) = case.expected.iter().find(|text| !ended.stderr.contains(**text)) {
-        return Some(format!("the error does not say `{missing}`\n{text}"));
+        return Some(format!("the error lacks `{missing}`\n{text}"));
     }
     if ended.stderr.contains('\u{1b}') || ended.stderr.contains("panicked") {
         return Some(format!("escape codes or a panic\n{text}"));
@@ -133,7 +133,7 @@ fn a_case_that_is_not_refused_as_expected_is_reported() {
         fault(&Case { name: "planted", make: Make::Scene(make), code, expected }).unwrap_or_default()
     };
     assert!(case(2, &[], |_| arguments("plan job.yaml")).contains("exit code Some(0)"));
-    assert!(case(2, &["no such words"], |_| arguments("plan gone.yaml")).contains("does not say `no such words`"));
+    assert!(case(2, &["missing text"], |_| arguments("plan gone.yaml")).contains("lacks `missing text`"));
     assert_eq!(case(2, &["gone.yaml"], |_| arguments("plan gone.yaml")), "");
 }
 

@@ -106,7 +106,7 @@ fn a_full_checkpoint_disk_loses_only_checkpoints() {
         let Some(cause) = event["failure"].as_str() else { continue };
         let step = event["step"].as_u64().expect("a checkpoint has a step");
         steps.insert(step);
-        assert!(causes.insert((step, cause.to_owned())), "told twice: {cause}");
+        assert!(causes.insert((step, cause.to_owned())), "reported twice: {cause}");
         for words in [&format!("small/saved/step-{step:09}.attempt-1"), "No space left on device", "bytes"] {
             assert!(cause.contains(words), "`{words}` is missing: {cause}");
         }

@@ -100,10 +100,10 @@ fn dashboards_and_alerts_query_existing_series() -> Result<()> {
     assert!(known.len() > 20 && expressions.len() > 20, "{} series, {} expressions", known.len(), expressions.len());
     let unknown = |text: &str| metric_names(text).into_iter().filter(|name| !known.contains(name)).collect::<Vec<_>>();
     for (location, expression) in &expressions {
-        assert!(!metric_names(expression).is_empty(), "{location}: asks for nothing of ours");
+        assert!(!metric_names(expression).is_empty(), "{location}: queries none of our series");
         assert!(
             unknown(expression).is_empty(),
-            "{location}: {:?} of {expression}; there are {known:#?}",
+            "{location}: unknown series {:?} in {expression}; known: {known:#?}",
             unknown(expression)
         );
     }

@@ -110,7 +110,7 @@ fn an_inactive_policy_is_reported_until_it_is_active() -> Result<()> {
         Ok(page.lines().find_map(|line| line.strip_prefix(&begin)).map(str::to_string))
     };
     let missing = |name: &str| metric("missing", name);
-    until("told", &controller, || Ok(log()?.contains("PolicyMissing") && missing("node-agent")?.is_some()))?;
+    until("reported", &controller, || Ok(log()?.contains("PolicyMissing") && missing("node-agent")?.is_some()))?;
     for (name, expected) in [
         ("trainjobs", "1"),
         ("trainjobs-secrets", "1"),
@@ -122,11 +122,11 @@ fn an_inactive_policy_is_reported_until_it_is_active() -> Result<()> {
         assert_eq!(missing(name)?.as_deref(), Some(expected), "{name}");
     }
     let locked = || Ok(metric("refuses_foreign", "controller-pods")?.as_deref() == Some("1"));
-    until("told of the lock", &controller, locked)?;
+    until("reporting the lock", &controller, locked)?;
     let lock = findings(&plane)?
         .into_iter()
         .find(|found| found["what"].to_string().contains("refuses pods that are not ours"));
-    let fix = lock.context("the doctor says nothing of the lock")?["fix"].to_string();
+    let fix = lock.context("the doctor does not report the lock")?["fix"].to_string();
     assert!(fix.contains("kubectl delete validatingadmissionpolicybinding switchyard-controller-pods"), "{fix}");
     change(&plane, policy, LOCK, r#"{"spec": {"paramKind": null}}"#)?;
     change(&plane, binding, LOCK, r#"{"spec": {"paramRef": null}}"#)?;

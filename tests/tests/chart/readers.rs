@@ -59,7 +59,7 @@ async fn only_accounts_with_the_role_can_read_metrics() -> Result<()> {
     };
     let status = |path: &str| page(open, path).map(|page| page.lines().next().unwrap_or_default().to_string());
     assert_eq!(status("/healthz").as_deref(), Some("HTTP/1.1 200 OK"));
-    assert_eq!(status("/metrics").as_deref(), Some("HTTP/1.1 404 Not Found"), "not beside the other pages");
+    assert_eq!(status("/metrics").as_deref(), Some("HTTP/1.1 404 Not Found"), "not on the plain port");
     // The API server recognises new tokens and roles with a delay.
     let text = loop {
         match ask(secure, Some(&reader)).await? {
@@ -74,7 +74,7 @@ async fn only_accounts_with_the_role_can_read_metrics() -> Result<()> {
         (Some("made-up"), 401, "a token that the API server knows; got another"),
         (None, 401, "a token that the API server knows; got none"),
     ] {
-        let (status, message) = ask(secure, token).await?.err().context("let in")?;
+        let (status, message) = ask(secure, token).await?.err().context("was accepted")?;
         assert_eq!(status, code, "{message}");
         assert!(message.contains(words), "{message}");
     }

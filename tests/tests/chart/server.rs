@@ -57,7 +57,7 @@ fn the_server_accepts_every_object_of_every_set() -> Result<()> {
         ),
     ] {
         let mut faulty = kind;
-        faulty["metadata"] = json!({"name": "planted", "namespace": SYSTEM});
+        faulty["metadata"] = json!({"name": "faulty", "namespace": SYSTEM});
         faulty["spec"] = spec;
         let ended = plane.kubectl_with(&[&LOOK[..], &["-"]].concat(), &faulty.to_string());
         assert_ne!(ended.code, Some(0), "{faulty}");
@@ -118,7 +118,10 @@ fn the_controller_has_its_own_flow_schema() -> Result<()> {
     let controller = format!("system:serviceaccount:{SYSTEM}:switchyard-controller");
     until("in the controller's flow", TIMEOUT, || Ok(flow(&controller).contains(&uid)))
         .with_context(|| flow(&controller))?;
-    ensure!(!flow(&format!("system:serviceaccount:{SYSTEM}:another")).contains(&uid), "another account's, too");
+    ensure!(
+        !flow(&format!("system:serviceaccount:{SYSTEM}:another")).contains(&uid),
+        "the flow schema also applies to another account"
+    );
     Ok(())
 }
 

@@ -67,7 +67,7 @@ fn a_missing_value_is_not_an_error() {
                     let other = if path.starts_with("crds") { "nameOverride=" } else { "crds.enabled=false" };
                     match render(&["--set", other, "--set", &missing]) {
                         Ok(text) if text.contains("<nil>") || text.contains("%!") => {
-                            faults.lock().unwrap().push(format!("{path}: renders nothing where something is expected"));
+                            faults.lock().unwrap().push(format!("{path}: renders an empty or invalid value"));
                         }
                         Ok(_) => {}
                         Err(error) => faults.lock().unwrap().push(format!("{path}: {error}")),

@@ -78,7 +78,7 @@ impl Machines {
 
     /// Labels a node with its rack and block, and with its clique as GPU Feature Discovery would.
     pub(super) async fn label(&self, node: &str) -> Result<()> {
-        let number = self.reports.keys().position(|name| name == node).context("a node of the churn")?;
+        let number = self.reports.keys().position(|name| name == node).context("not a node of this test")?;
         let fabric = self.reports[node].status.as_ref().and_then(|status| status.fabric.as_ref());
         let clique = fabric.map(|fabric| {
             format!("{}.{}", fabric.cluster_uuid.as_deref().unwrap_or_default(), fabric.clique_id.unwrap_or_default())
@@ -232,14 +232,17 @@ async fn double_gpu_assignments_are_detected() -> Result<()> {
     for number in 0..4 {
         jobs.create(gpu_job(&format!("j{number}"), 1, 8, "run")).await?;
     }
-    let _controller = start_controller(&churn.plane, "planted", &options)?;
+    let _controller = start_controller(&churn.plane, "mutant", &options)?;
     for number in 0..4 {
         let is_placed = |job: &_| switchyard_tests::condition_of(job, "Placed").is_some_and(|c| c.status == "True");
         jobs.wait(&format!("j{number}"), "placed", is_placed).await?;
     }
     let history = recorder.history().await?;
     let found = double_gpus(&history);
-    ensure!(found.iter().any(|violation| violation.text.contains("is for several pods")), "{found:?}");
-    ensure!(violations_of(&history).iter().any(|line| line.starts_with("double_gpus")), "it is one of the oracles");
+    ensure!(found.iter().any(|violation| violation.text.contains("is assigned to several pods")), "{found:?}");
+    ensure!(
+        violations_of(&history).iter().any(|line| line.starts_with("double_gpus")),
+        "the GPU oracle belongs to the full set"
+    );
     Ok(())
 }

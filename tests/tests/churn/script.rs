@@ -211,5 +211,5 @@ fn a_script_is_reproducible_and_covers_every_event() {
     assert_ne!(events(7), events(8));
     let kinds: std::collections::BTreeSet<&str> = events(7).iter().map(|(_, event)| event.kind()).collect();
     assert_eq!(kinds.len(), 15, "{kinds:?}");
-    assert_eq!(events(7), script(7, 2000, 200)[..300], "a longer one begins as the shorter one");
+    assert_eq!(events(7), script(7, 2000, 200)[..300], "a shorter script is a prefix of a longer one");
 }

@@ -199,7 +199,11 @@ async fn a_lost_node_is_replaced_and_the_others_stay() -> Result<()> {
         |job: &TrainJob| stage_of(job) == Some("Running") && job.status.as_ref().unwrap().attempt == Some(2);
     let second = scene.jobs.wait("a", "in attempt 2", is_second).await?;
     let (before, after) = (allocated_devices(&first), allocated_devices(&second));
-    assert_eq!((before[0], before[2], before[3]), (after[0], after[2], after[3]), "nodes, GPUs and ranks stay");
+    assert_eq!(
+        (before[0], before[2], before[3]),
+        (after[0], after[2], after[3]),
+        "nodes, GPUs and ranks are unchanged"
+    );
     ensure!(after[1].0 != lost && before.iter().all(|(node, _)| *node != after[1].0), "{after:?}");
     assert_eq!(second.status.as_ref().unwrap().restarts.as_ref().context("restarts")?.infrastructure, 1);
     let mine = scene.gpus.allocated(&scene.jobs.namespace).await?;

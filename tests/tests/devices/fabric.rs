@@ -90,7 +90,7 @@ async fn a_restricted_namespace_accepts_fabric_pods() -> Result<()> {
         assert_eq!(value("NCCL_CONF_FILE").as_deref(), Some("/etc/switchyard/fabric/nccl.conf"));
         assert_eq!(value("NCCL_DEBUG").as_deref(), Some("INFO"));
         let shm = spec.volumes.unwrap().into_iter().find(|volume| volume.name == "switchyard-shm").unwrap();
-        assert_eq!(shm.empty_dir.unwrap().size_limit.unwrap().0, "536870912", "half of the memory that it counts to");
+        assert_eq!(shm.empty_dir.unwrap().size_limit.unwrap().0, "536870912", "half of the memory limit");
     }
     scene.finish("a").await?;
     scene.had_all_rights()
@@ -148,7 +148,7 @@ async fn observed(scene: &Scene) -> Result<TrainJob> {
         let status = job.status.as_ref();
         status.and_then(|status| status.fabric.as_ref()).is_some_and(|fabric| fabric.observed.is_some())
     };
-    scene.jobs.wait("a", "what the ranks say of their links", is_reported).await
+    scene.jobs.wait("a", "with the ranks' links reported", is_reported).await
 }
 
 #[tokio::test]
@@ -177,7 +177,7 @@ async fn a_tcp_fallback_is_reported_and_fails_the_job_if_forbidden() -> Result<(
     for words in ["forecast RDMA", scene.nodes[1].as_str(), "7[7] -> 8[0] [send] via NET/Socket/0"] {
         assert!(ready.message.contains(words), "{words}: {}", ready.message);
     }
-    assert!(condition_of(&job, "Failed").is_none(), "it is only reported");
+    assert!(condition_of(&job, "Failed").is_none(), "only reported");
     scene.had_all_rights()?;
     let fails = json!({"fabric": {"mode": "Required", "onFallback": "Fail"}});
     let scene = speaking("falls-back", fails, [&good, &bad]).await?;

@@ -72,7 +72,7 @@ async fn gpus_other_than_planned_are_reported_with_their_bandwidth() -> Result<(
     assert!(text.starts_with(&format!("pod 0 on {}: GPUs ", scene.nodes[0])), "{text}");
     assert!(text.ends_with("GB/s in place of 80"), "{text}");
     assert_eq!(stage_of(&reported), Some("Running"));
-    until("told by one event", async || Ok(scene.jobs.events("a", "PlacementDegraded").await?.len() == 1)).await?;
+    until("reported by one event", async || Ok(scene.jobs.events("a", "PlacementDegraded").await?.len() == 1)).await?;
     // The other pair is equivalent.
     scene.gpus.report(&in_use(report, &scene, "a-1-0", &others)).await?;
     scene.jobs.wait("a", "as planned", |job| degraded(job, "False").is_some()).await?;

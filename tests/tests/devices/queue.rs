@@ -74,7 +74,7 @@ async fn the_fewest_lower_priority_jobs_are_preempted_and_restart_later() -> Res
     let restarts =
         async |name: &str| anyhow::Ok(scene.jobs.api().get(name).await?.status.unwrap().restarts.unwrap().total);
     for name in ["a", "b", "c"] {
-        assert_eq!(restarts(name).await?, 0, "nothing is stopped for a job that may not preempt");
+        assert_eq!(restarts(name).await?, 0, "a job that cannot preempt stops no other");
     }
     scene.jobs.api().delete("never", &Default::default()).await?;
     scene.jobs.wait_gone("never").await?;
@@ -173,6 +173,6 @@ async fn two_gangs_that_do_not_fit_together_run_one_at_a_time() -> Result<()> {
             }
         }
     });
-    assert!(places.is_empty(), "a gang that waits holds something: {places:?}");
+    assert!(places.is_empty(), "a waiting gang holds GPUs: {places:?}");
     scene.had_all_rights()
 }

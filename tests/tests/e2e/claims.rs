@@ -87,7 +87,7 @@ impl GpuCluster {
         };
         self.cluster
             .until(&format!("the agent of {node} reports {pod}"), is_reported)
-            .with_context(|| format!("{pod}: the kubelet gave {last:?}; the status {planned:?}"))?;
+            .with_context(|| format!("{pod}: got {last:?} from the kubelet, planned {planned:?}"))?;
         Ok(planned)
     }
 
@@ -157,7 +157,7 @@ pub(crate) async fn the_container_gets_the_planned_gpus(nodes: &GpuCluster) -> R
         let got = nodes.gpus_of(&name).await?;
         let (ours, theirs) = (value(&machine, &got), value(&machine, &first));
         let reported = predicted(&nodes.cluster.job(TEAM, &name)?)?.context("no prediction")?;
-        ensure!(reported == ours, "{name}: {reported} MB/s in the status, {ours} of what it got");
+        ensure!(reported == ours, "{name}: {reported} MB/s in the status, {ours} by its GPUs");
         ensure!(ours >= theirs, "{name}: {ours} MB/s, first-fit {theirs}");
         println!(
             "         {PAIR} GPUs of {node}: {} GB/s, {} more than the first {PAIR}",
@@ -179,7 +179,7 @@ pub(crate) async fn two_jobs_compete_for_one_node(nodes: &GpuCluster) -> Result<
     let both = json!({"apiVersion": "v1", "kind": "List", "items": [job("one", &node, MAX_JOBS), job("two", &node, MAX_JOBS)]});
     cluster.apply(TEAM, &both)?;
     let mut names = ["one", "two"];
-    cluster.until("one of two runs", || {
+    cluster.until("one of the jobs runs", || {
         Ok([&names[0], &names[1]].iter().any(|name| cluster.job(TEAM, name).is_ok_and(|job| stage(&job) == "Running")))
     })?;
     if stage(&cluster.job(TEAM, names[1])?) == "Running" {
@@ -190,7 +190,7 @@ pub(crate) async fn two_jobs_compete_for_one_node(nodes: &GpuCluster) -> Result<
     nodes.waits(second)?;
 
     let begin = Instant::now();
-    ensure!(cluster.suspend(first, true)?, "{first} is gone");
+    ensure!(cluster.suspend(first, true)?, "{first} was deleted");
     let list = format!(
         "kubectl --namespace {TEAM} get pods,resourceclaims -l training.switchyard.dev/job-name={first} -o name"
     );
@@ -201,7 +201,7 @@ pub(crate) async fn two_jobs_compete_for_one_node(nodes: &GpuCluster) -> Result<
     // Two sets of five out of eight GPUs must overlap.
     ensure!(!held.is_disjoint(&holds), "{held:?} and {holds:?}");
 
-    ensure!(cluster.suspend(first, false)?, "{first} is gone");
+    ensure!(cluster.suspend(first, false)?, "{first} was deleted");
     nodes.waits(first)?;
     cluster.sh(&format!("kubectl --namespace {TEAM} exec {second}-1-0 -- kill -TERM 1"))?;
     cluster.wait_job(TEAM, second, "complete", |job| stage(job) == "Complete")?;

@@ -66,20 +66,20 @@ fn jobs_survive_infrastructure_faults() -> Result<()> {
     cluster.nodes.set_link(&node, false)?;
     std::thread::sleep(Duration::from_secs(25));
     cluster.nodes.set_link(&node, true)?;
-    state.next(&cluster, "the plug of a node is pulled for 25 s", Expectation::Restarts)?;
+    state.next(&cluster, "a node is unplugged for 25 s", Expectation::Restarts)?;
 
     // Only our controllers wrote this message.
     let job = cluster.job(TEAM, JOB)?;
     ensure!(message(&job) == "2 of 2 nodes train", "{}", message(&job));
 
     // A suspended job holds no nodes, so the following tests have the capacity.
-    ensure!(cluster.suspend(JOB, true)?, "{JOB} is gone");
+    ensure!(cluster.suspend(JOB, true)?, "{JOB} was deleted");
     cluster.no_pods()?;
     gated(&cluster)?;
     permanent_failures(&cluster)?;
     out_of_memory(&cluster)?;
     job_leaves_cordoned_nodes(&cluster)?;
-    ensure!(cluster.suspend(JOB, false)?, "{JOB} is gone");
+    ensure!(cluster.suspend(JOB, false)?, "{JOB} was deleted");
     state.next(&cluster, "it was suspended", Expectation::Restarts)?;
     // Two killed ranks plus the unplugged link, because from inside, a lost network is
     // indistinguishable from a hang.
@@ -206,7 +206,7 @@ fn step(job: &Value) -> u64 {
 
 fn node_name(cluster: &Cluster, pod: &str) -> Result<String> {
     let pod = cluster.get(TEAM, "pod", pod)?.with_context(|| format!("no pod {pod}"))?;
-    Ok(pod["spec"]["nodeName"].as_str().context("it has no node")?.to_owned())
+    Ok(pod["spec"]["nodeName"].as_str().context("the pod has no node")?.to_owned())
 }
 
 /// Process ids of our engine in a pod. The supervisor has the lowest, because it started first.
@@ -268,8 +268,8 @@ fn job_leaves_cordoned_nodes(cluster: &Cluster) -> Result<()> {
     println!("{:5.1} s  kubectl drain", begin.elapsed().as_secs_f64());
     state.next(cluster, "its node is drained", Expectation::Restarts)?;
     let after = node_name(cluster, &state.pod(0))?;
-    ensure!(after != node, "it goes on where it was: {node}");
-    ensure!(state.resumed + interval >= before, "it went on from {} and had done {before} steps", state.resumed);
+    ensure!(after != node, "it resumed on the drained node {node}");
+    ensure!(state.resumed + interval >= before, "it resumed after step {} of {before}", state.resumed);
     let restarts = cluster.job(TEAM, NAME)?["status"]["restarts"].clone();
     ensure!(restarts["preemption"] == 1 && restarts["total"] == 1, "charged to the wrong budget: {restarts}");
     cluster.sh(&format!("kubectl uncordon {node}"))?;
@@ -291,7 +291,7 @@ fn gated(cluster: &Cluster) -> Result<()> {
     ensure!(output.contains("Gated by others"), "{output}");
     let gates = cluster.get(TEAM, "pod", "gated-1-0")?.context("a pod")?["spec"]["schedulingGates"].clone();
     let others = gates.as_array().and_then(|gates| gates.iter().position(|gate| gate["name"] == "example.com/quota"));
-    let path = format!("/spec/schedulingGates/{}", others.context("the gate of the other is gone")?);
+    let path = format!("/spec/schedulingGates/{}", others.context("the foreign gate was removed")?);
     let patch = json!([{"op": "remove", "path": path}]).to_string();
     cluster.sh(&format!("kubectl --namespace {TEAM} patch pod gated-1-0 --type json --patch '{patch}'"))?;
     cluster.wait_job(TEAM, "gated", "complete", |job| stage(job) == "Complete")?;
@@ -336,7 +336,7 @@ fn permanent_failures(cluster: &Cluster) -> Result<()> {
         if name == "no-image" {
             // The image could still appear, so the job waits for minutes and names the missing
             // image.
-            cluster.until("no-image says why", || {
+            cluster.until("no-image reports its cause", || {
                 let output = status()?;
                 Ok(output.contains(words) && (output.contains("ErrImagePull") || output.contains("ImagePullBackOff")))
             })?;
@@ -355,6 +355,6 @@ fn ensure_nothing_left(cluster: &Cluster) -> Result<()> {
     cluster.sh(&format!("kubectl --namespace {TEAM} delete {JOBS} --all"))?;
     let kinds = "pods,services,configmaps,secrets,networkpolicies,poddisruptionbudgets,resourceclaims";
     let command = format!("kubectl --namespace {TEAM} get {kinds} -l training.switchyard.dev/job-uid -o name");
-    cluster.until("nothing of the jobs is left", || Ok(cluster.sh(&command)?.is_empty()))?;
+    cluster.until("the jobs have left nothing", || Ok(cluster.sh(&command)?.is_empty()))?;
     Ok(())
 }

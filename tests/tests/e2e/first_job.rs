@@ -127,7 +127,7 @@ fn looked_at(cluster: &Cluster) -> Result<()> {
             output.push_str(&cluster.sh(&line).with_context(|| page.clone())?);
         }
     }
-    ensure!(output.matches("no known error").count() == 2, "not two diagnoses of a job that is well: {output}");
+    ensure!(output.matches("no known error").count() == 2, "expected two diagnoses without errors: {output}");
     Ok(())
 }
 
@@ -148,7 +148,7 @@ fn agents_report(cluster: &Cluster) -> Result<()> {
 /// without a cluster.
 fn trained(cluster: &Cluster, watched: &str) -> Result<()> {
     let lines: Vec<&str> = watched.lines().collect();
-    let last = lines.last().context("nothing was watched")?;
+    let last = lines.last().context("the watch printed nothing")?;
     ensure!(last.contains("Complete") && last.contains("step=150/150"), "{watched}");
     let at = |word: &str| lines.iter().position(|line| line.contains(word));
     ensure!(at("Running").is_some() && at("Running") < at("->Complete"), "{watched}");

@@ -83,11 +83,11 @@ fn shown(cluster: &Cluster, stages: &[Stage]) -> Result<Vec<GPUTopology>> {
     for ((node, stage), report) in cluster.nodes.names().iter().zip(stages).zip(&reports) {
         let machine = &stage.machine;
         let expected: Vec<&str> = machine.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
-        ensure!(uuids(report) == expected, "{node}: {:?} in place of {expected:?}", uuids(report));
+        ensure!(uuids(report) == expected, "{node}: got {:?}, expected {expected:?}", uuids(report));
         let status = report.status.as_ref().context("no status")?;
         let nics: BTreeSet<&str> = status.nics.iter().filter_map(|nic| nic.rdma_device.as_deref()).collect();
         let ports: BTreeSet<&str> = machine.ports.iter().map(|port| port.name.as_str()).collect();
-        ensure!(nics == ports && !status.links.is_empty(), "{node}: {nics:?} in place of {ports:?}");
+        ensure!(nics == ports && !status.links.is_empty(), "{node}: got {nics:?}, expected {ports:?}");
         let row: Vec<&str> =
             table.lines().find(|line| line.starts_with(node.as_str())).context("no row")?.split_whitespace().collect();
         ensure!(row.get(1) == Some(&machine.gpus.len().to_string().as_str()), "{node}: {table}");

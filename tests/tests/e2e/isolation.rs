@@ -96,7 +96,7 @@ pub(crate) fn a_running_agent_can_write_only_its_own_report(cluster: &Cluster) -
     let unbound = cluster.sh(&format!("kubectl --namespace {SYSTEM} create token switchyard-node-agent"))?;
     let ended = with(cluster, &unbound, &format!("annotate {REPORTS} node-1 example.com/seen=again --overwrite"))?;
     ensure!(ended.stderr.contains("expected a token that names a node"), "{}{}", ended.stdout, ended.stderr);
-    println!("         {} tries of an agent, with the token of its pod", TRIES.len());
+    println!("         {} attempts with the agent pod's token", TRIES.len());
     Ok(())
 }
 
@@ -163,7 +163,7 @@ fn fenced(cluster: &Cluster, zero: &Value, one: &Value) -> Result<()> {
         json!({"podSelector": own, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": own}]}]});
     ensure!(policy["spec"] == expected, "{:#}", policy["spec"]);
     let is_meant = |pod: &Value| pod["metadata"]["labels"][labels::JOB_UID] == uid;
-    ensure!(is_meant(zero) && is_meant(one), "its pods are not meant");
+    ensure!(is_meant(zero) && is_meant(one), "the policy does not select the job's pods");
     Ok(())
 }
 
@@ -183,14 +183,14 @@ fn garbage() -> [(&'static str, Vec<u8>); 4] {
 /// from another tenant's pod.
 fn cut_off(cluster: &Cluster, (address, port): (&str, u16), what: &str, bytes: &[u8]) -> Result<()> {
     let (received, time) = sent_from_here(address, port, bytes)?;
-    ensure!(received == 0, "{what}: {received} bytes of answer");
+    ensure!(received == 0, "{what}: got {received} bytes in reply");
     let octal: String = bytes.iter().map(|byte| format!("\\{byte:03o}")).collect();
     let script = format!("printf '{octal}' | nc {address} {port} | wc -c");
     let line = ["--namespace", OTHERS, "exec", "stranger", "--", "timeout", "60", "sh", "-c", &script];
     let ended = cluster.nodes.plane.kubectl(&line);
     ensure!(ended.code == Some(0) && ended.stdout.trim() == "0", "{what}: {}{}", ended.stdout, ended.stderr);
     ensure!(!ended.stderr.contains("can't connect"), "{what}: {}", ended.stderr);
-    println!("{:5.1} s  until {what} is cut off", time.as_secs_f64());
+    println!("{:5.1} s  until the connection is closed: {what}", time.as_secs_f64());
     Ok(())
 }
 
@@ -269,7 +269,7 @@ pub(crate) fn workers_reject_foreign_connections(cluster: &Cluster) -> Result<()
     let (open, none) = (listening(&zero)?, listening(&one)?);
     println!("         who listens: {open:?} and {none:?}");
     ensure!(none.is_empty() && open.len() == 1 && open.iter().all(|(at, _)| at == address), "{open:?} and {none:?}");
-    let port = open.first().context("nobody listens")?.1;
+    let port = open.first().context("no port is open")?.1;
     fenced(cluster, &zero, &one)?;
 
     cluster.team(OTHERS)?;
@@ -283,7 +283,7 @@ pub(crate) fn workers_reject_foreign_connections(cluster: &Cluster) -> Result<()
         tries.into_iter().try_for_each(|one| one.join().unwrap_or_else(|_| anyhow::bail!("a thread panicked")))
     })?;
     let silent: Vec<TcpStream> = (0..SILENT).map(|_| TcpStream::connect((address, port))).collect::<Result<_, _>>()?;
-    trains_on(cluster, "garbage, and many connections of which nothing comes")?;
+    trains_on(cluster, "garbage, and many silent connections")?;
     drop(silent);
     impostor(cluster, &one)?;
     trains_on(cluster, "a worker with another key")?;

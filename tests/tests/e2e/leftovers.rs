@@ -32,7 +32,7 @@ async fn jobs_and_faults_leave_nothing_behind() -> Result<()> {
     cluster.sh(&format!("kubectl --namespace {TEAM} create configmap text --from-file=docs"))?;
     volume(&cluster)?;
     let kinds = kinds(&cluster)?;
-    cluster.until("the namespace has what all have", || {
+    cluster.until("the namespace has its default objects", || {
         let objects = objects(&cluster, &kinds)?;
         Ok(["configmap/kube-root-ca.crt", "serviceaccount/default"].iter().all(|name| objects.contains(*name)))
     })?;
@@ -60,7 +60,7 @@ async fn jobs_and_faults_leave_nothing_behind() -> Result<()> {
     cluster.sh(&format!("kubectl delete namespace {TEAM} switchyard-system"))?;
     let pods = cluster.sh("kubectl get pods --all-namespaces -o name")?;
     ensure!(pods.is_empty(), "{pods}");
-    let cleaned = cluster.until("nothing of pods is on the nodes", || Ok(cluster.nodes.pod_leftovers()?.is_empty()));
+    let cleaned = cluster.until("the nodes have no pod leftovers", || Ok(cluster.nodes.pod_leftovers()?.is_empty()));
     ensure!(cleaned.is_ok(), "{:#?}", cluster.nodes.pod_leftovers()?);
     let (number, shims) = (cluster.nodes.number(), cluster.nodes.shims());
     drop(drivers);
@@ -117,7 +117,7 @@ fn objects(cluster: &Cluster, kinds: &str) -> Result<BTreeSet<String>> {
 
 /// Waits until the namespace holds exactly the objects from before the jobs.
 fn gone(cluster: &Cluster, kinds: &str, before: &BTreeSet<String>) -> Result<()> {
-    let is_as_before = cluster.until("nothing of the jobs is left", || Ok(objects(cluster, kinds)? == *before));
+    let is_as_before = cluster.until("the jobs have left nothing", || Ok(objects(cluster, kinds)? == *before));
     let now = objects(cluster, kinds)?;
     ensure!(is_as_before.is_ok(), "left: {:#?}\nmissing: {:#?}", &now - before, before - &now);
     Ok(())
@@ -154,7 +154,7 @@ fn expired(cluster: &Cluster, kinds: &str, before: &BTreeSet<String>) -> Result<
     // A poll on a busy machine can miss the three seconds for which a job is complete.
     let complete = || Ok(decided(cluster)?.get("Complete") == Some(&2));
     cluster.until("both jobs have completed, by their events", complete)?;
-    ensure!(made.iter().eq(MADE), "{made:?} were made; expected {MADE:?}");
-    ensure!(on_nodes.iter().eq(ON_NODES), "{on_nodes:?} were on the nodes; expected {ON_NODES:?}");
+    ensure!(made.iter().eq(MADE), "got the objects {made:?}; expected {MADE:?}");
+    ensure!(on_nodes.iter().eq(ON_NODES), "got {on_nodes:?} on the nodes; expected {ON_NODES:?}");
     gone(cluster, kinds, before)
 }

@@ -87,7 +87,7 @@ fn starve(cluster: &Cluster, pod: &str) -> Result<()> {
     let _hog = MemoryHog::start(&group)?;
     // A zombie no longer has an executable.
     while Path::new(&format!("/proc/{rank}/exe")).read_link().is_ok() {
-        ensure!(begin.elapsed() < crate::e2e::TIMEOUT, "{} has memory without end", group.display());
+        ensure!(begin.elapsed() < crate::e2e::TIMEOUT, "the OOM killer does not act in {}", group.display());
         std::thread::sleep(Duration::from_millis(10));
     }
     Ok(())

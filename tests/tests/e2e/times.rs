@@ -82,7 +82,7 @@ fn idle(cluster: &Cluster) -> Result<f64> {
     std::thread::sleep(Duration::from_secs(5));
     let before = versions()?;
     std::thread::sleep(Duration::from_secs(chaos::size(10, 60) as u64));
-    ensure!(versions()? == before, "an agent writes although nothing changes");
+    ensure!(versions()? == before, "an agent writes without changes");
     let pods: Value = serde_json::from_str(&cluster.sh("kubectl --namespace switchyard-system get pods -o json")?)?;
     let mut kibibytes = 0;
     for pod in pods["items"].as_array().context("pods")? {

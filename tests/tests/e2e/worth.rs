@@ -140,7 +140,7 @@ impl TestBed {
         let bound = || Ok(self.cluster.sh(&list)?.split_whitespace().count() == wanted);
         self.cluster.until("kube-scheduler has bound its pods", bound)?;
         let names = self.cluster.nodes.names();
-        let position = |name: &str| names.iter().position(|node| node == name).context("a node of the cluster");
+        let position = |name: &str| names.iter().position(|node| node == name).context("not a node of the cluster");
         let nodes = self.cluster.sh(&list)?.split_whitespace().map(position).collect::<Result<Vec<_>>>();
         self.cluster.sh(&format!("kubectl --namespace {TEAM} delete jobs.batch --all"))?;
         self.cluster.no_pods()?;

@@ -109,7 +109,7 @@ async fn a_stopped_leader_is_replaced_and_does_nothing_when_it_wakes() -> Result
             }
             tokio::time::sleep(Duration::from_secs(2 * LEASE).saturating_sub(stopped.elapsed())).await;
             signal(Signal::CONT);
-            takeover.context("nobody took over")
+            takeover.context("no controller took over")
         };
         let (played, takeover) = tokio::join!(lane.play(scenario, &name, Plan::Quiet), pause);
         played.with_context(|| format!("{scenario:?}"))?;
@@ -118,7 +118,7 @@ async fn a_stopped_leader_is_replaced_and_does_nothing_when_it_wakes() -> Result
     });
     let takeovers = played.await?;
     let longest = takeovers.iter().max().copied().unwrap_or_default();
-    ensure!(!longest.is_zero(), "nothing was measured");
+    ensure!(!longest.is_zero(), "no takeover was measured");
     chaos::report(
         "g5-leader-pauses",
         &json!({

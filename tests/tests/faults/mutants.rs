@@ -90,7 +90,7 @@ async fn zombie(bug: &str) -> Result<bool> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_row_catches_its_mutant() -> Result<()> {
-    let kubelet = kubelet("planted").await?;
+    let kubelet = kubelet("mutants").await?;
     let base = base().await?;
     let rows = tokio::join!(
         // Kill before the write, because requests sent concurrently with a write that still
@@ -109,7 +109,7 @@ async fn every_row_catches_its_mutant() -> Result<()> {
         "g5 name-is-taken": rows.4.context("G5")?, "g6 waits-for-zombies": rows.5.context("G6")?,
     });
     chaos::report("planted-bugs", &caught)?;
-    rows.6.context("a bug was found where none is planted")?;
+    rows.6.context("the program fails without a mutant")?;
     ensure!(caught.as_object().is_some_and(|rows| rows.values().all(|caught| *caught == true)), "{caught}");
     Ok(())
 }

@@ -55,7 +55,7 @@ async fn slowly_stopping_attempts_never_share_a_directory() -> Result<()> {
         let directory = folder.path().join(&name);
         jobs.create(job(&name, &kubelet.nodes(), &directory, slow, gang_policy)?).await?;
         let done = jobs.wait_stage(&name, "Complete").await?.status.unwrap();
-        ensure!(done.attempt == Some(2), "{name} did not start again: {done:?}");
+        ensure!(done.attempt == Some(2), "{name} did not restart: {done:?}");
         jobs.api().delete(&name, &Default::default()).await?;
         jobs.wait_gone(&name).await?;
         Ok(directory.join("two-writers").exists())
@@ -68,7 +68,7 @@ async fn slowly_stopping_attempts_never_share_a_directory() -> Result<()> {
     // Negative control: the same program with the other policy, where rank 0 continues until its
     // successor has started. The lock must detect it.
     let until = "while [ ! -e began-2 ]; do sleep 0.1; done";
-    ensure!(run("control".into(), until, json!({"replacement": "Immediate"})).await?, "the lock notices nothing");
+    ensure!(run("control".into(), until, json!({"replacement": "Immediate"})).await?, "the lock detects no overlap");
     ensure!(count == 0, "{count} of {wanted} restarts had two writers");
     chaos::report("g10-overlaps", &json!({"restarts": wanted, "twoWriters": count}))
 }

@@ -28,7 +28,7 @@ async fn random_api_faults_leave_nothing_stuck() -> Result<()> {
             Ok(()) => lane.expect_state(&name, &base[&scenario].state).await,
             Err(error) => Err(error),
         };
-        ended.with_context(|| format!("{scenario:?}; again with SWITCHYARD_SEED={seed}"))?;
+        ended.with_context(|| format!("{scenario:?}; reproduce with SWITCHYARD_SEED={seed}"))?;
         lane.clean_up(&name).await?;
         Ok((lane.proxy.faults() - before.0, lane.proxy.calls() - before.1))
     });
@@ -37,7 +37,7 @@ async fn random_api_faults_leave_nothing_stuck() -> Result<()> {
     let faults: u64 = counts.iter().map(|(faults, _)| faults).sum();
     let calls = counts.iter().map(|(_, calls)| calls).sum::<u64>() as f64 / plays as f64;
     let quiet = base.values().map(|quiet| quiet.calls).sum::<u64>() as f64 / base.len() as f64;
-    ensure!(calls <= 3.0 * quiet, "{calls:.0} calls per play; {quiet:.0} without faults");
+    ensure!(calls <= 3.0 * quiet, "{calls:.0} calls per run; {quiet:.0} without faults");
     chaos::report(
         "g4-api-weather",
         &json!({
@@ -45,6 +45,6 @@ async fn random_api_faults_leave_nothing_stuck() -> Result<()> {
             "stuck": 0, "panics": 0,
         }),
     )?;
-    ensure!(faults >= wanted as u64, "{faults} faults came about; {wanted} are wanted");
+    ensure!(faults >= wanted as u64, "{faults} faults were injected; expected {wanted}");
     Ok(())
 }

@@ -64,10 +64,10 @@ async fn a_gang_bound_behind_a_stale_view_is_not_rolled_back() -> Result<()> {
     job["spec"]["template"]["spec"]["schedulerName"] = json!("by-hand");
     lane.jobs.create(job).await?;
     // Reported ten seconds after the placement, and rolled back after sixty.
-    let reported = lane.jobs.wait("a", "told", |job| {
+    let reported = lane.jobs.wait("a", "reported", |job| {
         condition_of(job, "Succeeded").is_some_and(|stage| stage.message.contains("no scheduler has said anything"))
     });
-    let placed = reported.await?.status.and_then(|status| status.placement).context("it has a place")?.nodes;
+    let placed = reported.await?.status.and_then(|status| status.placement).context("no placement")?.nodes;
     lane.proxy.hold_pods(true);
     for (rank, node) in placed.iter().enumerate() {
         let pod = format!("a-1-{rank}");
@@ -83,6 +83,6 @@ async fn a_gang_bound_behind_a_stale_view_is_not_rolled_back() -> Result<()> {
         .with_context(|| format!("{:#?}", lane.proxy.log()))?;
     lane.proxy.hold_pods(false);
     let runs = lane.jobs.wait_stage("a", "Running").await?;
-    ensure!(runs.status.and_then(|status| status.attempt) == Some(1), "it was taken back");
+    ensure!(runs.status.and_then(|status| status.attempt) == Some(1), "it was rolled back");
     Ok(())
 }

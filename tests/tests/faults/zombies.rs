@@ -25,7 +25,7 @@ pub async fn play(kubelet: &Kubelet, lane: &Lane<'_>, name: &str) -> Result<()> 
     ensure!(status.placement.is_some_and(|p| p.nodes.iter().all(|n| n.node_name != node)), "placed on the lost node");
     let zombies = lane.jobs.pods().await?;
     let zombie = format!("{name}-1-1");
-    ensure!(zombies.iter().any(|pod| pod.metadata.name.as_ref() == Some(&zombie)), "the zombie is gone already");
+    ensure!(zombies.iter().any(|pod| pod.metadata.name.as_ref() == Some(&zombie)), "the zombie ended too early");
     kubelet.recover_node(&node).await?;
     lane.jobs
         .wait_pods("without the zombie", |pods| pods.iter().all(|pod| pod.metadata.name.as_ref() != Some(&zombie)))

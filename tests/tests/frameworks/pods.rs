@@ -80,7 +80,7 @@ fn address(rank: usize) -> String {
 
 /// A pod as a local process.
 fn program(pod: &Pod, all: &[Pod], config: &Path, programs: &Path) -> Result<Program> {
-    let rank = all.iter().position(|other| name(other) == name(pod)).context("the pod is one of all")?;
+    let rank = all.iter().position(|other| name(other) == name(pod)).context("the pod is not in the list")?;
     let container = trainer(pod).context("no trainer")?;
     let resolved = |text: &str| {
         let names =
@@ -112,7 +112,7 @@ fn program(pod: &Pod, all: &[Pod], config: &Path, programs: &Path) -> Result<Pro
 fn value_of(entry: &EnvVar, rank: usize, before: &BTreeMap<String, String>) -> Result<String> {
     if let Some(source) = &entry.value_from {
         let path = source.field_ref.as_ref().map(|field| field.field_path.as_str());
-        ensure!(path == Some("status.podIP"), "{}: {path:?} is not known here", entry.name);
+        ensure!(path == Some("status.podIP"), "{}: {path:?} is not supported here", entry.name);
         return Ok(address(rank));
     }
     let value = entry.value.clone().unwrap_or_default();
@@ -140,7 +140,7 @@ pub fn script(name: &str) -> String {
 pub fn python(variable: &str) -> Result<PathBuf> {
     let path = std::env::var_os(variable).map(PathBuf::from);
     let path = path.with_context(|| format!("{variable} is not set: `cargo xtask test --frameworks` sets it"))?;
-    Ok(path.parent().context("an interpreter lies in a folder")?.to_path_buf())
+    Ok(path.parent().context("the interpreter has no parent folder")?.to_path_buf())
 }
 
 /// Parses a line of a test script into a map.

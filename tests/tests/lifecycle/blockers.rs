@@ -16,7 +16,7 @@ async fn a_failed_mount_is_reported_with_the_field_to_change() -> Result<()> {
     let scene = Scene::new("mount", 1).await?;
     scene.create("a", 1, "mount=missing", json!({})).await?;
     let change = "create ConfigMap texxt in the job's namespace, or correct its name in spec.template.spec.volumes";
-    let starting = scene.jobs.wait("a", "told", message_contains(change)).await?;
+    let starting = scene.jobs.wait("a", "reported", message_contains(change)).await?;
     scene.jobs.verdict("a ConfigMap that is not there (FailedMount)", "starts, cause named", "a")?;
     let stage = condition_of(&starting, "Succeeded").unwrap();
     assert!(stage.reason == "Starting" && stage.message.contains("FailedMount"), "{stage:?}");
@@ -48,7 +48,7 @@ async fn a_missing_priority_class_is_reported_until_it_exists() -> Result<()> {
     let name = format!("{}-urgent", scene.jobs.namespace);
     scene.create("a", 1, "run", json!({"template": {"spec": {"priorityClassName": name}}})).await?;
     let change = "create the PriorityClass, or correct spec.template.spec.priorityClassName";
-    scene.jobs.wait("a", "told", message_contains(change)).await?;
+    scene.jobs.wait("a", "reported", message_contains(change)).await?;
     scene.jobs.verdict("a priority class that does not exist", "waits, cause named", "a")?;
     let class = serde_json::from_value(json!({"metadata": {"name": name}, "value": 7}))?;
     Api::<PriorityClass>::all(scene.jobs.client.clone()).create(&PostParams::default(), &class).await?;
@@ -68,7 +68,7 @@ async fn a_missing_claim_is_reported_and_no_node_is_held() -> Result<()> {
         let mut claim = claim;
         claim["name"] = json!("x");
         scene.create(name, 1, "run", json!({"template": {"spec": {"resourceClaims": [claim]}}})).await?;
-        let waits = scene.jobs.wait(name, "told", message_contains(words)).await?;
+        let waits = scene.jobs.wait(name, "reported", message_contains(words)).await?;
         let placed = condition_of(&waits, "Placed").unwrap();
         assert_eq!((placed.status.as_str(), placed.reason.as_str()), ("False", "ObjectMissing"), "{name}");
     }
@@ -80,6 +80,6 @@ async fn a_missing_scheduler_is_reported() -> Result<()> {
     let scene = Scene::new("scheduler", 1).await?;
     scene.create("a", 1, "run", json!({"template": {"spec": {"schedulerName": "nobody"}}})).await?;
     let why = "pod a-1-0: no scheduler has said anything of it: is there one named nobody (spec.template.spec.schedulerName)?";
-    scene.jobs.wait("a", "told", message_contains(why)).await?;
+    scene.jobs.wait("a", "reported", message_contains(why)).await?;
     scene.jobs.verdict("a scheduler that does not exist", "starts, cause named", "a")
 }

@@ -179,7 +179,7 @@ async fn jobs_follow_their_volumes_and_report_missing_ones() -> Result<()> {
         let why = format!(
             "4 nodes cannot be used: PersistentVolumeClaim {name} has no volume there (spec.template.spec.volumes)"
         );
-        let waits = scene.jobs.wait(name, "told", message_contains(&why)).await?;
+        let waits = scene.jobs.wait(name, "reported", message_contains(&why)).await?;
         scene.jobs.verdict(what, "waits, cause named", name)?;
         assert_eq!(waits.status.unwrap().attempt, Some(1));
         let config = ControlPlane::shared().kubeconfig("admin").display().to_string();
@@ -193,7 +193,7 @@ async fn jobs_follow_their_volumes_and_report_missing_ones() -> Result<()> {
         );
         let new = volume(&format!("{namespace}-{name}"), class, "kubernetes.io/hostname", &nodes[node]);
         apply(ControlPlane::shared(), &[new])?;
-        assert_eq!(node_of(&scene, name).await?, nodes[node], "a volume that comes later is seen");
+        assert_eq!(node_of(&scene, name).await?, nodes[node], "a volume created later is used");
     }
     scene.never_panicked()
 }
@@ -212,7 +212,7 @@ async fn runtime_overhead_counts_as_used() -> Result<()> {
     scene.create("b", 1, "run", heavy.clone()).await?;
     assert_ne!(node_of(&scene, "b").await?, first);
     scene.create("c", 1, "run", heavy).await?;
-    scene.jobs.wait("c", "told", message_contains("no node has room for cpu 6100m")).await?;
+    scene.jobs.wait("c", "reported", message_contains("no node has room for cpu 6100m")).await?;
     scene.jobs.verdict("overhead of a RuntimeClass leaves no room", "waits, cause named", "c")
 }
 
@@ -264,12 +264,12 @@ async fn object_count_and_extended_resource_quotas_are_reported() -> Result<()> 
     };
     kube::runtime::wait::await_condition(quotas.clone(), "small", counted).await?;
     scene.create("objects", 2, "run", json!({})).await?;
-    let reported = scene.jobs.wait("objects", "told", message_contains("exceeded quota: small")).await?;
+    let reported = scene.jobs.wait("objects", "reported", message_contains("exceeded quota: small")).await?;
     scene.jobs.verdict("a quota by object count", "waits, cause named", "objects")?;
     assert!(condition_of(&reported, "Succeeded").unwrap().message.contains("count/services=1"), "{reported:?}");
     let gpus = json!({"trainer": {"resourcesPerNode": {"limits": {"nvidia.com/gpu": 2}}}});
     scene.create("gpus", 1, "run", gpus).await?;
-    scene.jobs.wait("gpus", "told", message_contains("requested: requests.nvidia.com/gpu=2, used: requests.nvidia.com/gpu=0, limited: requests.nvidia.com/gpu=1")).await?;
+    scene.jobs.wait("gpus", "reported", message_contains("requested: requests.nvidia.com/gpu=2, used: requests.nvidia.com/gpu=0, limited: requests.nvidia.com/gpu=1")).await?;
     scene.jobs.verdict("a quota by extended resource", "waits, cause named", "gpus")?;
     let more = json!({"spec": {"hard": {"count/services": "5", "requests.nvidia.com/gpu": "9"}}});
     quotas.patch("small", &Default::default(), &Patch::Merge(more)).await?;

@@ -50,7 +50,7 @@ async fn a_drain_costs_a_leaving_job_at_most_one_checkpoint_interval() -> Result
     let status = moved.await?.status.unwrap();
     assert!(status.placement.unwrap().nodes.iter().all(|placed| placed.node_name != node));
     assert_eq!(status.restarts.map(|restarts| (restarts.preemption, restarts.total)), Some((1, 1)));
-    let done = last(&scene, "leaves-1-0", "step").context("attempt 1 says what it did")?;
+    let done = last(&scene, "leaves-1-0", "step").context("attempt 1 logged no step")?;
     let deadline = std::time::Instant::now() + TIMEOUT;
     let resumed = loop {
         if let Some(step) = last(&scene, "leaves-2-0", "resumedStep") {
@@ -59,7 +59,7 @@ async fn a_drain_costs_a_leaving_job_at_most_one_checkpoint_interval() -> Result
         ensure!(std::time::Instant::now() < deadline, "{}", scene.kubelet.log(&scene.namespace, "leaves-2-0"));
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     };
-    assert!(resumed + INTERVAL >= done, "attempt 1 did {done} steps, and attempt 2 goes on after {resumed}");
+    assert!(resumed + INTERVAL >= done, "attempt 1 did {done} steps, and attempt 2 resumed after {resumed}");
     Ok(())
 }
 
@@ -74,7 +74,7 @@ async fn a_drain_waits_for_a_job_that_stays() -> Result<()> {
     ensure!(ended.code == Some(1) && ended.stderr.contains("would violate the pod's disruption budget"), "{ended:?}");
     let waits_for_drain =
         |job: &_| condition_of(job, "Succeeded").is_some_and(|stage| stage.message.contains("a drain waits"));
-    let waiting = scene.jobs.wait("stays", "told", waits_for_drain).await?;
+    let waiting = scene.jobs.wait("stays", "reported", waits_for_drain).await?;
     assert_eq!(waiting.status.unwrap().attempt, Some(1));
     // As the message says, suspending the job unblocks the drain.
     scene.jobs.patch("stays", json!({"spec": {"suspend": true}})).await?;

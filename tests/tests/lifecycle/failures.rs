@@ -25,7 +25,7 @@ async fn the_whole_gang_restarts_until_the_budget_is_used_up() -> Result<()> {
     let restarts = second.status.unwrap().restarts.unwrap();
     assert_eq!((restarts.application, restarts.infrastructure, restarts.total), (1, 0, 1));
     let names = scene.names().await?;
-    assert!(names.contains(&"a-1-1".to_string()), "the log of the failed pod stays: {names:?}");
+    assert!(names.contains(&"a-1-1".to_string()), "the failed pod is kept for its log: {names:?}");
     let note = &scene.jobs.events("a", "Restarting").await?[0];
     assert!(note.contains("pod a-1-1") && note.contains("exit code 9: boom"), "{note}");
     scene.send("a-2-0", Command::Exit(3, String::new()))?;
@@ -35,7 +35,7 @@ async fn the_whole_gang_restarts_until_the_budget_is_used_up() -> Result<()> {
     assert!(condition.message.contains("1 of 1 restarts used (failurePolicy.maxRestarts)"), "{}", condition.message);
     scene
         .jobs
-        .wait_pods("only ended ones", |pods| {
+        .wait_pods("with only ended ones", |pods| {
             pods.iter().all(|pod| {
                 pod.status.as_ref().is_some_and(|s| matches!(s.phase.as_deref(), Some("Failed" | "Succeeded")))
             })
@@ -181,7 +181,7 @@ async fn a_partly_bound_gang_is_rolled_back() -> Result<()> {
         .await?;
     let back = scene
         .jobs
-        .wait("a", "taken back", |job| condition_of(job, "Placed").is_some_and(|c| c.reason == "ScheduleTimeout"))
+        .wait("a", "rolled back", |job| condition_of(job, "Placed").is_some_and(|c| c.reason == "ScheduleTimeout"))
         .await?;
     let message = &condition_of(&back, "Placed").unwrap().message;
     assert!(message.contains("1 of 2 pods not scheduled within 2 s: pod a-1-1"), "{message}");

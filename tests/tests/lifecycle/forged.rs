@@ -86,13 +86,13 @@ async fn foreign_objects_with_our_names_are_reported_and_no_gate_is_lifted() -> 
     });
     scene.jobs.create(job).await?;
     for (job, expected) in [("a", "NetworkPolicy a"), ("b", "ConfigMap b-1")] {
-        let reported = scene.jobs.wait(job, "told", |job| {
+        let reported = scene.jobs.wait(job, "reported", |job| {
             condition_of(job, "Succeeded")
                 .is_some_and(|c| c.message.contains(expected) && c.message.contains("does not belong to this job"))
         });
         reported.await?;
     }
-    assert!(scene.names().await?.is_empty(), "pods without what protects them");
+    assert!(scene.names().await?.is_empty(), "pods without their NetworkPolicy or key");
     policies.delete("a", &Default::default()).await?;
     configs.delete("b-1", &Default::default()).await?;
     scene.jobs.wait_stage("a", "Running").await?;

@@ -56,7 +56,7 @@ async fn kueue_admits_stops_and_readmits_a_gang() -> Result<()> {
     }))?;
     let events = Api::<Event>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
     events.create(&PostParams::default(), &event).await?;
-    let job = scene.jobs.wait("a", "its words", |job| message_is(job, &format!("waiting for Kueue: {words}"))).await?;
+    let job = scene.jobs.wait("a", "reported", |job| message_is(job, &format!("waiting for Kueue: {words}"))).await?;
     assert_eq!(condition_of(&job, "Placed").map(|condition| condition.reason.as_str()), Some("Gated"));
     // Kueue admits the gang pod by pod. Nothing may start before the last.
     let lift = json!({"spec": {"schedulingGates": [{"$patch": "delete", "name": GATE}]}});
@@ -83,7 +83,7 @@ async fn kueue_admits_stops_and_readmits_a_gang() -> Result<()> {
     };
     scene
         .jobs
-        .wait_pods("the old ones ended, the new ones there", |pods| pods.len() == 4 && pods.iter().all(ended))
+        .wait_pods("with the old ones ended and new ones", |pods| pods.len() == 4 && pods.iter().all(ended))
         .await?;
     patch_all(&scene, &pods, &json!({"metadata": {"$deleteFromPrimitiveList/finalizers": ["kueue.x-k8s.io/managed"]}}))
         .await?;

@@ -138,7 +138,7 @@ async fn a_node_that_fails_three_jobs_in_an_hour_is_avoided() -> Result<()> {
         scene.kubelet.recover_node(&nodes[0]).await?;
     }
     only_there("waits").await?;
-    scene.jobs.wait("waits", "told", waits("it ended attempts 3 times within an hour")).await?;
+    scene.jobs.wait("waits", "reported", waits("it ended attempts 3 times within an hour")).await?;
     scene.create("fourth", 1, "run", json!({})).await?;
     let fourth = scene.jobs.wait_stage("fourth", "Running").await?;
     assert_eq!((used(&fourth), fourth.status.unwrap().attempt), (nodes[1].clone(), Some(1)));

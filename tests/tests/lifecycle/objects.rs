@@ -77,7 +77,7 @@ async fn pod_security_restricted_accepts_our_pods() -> Result<()> {
     let refused = scene.jobs.wait("root", "refused", |job| {
         condition_of(job, "Succeeded").is_some_and(|c| c.message.contains("violates PodSecurity"))
     });
-    assert_eq!(stage_of(&refused.await?), Some("Placing"), "it can still get better");
+    assert_eq!(stage_of(&refused.await?), Some("Placing"), "it can still recover");
     Ok(())
 }
 

@@ -84,7 +84,7 @@ async fn a_gang_without_a_node_requests_one_and_releases_the_request() -> Result
     let requests = Api::<ProvisioningRequest>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
     let templates = Api::<PodTemplate>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
     let is_requested = |job: &TrainJob| request_state(job) == Some(("Unknown", "Requested"));
-    let job = scene.jobs.wait("a", "asking", is_requested).await?;
+    let job = scene.jobs.wait("a", "requested", is_requested).await?;
     assert_eq!(log()?.matches(missing).count(), 1);
     let request = requests.get("a-1").await?;
     assert_eq!((request.spec.provisioning_class_name.as_str(), request.spec.pod_sets[0].count), (CLASS, 2));
@@ -107,14 +107,15 @@ async fn a_gang_without_a_node_requests_one_and_releases_the_request() -> Result
         condition("Provisioned", "False", "CapacityIsNotFound", "no zone has any")
     ]))
     .await?;
-    let job = scene.jobs.wait("a", "told", |job| request_state(job) == Some(("Unknown", "CapacityIsNotFound"))).await?;
+    let job =
+        scene.jobs.wait("a", "reported", |job| request_state(job) == Some(("Unknown", "CapacityIsNotFound"))).await?;
     let message = &condition_of(&job, "Succeeded").unwrap().message;
     assert!(
         message.ends_with("ProvisioningRequest a-1 asks for 2 nodes: Provisioned is False: no zone has any"),
         "{message}"
     );
     speak(json!([condition("Provisioned", "True", "CapacityIsProvisioned", "made")])).await?;
-    scene.jobs.wait("a", "told", |job| request_state(job) == Some(("True", "CapacityIsProvisioned"))).await?;
+    scene.jobs.wait("a", "reported", |job| request_state(job) == Some(("True", "CapacityIsProvisioned"))).await?;
     cordon(&scene, 1, false).await?;
     scene.jobs.wait_stage("a", "Running").await?;
     let binds = |pod: &Pod| {
@@ -131,7 +132,7 @@ async fn a_gang_without_a_node_requests_one_and_releases_the_request() -> Result
     let failed = condition("Failed", "True", "Expired", "nobody has such nodes");
     let failed = Patch::Merge(json!({"status": {"conditions": [merged(failed)?]}}));
     requests.patch_status("b-1", &Default::default(), &failed).await?;
-    let job = scene.jobs.wait("b", "told", |job| request_state(job) == Some(("False", "Failed"))).await?;
+    let job = scene.jobs.wait("b", "reported", |job| request_state(job) == Some(("False", "Failed"))).await?;
     assert_eq!(stage_of(&job), Some("Queued"));
     scene.jobs.api().delete("b", &Default::default()).await?;
     until(&requests, "b-1", false).await?;

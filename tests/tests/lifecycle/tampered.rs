@@ -65,7 +65,8 @@ async fn a_pod_ungated_by_others_restarts_with_its_gang() -> Result<()> {
     let open = Patch::Merge(json!({"spec": {"schedulingGates": []}}));
     let api = scene.jobs.pods_api();
     api.patch("a-1-0", &Default::default(), &open).await?;
-    let reported = scene.jobs.wait("a", "told", message_contains("since somebody removed its scheduling gate")).await?;
+    let reported =
+        scene.jobs.wait("a", "reported", message_contains("since somebody removed its scheduling gate")).await?;
     assert_eq!(condition_of(&reported, "Placed").map(|placed| placed.reason.as_str()), Some("GateRemoved"));
     let note = &scene.jobs.events("a", "GateRemoved").await?[0];
     assert!(note.starts_with("pod a-1-0 ") && note.contains("without its gang"), "{note}");
@@ -73,7 +74,7 @@ async fn a_pod_ungated_by_others_restarts_with_its_gang() -> Result<()> {
     let both = |pods: &[k8s_openapi::api::core::v1::Pod]| {
         ["a-2-0", "a-2-1"].iter().all(|name| pods.iter().any(|pod| pod.name_any() == *name))
     };
-    scene.jobs.wait_pods("made again", both).await?;
+    scene.jobs.wait_pods("recreated", both).await?;
     for pod in ["a-2-0", "a-2-1"] {
         let ours = Patch::Merge(json!({"spec": {"schedulingGates": [{"name": labels::GANG_GATE}]}}));
         api.patch(pod, &Default::default(), &ours).await?;

@@ -77,8 +77,7 @@ async fn two_pods_train_a_model() -> Result<()> {
         let fabric = job.status.as_ref().and_then(|status| status.fabric.as_ref());
         fabric.is_some_and(|fabric| fabric.observed.is_some() && fabric.measured.is_some())
     };
-    let fabric =
-        jobs.wait("gpt", "what the ranks say of their links", is_reported).await?.status.unwrap().fabric.unwrap();
+    let fabric = jobs.wait("gpt", "with the ranks' links reported", is_reported).await?.status.unwrap().fabric.unwrap();
     let (seen, measured) = (fabric.observed.unwrap(), fabric.measured.unwrap());
     // These pods are processes on one machine.
     assert_eq!(

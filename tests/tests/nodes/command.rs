@@ -44,7 +44,7 @@ fn only_leftovers_of_dead_owners_are_removed() -> Result<()> {
     assert_eq!(leftovers_of(number)?, Vec::<String>::new());
 
     assert!(!leftovers_of(living.number())?.is_empty());
-    assert_eq!(clean_all()?, Vec::<String>::new(), "the other one has an owner");
+    assert_eq!(clean_all()?, Vec::<String>::new(), "a cluster with a living owner is kept");
     let ready = r#"jsonpath={.items[*].status.conditions[?(@.type=="Ready")].status}"#;
     assert_eq!(kubectl(&living, &["get", "nodes", "-o", ready])?, "True");
     Ok(())

@@ -29,7 +29,7 @@ pub(crate) async fn reported_uses(nodes: &Nodes, agent_node: &str, pod: &str) ->
         if !of_pod.is_empty() {
             return Ok(of_pod);
         }
-        ensure!(Instant::now() < deadline, "the agent of {agent_node} tells nothing of {pod}");
+        ensure!(Instant::now() < deadline, "the agent of {agent_node} does not report {pod}");
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
 }
@@ -135,7 +135,7 @@ async fn two_pods_share_no_gpu(nodes: &Nodes, report: &GPUTopology) -> Result<()
         assert!(seen.is_disjoint(&gpus), "{name} shares some of {gpus:?}");
         let uses = reported_uses(nodes, &node, name).await?;
         let devices: BTreeSet<String> = uses.into_iter().map(|entry| entry.device).collect();
-        assert_eq!(devices, gpus, "in the kubelet's words");
+        assert_eq!(devices, gpus, "as the kubelet reports them");
         seen.extend(gpus);
     }
     // Two GPUs are left, so a third pod that requests three does not fit.

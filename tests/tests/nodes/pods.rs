@@ -104,12 +104,12 @@ fn a_link_has_the_configured_speed(nodes: &Nodes) -> Result<()> {
     let (there, back, aside) = (rate("web-0", "web-1")?, rate("web-1", "web-0")?, rate("web-0", "web-2")?);
     nodes.set_speed(&names[0], &names[1], None)?;
     let free = rate("web-0", "web-1")?;
-    println!("50 Mbit/s: {there:.0} there, {back:.0} back, {aside:.0} to another node, {free:.0} when it is taken off");
+    println!("50 Mbit/s: {there:.0} there, {back:.0} back, {aside:.0} to another node, {free:.0} without the limit");
     // Headers reduce it, and the queue's burst of 256 kB can pass at once.
     assert!(there < 53.0 && back < 53.0, "{there} and {back} Mbit/s over a link of 50");
     assert!(
         aside > 2.0 * there && free > 2.0 * there,
-        "{aside} and {free} Mbit/s where nothing limits, {there} where 50 do"
+        "{aside} and {free} Mbit/s without a limit, {there} with 50 Mbit/s"
     );
     assert!(
         nodes.set_speed(&names[0], &names[0], None).is_err() && nodes.set_speed("node-9", &names[0], None).is_err()
@@ -133,7 +133,7 @@ fn racks_have_the_configured_speeds(nodes: &Nodes) -> Result<()> {
     let (moved, departed) = (rate("web-0", "web-2")?, rate("web-0", "web-1")?);
     assert!(
         departed < 53.0 && moved > 2.0 * departed,
-        "{moved} Mbit/s to the node that came, {departed} to the one that left"
+        "{moved} Mbit/s to the joined node, {departed} to the departed one"
     );
     assert!(nodes.set_racks(&racks[..1], 1_000_000, 1_000_000).is_err(), "a node in no rack");
     Ok(())
@@ -145,7 +145,7 @@ fn a_node_can_be_unplugged(nodes: &Nodes) -> Result<()> {
     nodes.set_link(node, false)?;
     assert!(reached().is_err(), "without a link");
     nodes.set_link(node, true)?;
-    until("reached again", || Ok(reached().is_ok_and(|page| page == "page 2\n")))
+    until("reachable again", || Ok(reached().is_ok_and(|page| page == "page 2\n")))
 }
 
 fn pods_outlive_their_nodes_programs(nodes: &mut Nodes) -> Result<()> {
@@ -159,12 +159,12 @@ fn pods_outlive_their_nodes_programs(nodes: &mut Nodes) -> Result<()> {
     nodes.restart_containerd("node-2")?;
     until("answering after containerd", || Ok(inside(nodes, "web-1", "echo yes").is_ok_and(|reply| reply == "yes\n")))?;
     nodes.kill_kubelet("node-2")?;
-    assert!(inside(nodes, "web-1", "echo yes").is_err(), "without a kubelet nobody gets in");
+    assert!(inside(nodes, "web-1", "echo yes").is_err(), "exec works without a kubelet");
     nodes.start_kubelet("node-2")?;
     until(
         "answering after the kubelet",
         || Ok(inside(nodes, "web-1", "echo yes").is_ok_and(|reply| reply == "yes\n")),
     )?;
-    assert_eq!(started(nodes)?, before, "the container was not started again");
+    assert_eq!(started(nodes)?, before, "the container restarted");
     Ok(())
 }

@@ -49,7 +49,7 @@ pub fn finding_for(status: &PreflightStatus, check: i32) -> &PreflightFinding {
 fn two_pods_of_a_gang_on_one_node_are_reported() {
     let shared = |resources: &[&str]| finding_for(&by_hand(resources, &[4, 5, 6, 7], |_| {}), BY_HAND).clone();
     assert_eq!(shared(&["rdma/ib"]).severity, Warn);
-    assert_eq!(shared(&[]).severity, Block, "over TCP without a word");
+    assert_eq!(shared(&[]).severity, Block, "silently over TCP");
     let apart = by_hand(&["rdma/ib"], &[0, 1, 2, 3], |_| {});
     assert!(apart.findings.iter().all(|finding| finding.check != BY_HAND));
 }
@@ -112,10 +112,10 @@ fn a_node_without_a_report_is_named_and_passes_no_check() {
     );
     assert!(
         describe(&after).starts_with("1 Block"),
-        "no pack fits nodes of which one is silent, and nobody asks for RDMA: {}",
+        "no pack fits with a silent node, and no pod requests RDMA: {}",
         describe(&after)
     );
-    let skip = after.skipped.iter().find(|skip| skip.check == 26).expect("half of it is not known");
+    let skip = after.skipped.iter().find(|skip| skip.check == 26).expect("half of the facts are missing");
     assert_eq!(skip.reason, "gpu-2: no node agent reports it");
 }
 

@@ -54,7 +54,7 @@ fn faults(folder: &Path, width: u32, dark: bool, picture: Option<&Path>) -> Vec<
         serde_json::from_str(&found.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")).unwrap();
     let mut faults: Vec<String> =
         found["faults"].as_array().unwrap().iter().map(|fault| fault.as_str().unwrap().into()).collect();
-    assert_eq!(found["dark"], dark, "the theme was not taken over");
+    assert_eq!(found["dark"], dark, "the theme was not applied");
     faults.extend(seen.stderr.lines().filter(|line| line.contains("CONSOLE")).map(|line| format!("console: {line}")));
     faults
 }

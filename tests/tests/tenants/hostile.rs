@@ -90,7 +90,7 @@ impl Tenant {
             let resources = job.spec.trainer.resources_per_node.as_ref();
             let wants_gpus = resources.is_some_and(|resources| resources.limits.contains_key(RESOURCE));
             let is_placed = condition_of(&job, "Placed").is_some_and(|placed| placed.status == "True");
-            ensure!(!(wants_gpus && is_placed), "{} has a place", job.name_any());
+            ensure!(!(wants_gpus && is_placed), "{} is placed", job.name_any());
         }
         Ok(())
     }

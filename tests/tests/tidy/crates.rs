@@ -208,10 +208,10 @@ fn check_named(metadata: &Value) -> Vec<String> {
             }
             let ours = names.contains(&other);
             if ours && !row.workspace.contains(&other) {
-                faults.push(format!("{name} depends on {other}: it may use {:?} of this workspace", row.workspace));
+                faults.push(format!("{name} depends on {other}: expected only {:?} of this workspace", row.workspace));
             }
             if let Some(only) = row.only.filter(|only| !ours && !only.contains(&other)) {
-                faults.push(format!("{name} depends on {other}: it may use {only:?} only"));
+                faults.push(format!("{name} depends on {other}: expected only {only:?}"));
             }
         }
     }
@@ -223,7 +223,7 @@ fn check_tree(row: &Row, tree: &str) -> Vec<String> {
     let names = tree.lines().filter_map(|line| line.split(' ').next());
     let mut found: Vec<&str> = names.filter(|name| row.never.contains(name)).collect();
     found.dedup();
-    found.iter().map(|name| format!("{} is in the tree of {}: never", name, row.package)).collect()
+    found.iter().map(|name| format!("{} is in the tree of {}: forbidden", name, row.package)).collect()
 }
 
 #[test]

@@ -122,7 +122,7 @@ fn faults(files: &[(&str, String)]) -> Vec<String> {
         };
         let arrows: Vec<String> =
             circle.iter().map(|module| format!("{} imports {}", name(module), of(module).join(", "))).collect();
-        format!("modules import each other in a circle: {}", arrows.join("; "))
+        format!("modules import each other in a cycle: {}", arrows.join("; "))
     };
     cycles(&imports, &imports.keys().collect()).into_iter().map(fault).collect()
 }

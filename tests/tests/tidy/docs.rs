@@ -225,7 +225,7 @@ fn check_tests(file: &str, text: &str, source: &str) -> Vec<String> {
     });
     let is_test = |name: &str| name.len() > 20 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
     let missing = named.filter(|(_, name)| is_test(name) && !source.contains(&format!("fn {name}(")));
-    missing.map(|(line, name)| format!("{file}:{line}: there is no test `{name}`")).collect()
+    missing.map(|(line, name)| format!("{file}:{line}: no test is named `{name}`")).collect()
 }
 
 #[test]
@@ -240,5 +240,5 @@ fn tests_named_in_the_operations_page_exist() {
 fn unknown_test_names_are_caught() {
     let text = "| a | b | test |\n|---|---|---|\n| x | y | `a_test_that_is_there_and_long`, `a_test_that_is_not_there_any_more` |\n";
     let faults = check_tests("docs/x.md", text, "fn a_test_that_is_there_and_long() {");
-    assert_eq!(faults, ["docs/x.md:3: there is no test `a_test_that_is_not_there_any_more`"]);
+    assert_eq!(faults, ["docs/x.md:3: no test is named `a_test_that_is_not_there_any_more`"]);
 }

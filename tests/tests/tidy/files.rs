@@ -54,8 +54,8 @@ fn check_words(file: &str, text: &str) -> Vec<String> {
     let mut faults = Vec::new();
     for (index, line) in text.lines().enumerate() {
         let location = format!("{file}:{}", index + 1);
-        faults.extend(machine_path(line).map(|path| format!("{location}: a path of one machine, {path}")));
-        faults.extend(registry(line).map(|host| format!("{location}: a host of a registry, {host}")));
+        faults.extend(machine_path(line).map(|path| format!("{location}: a machine-specific path, {path}")));
+        faults.extend(registry(line).map(|host| format!("{location}: a registry host, {host}")));
     }
     faults
 }
@@ -112,8 +112,8 @@ fn violations_in_files_are_caught() {
     assert_eq!(check_size("src/plan/mod.rs", LIMIT), None);
 
     let home = format!("see /{}/me/x", "home");
-    caught(&check_words("docs/x.md", &format!("first\n{home}")), &["docs/x.md:2: a path of one machine"]);
-    caught(&check_words("x.toml", "index = \"https://static.crates.io/x\""), &["a host of a registry"]);
+    caught(&check_words("docs/x.md", &format!("first\n{home}")), &["docs/x.md:2: a machine-specific path"]);
+    caught(&check_words("x.toml", "index = \"https://static.crates.io/x\""), &["a registry host"]);
     none(&check_words("x.md", "the folder docs/home/page and a $dir/work.rs"));
     none(&check_words("Cargo.lock", "source = \"registry+https://github.com/rust-lang/crates.io-index\""));
 

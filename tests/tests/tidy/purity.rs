@@ -73,7 +73,7 @@ fn check(file: &str, source: &str, is_test: bool) -> Vec<String> {
             faults.push(format!("{location}: {what}; {folder} is pure"));
         }
         if product && !may_write && writes(mention) {
-            faults.push(format!("{location}: writes to the API server; only {WRITERS:?} may"));
+            faults.push(format!("{location}: writes to the API server; only {WRITERS:?} can"));
         }
     }
     faults

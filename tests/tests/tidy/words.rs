@@ -87,7 +87,7 @@ fn check(file: &str, text: &str) -> Vec<String> {
 fn check_subject(subject: &str) -> Option<String> {
     let length = subject.chars().count();
     if length > SUBJECT {
-        return Some(format!("`{subject}`: {length} characters; at most {SUBJECT}, the reason belongs into the body"));
+        return Some(format!("`{subject}`: {length} characters; at most {SUBJECT}, the reason belongs in the body"));
     }
     let area = subject.split_once(": ").filter(|(area, rest)| {
         let is_area = !area.is_empty() && area.chars().all(|c| c.is_ascii_lowercase() || "-_/,. ".contains(c));

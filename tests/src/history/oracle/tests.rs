@@ -156,13 +156,13 @@ fn a_history_with_a_gap_is_rejected() {
     let whole = complete_run().changes;
     let without = |revision: u64| whole.iter().filter(|change| change.revision != revision).cloned().collect();
     // Remove the creation of a pod, then a deletion, which the next pod with that name reveals.
-    assert!(History::new(without(4)).unwrap_err().to_string().contains("j-1-0 is Modified: a change before it"));
+    assert!(History::new(without(4)).unwrap_err().to_string().contains("j-1-0 is Modified, but the change before it"));
     let mut twice = whole.clone();
     twice.push(whole[3].clone());
-    assert!(History::new(twice).unwrap_err().to_string().contains("there twice"));
+    assert!(History::new(twice).unwrap_err().to_string().contains("occurs twice"));
     let mut again = whole.clone();
     again.push(Change { revision: 1000, what: ChangeKind::Added, ..whole[0].clone() });
-    assert!(History::new(again).unwrap_err().to_string().contains("n is Added: a change before it"));
+    assert!(History::new(again).unwrap_err().to_string().contains("n is Added, but the change before it"));
     let mut shuffled = whole.clone();
     shuffled.reverse();
     assert_eq!(History::new(shuffled).unwrap().changes(), whole);
@@ -181,7 +181,7 @@ fn over_allocated_nodes_are_detected() {
     assert_eq!(scenario.violations(), [("over_allocated", 8)]);
     assert_eq!(
         over_allocated(&scenario.history())[0].to_string(),
-        "revision 8: j-1-2: node n: cpu: 1500m of 1 asked for"
+        "revision 8: j-1-2: node n: cpu: 1500m requested, 1 allocatable"
     );
     // A node that shrinks below its pods' requests.
     scenario.pod(1, 2, "succeeded");
@@ -206,7 +206,10 @@ fn resources_promised_twice_are_detected() {
     scenario.pod(1, 0, "gated");
     scenario.pod(1, 1, "gated");
     scenario.job(2, "Starting", 1);
-    assert_eq!(over_promised(&scenario.history())[0].to_string(), "revision 5: j: node n: cpu: 1 of 900m promised");
+    assert_eq!(
+        over_promised(&scenario.history())[0].to_string(),
+        "revision 5: j: node n: cpu: 1 promised, 900m allocatable"
+    );
     // A finished pod occupies nothing.
     scenario.changes.truncate(4);
     scenario.pod(1, 1, "succeeded");
@@ -234,7 +237,7 @@ fn a_partial_gang_at_the_end_is_detected() {
     let mut scenario = complete_run();
     scenario.delete("j-2-1");
     assert_eq!(scenario.violations(), [("partial_gangs", scenario.changes.len() as u64)]);
-    assert!(partial_gangs(&scenario.history())[0].text.starts_with("holds room for 1 of 2 pods"));
+    assert!(partial_gangs(&scenario.history())[0].text.starts_with("holds resources for 1 of 2 pods"));
 }
 
 #[test]
@@ -317,7 +320,7 @@ fn a_restart_without_a_fault_is_detected() {
     assert_eq!(
         charged_after(|scenario| scenario.set("n", node(false, false))),
         [("unfounded_restarts", 8)],
-        "it says that it is not ready"
+        "its condition is NotReady"
     );
     assert_eq!(charged_after(|_| {}), [("unfounded_restarts", 7)]);
     assert_eq!(charged_after(|scenario| scenario.set("n", node(false, true))), []);
@@ -373,10 +376,10 @@ fn late_queue_messages_are_told_from_other_writes() {
         [2],
         "the position is reported repeatedly"
     );
-    assert!(late(&[status_with("Running", "2 of 2"), status_with("Running", "all")]).is_empty(), "it does not wait");
+    assert!(late(&[status_with("Running", "2 of 2"), status_with("Running", "all")]).is_empty(), "not waiting");
     assert!(late(&[queued("no room"), status_with("Starting", "no room")]).is_empty(), "it is placed");
     let restarted = TrainJobStatus { attempt: Some(1), ..queued("no room") };
-    assert!(late(&[queued("no room"), restarted]).is_empty(), "not only words");
+    assert!(late(&[queued("no room"), restarted]).is_empty(), "more than the message changed");
 }
 
 #[test]
@@ -418,9 +421,9 @@ fn a_gpu_assigned_to_two_pods_is_detected() {
     };
     assert_eq!(scenario(["a", "b"]).violations(), []);
     let twice = scenario(["a", "a"]);
-    assert_eq!(twice.violations(), [("double_gpus", 5); 2], "said of each of the two");
+    assert_eq!(twice.violations(), [("double_gpus", 5); 2], "one violation per pod");
     let found = double_gpus(&twice.history())[0].text.clone();
-    assert_eq!(found, r#"a is for several pods: {"j-1-0", "j-1-1"}"#);
+    assert_eq!(found, r#"a is assigned to several pods: {"j-1-0", "j-1-1"}"#);
     // Another user's claim holds one of the GPUs, before or after the placement.
     let claim = |scenario: &mut Scenario| {
         let gpus = [(("n".to_string(), "gpu-0".to_string()), "b".to_string())].into();
@@ -435,7 +438,7 @@ fn a_gpu_assigned_to_two_pods_is_detected() {
     before.pod(1, 0, "gated");
     before.pod(1, 1, "gated");
     before.status(2, placed_on(["a", "b"], "2026-01-01T00:00:00Z"));
-    assert_eq!(double_gpus(&before.history())[0].text, r#"b is for several pods: {"j-1-1", "stranger"}"#);
+    assert_eq!(double_gpus(&before.history())[0].text, r#"b is assigned to several pods: {"j-1-1", "stranger"}"#);
     let mut after = scenario(["a", "b"]);
     claim(&mut after);
     assert_eq!(double_gpus(&after.history()), [], "that is for the scheduler to decide");
@@ -460,5 +463,5 @@ fn a_gang_that_stays_half_bound_is_detected() {
     };
     // The job's default timeout is 300 s.
     assert_eq!(scenario(310), []);
-    assert_eq!(scenario(330)[0].text, "1 of 2 pods bound 330 s after the place was decided");
+    assert_eq!(scenario(330)[0].text, "1 of 2 pods bound 330 s after the placement");
 }
