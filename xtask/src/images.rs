@@ -85,7 +85,7 @@ pub(crate) fn folder() -> PathBuf {
 pub(crate) fn images(only_layout: Option<&Path>, profile: &str) -> Result<()> {
     let version = Version::of_this_tree();
     let programs = IMAGES.map(|image| image.name);
-    step(&format!("programs of the images ({profile})"), &mut programs_in(profile, &programs))?;
+    step(&format!("image programs ({profile})"), &mut programs_in(profile, &programs))?;
     let built = built_in(profile);
     if let Some(folder) = only_layout {
         return lay_out(folder, &built, &version);
@@ -141,7 +141,7 @@ fn lay_out(folder: &Path, built: &Path, version: &Version) -> Result<()> {
     for image in &IMAGES {
         let of = folder.join(image.stage);
         layout::write(image, &built.join(image.name), &of, version)
-            .with_context(|| format!("files of the image {}", image.name))?;
+            .with_context(|| format!("files of image {}", image.name))?;
     }
     Ok(())
 }

@@ -37,7 +37,7 @@ pub(crate) fn run(names: &[String], record: Option<Record>) -> Result<()> {
     let prerequisites: Vec<Prerequisite> = stages.iter().flat_map(|stage| stage.prerequisites).copied().collect();
     let provided = Prerequisites::default();
     let (lint, rest): (Vec<_>, Vec<_>) = stages.iter().copied().partition(|stage| matches!(stage.work, Work::Lint));
-    fs::create_dir_all(log("").parent().context("invariant: a log lies in a folder")?)?;
+    fs::create_dir_all(log("").parent().context("invariant: a log has a parent folder")?)?;
     crates::restore()?;
     let _load = record.filter(|record| *record == Record::Busy).map(|_| Load::start());
     let mut outcome = thread::scope(|scope| {
@@ -122,7 +122,7 @@ fn rerun_failures(
         if launches.is_empty() {
             continue;
         }
-        println!("==> {}: first, the {} tests that failed last time", stage.name, names.len());
+        println!("==> {}: the {} tests that failed last time run first", stage.name, names.len());
         let mut totals = Totals::default();
         // If the stage cannot run here, it reports that itself.
         if can_run(stage, provided).unwrap_or(false) {
@@ -307,7 +307,7 @@ fn can_run_nodes() -> Result<bool> {
     let bench = target().join("debug/switchyard-bench-cluster");
     let able = Command::new(&bench).arg("check").status().with_context(|| bench.display().to_string())?.success();
     if !able && std::env::var_os("CI").is_some() {
-        bail!("real nodes cannot run here, and in CI they must");
+        bail!("real nodes cannot run here, but CI requires them");
     }
     Ok(able)
 }

@@ -151,7 +151,7 @@ fn chromium() -> Result<bool> {
 /// # Errors
 /// It is missing and cannot be installed.
 pub(crate) fn buildah() -> Result<()> {
-    tools(&[("buildah", "buildah")], "to make images")
+    tools(&[("buildah", "buildah")], "to build images")
 }
 
 /// Tools that real nodes need from the distribution: a program, and the Debian package that
@@ -170,7 +170,7 @@ const NODE_TOOLS: [(&str, &str); 7] = [
 /// The program that runs the cluster detects the rest, such as cgroups that cannot be created.
 pub(crate) fn missing_for_nodes() -> Option<String> {
     if !is_root() {
-        return Some("they need root: namespaces, mounts and cgroups are made".to_owned());
+        return Some("they need root to create namespaces, mounts and cgroups".to_owned());
     }
     let packages = missing_tools(&NODE_TOOLS);
     if !packages.is_empty() && !may_install() {
@@ -198,7 +198,7 @@ fn tools(wanted: &[(&str, &'static str)], purpose: &str) -> Result<()> {
         return Ok(());
     }
     if !may_install() {
-        anyhow::bail!("missing {purpose}: the packages {} (names of Debian)", missing.join(", "));
+        anyhow::bail!("missing {purpose}: the Debian packages {}", missing.join(", "));
     }
     install(&missing, purpose)
 }
@@ -232,7 +232,9 @@ fn install(packages: &[&str], purpose: &str) -> Result<()> {
     if runs("apt-get", &[&["install", "--yes", "--no-install-recommends"], packages].concat()) {
         return Ok(());
     }
-    anyhow::bail!("apt-get cannot install {names}: install it by hand, or take apt-get from the PATH to go without")
+    anyhow::bail!(
+        "apt-get cannot install {names}: install it manually, or remove apt-get from PATH to continue without it"
+    )
 }
 
 /// cargo-deny, if it is installed. It does not test the product and takes minutes to build, so it

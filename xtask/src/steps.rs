@@ -75,7 +75,7 @@ pub(crate) fn chaos() -> Result<()> {
     let mut workers = cargo(&workers);
     workers.args(["faults::", "gpu_seeds::", "every_hang_is_reported_correctly"]);
     workers.env("SWITCHYARD_CHAOS", results);
-    step("faults of workers and orders of streams, in full", &mut workers)
+    step("worker faults and stream orders, in full", &mut workers)
 }
 
 /// Runs a module of the tests on real nodes in full; its result goes to `folder`.
@@ -127,7 +127,7 @@ pub(crate) fn generate() -> Result<()> {
     let pages = crate::figures::generated()?.into_iter().chain([crate::reference::generated()?]);
     for (path, text) in crate::chart::generated()?.into_iter().chain(pages) {
         let full = root().join(&path);
-        std::fs::create_dir_all(full.parent().context("invariant: a file lies in a folder")?)?;
+        std::fs::create_dir_all(full.parent().context("invariant: a file has a parent folder")?)?;
         std::fs::write(&full, text).with_context(|| full.display().to_string())?;
         println!("{}", path.display());
     }

@@ -46,7 +46,7 @@ impl Wheels {
             return Ok(python);
         }
         let parent = cache("python")?;
-        fs::create_dir_all(&parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        fs::create_dir_all(&parent).with_context(|| format!("cannot create {}", parent.display()))?;
         let folder = parent.join(packages[0].replace("==", "-"));
         let python = folder.join("bin/python");
         // A concurrent run waits for this lock and then finds the environment.
@@ -63,7 +63,7 @@ impl Wheels {
             .context(help.clone())?;
         let mut pip = Command::new(folder.join("bin/pip"));
         quietly("packages", pip.args(["install", "--quiet"]).args(*packages)).context(help)?;
-        ensure!(self.imports(&python), "{} cannot import what was installed", python.display());
+        ensure!(self.imports(&python), "{} cannot import the installed packages", python.display());
         Ok(python)
     }
 
@@ -180,7 +180,7 @@ impl Wheel {
     /// Extracts the files from the wheel and keeps them in the user's cache.
     fn fetch(&self) -> Result<()> {
         let parent = cache("data")?;
-        fs::create_dir_all(&parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        fs::create_dir_all(&parent).with_context(|| format!("cannot create {}", parent.display()))?;
         let name = self.requirement.split(' ').next().unwrap_or_default();
         // Another command can have extracted other parts of the same wheel.
         let is_more = LIBRARIES.iter().any(|wheel| wheel.folder == self.folder);
@@ -218,7 +218,7 @@ impl Wheel {
         for folder in [&wheels, &partial] {
             // Remove the remains of an interrupted attempt.
             let _ = fs::remove_dir_all(folder);
-            fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+            fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         }
         let wanted = wheels.join("wanted.txt");
         File::create(&wanted)?.write_all(self.requirement.as_bytes())?;

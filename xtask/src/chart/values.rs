@@ -45,7 +45,12 @@ pub(crate) fn entries(text: &str) -> Result<Vec<Entry>> {
             };
             let path: Vec<String> = above.into_iter().chain([key.to_string()]).collect();
             let (description, schema) = parse_comment(&comment).with_context(location)?;
-            ensure!(!description.is_empty(), "{}: got no comment; expected what {} means", location(), path.join("."));
+            ensure!(
+                !description.is_empty(),
+                "{}: got no comment; expected a description of {}",
+                location(),
+                path.join(".")
+            );
             let default =
                 if value.trim().is_empty() { None } else { document.pointer(&format!("/{}", path.join("/"))).cloned() };
             entries.push(Entry { path, description, schema, default });
@@ -78,9 +83,9 @@ mod tests {
     #[test]
     fn faults_are_reported_with_their_line() {
         for (text, words) in [
-            ("a: 1\n", "line 1: `a: 1`: got no comment; expected what a means"),
+            ("a: 1\n", "line 1: `a: 1`: got no comment; expected a description of a"),
             ("# About the file.\n\na: 1\n", "line 3: `a: 1`: got no comment"),
-            ("# A.\na:\n  b: 1\n", "line 3: `b: 1`: got no comment; expected what a.b means"),
+            ("# A.\na:\n  b: 1\n", "line 3: `b: 1`: got no comment; expected a description of a.b"),
             ("# A.\na:\n  - b: 1\n", "line 3: `- b: 1`: expected a list in flow style"),
             ("# A.\n# @schema x\na: 1\n", "@schema: expected an object in JSON"),
             ("a: [\n", "no YAML"),
