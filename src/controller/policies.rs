@@ -64,9 +64,9 @@ impl Context {
     async fn policy_faults(&self, is_leader: bool) -> Vec<String> {
         let (mut missing, mut faults) = self.policies_missing().await;
         let findings = if is_leader { self.probe_policies().await } else { Vec::new() };
-        missing.extend(findings.iter().filter(|finding| !finding.locks).map(|finding| finding.policy.clone()));
+        missing.extend(findings.iter().filter(|finding| !finding.blocks_pods).map(|finding| finding.policy.clone()));
         for name in &self.settings.admission_policies {
-            let rejects = findings.iter().any(|finding| finding.locks && finding.policy == *name);
+            let rejects = findings.iter().any(|finding| finding.blocks_pods && finding.policy == *name);
             self.metrics.policy(name, missing.contains(name), rejects);
         }
         // Skip findings about policies that are already reported: an absent one refuses nothing.
@@ -112,7 +112,7 @@ impl Context {
             let response = trial(&pods, &probe.pod()).await;
             debug!(?probe, answer = ?response, "created a probe pod in a dry run");
             findings.extend(
-                probe.judge(&self.settings.admission_policies, response.as_ref().copied().map_err(String::as_str)),
+                probe.evaluate(&self.settings.admission_policies, response.as_ref().copied().map_err(String::as_str)),
             );
         }
         findings

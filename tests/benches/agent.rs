@@ -14,7 +14,7 @@ use switchyard_tests::{Agent, AgentOptions, ControlPlane, Host, agent_plane};
 
 /// Five scans at the default period of 60 s.
 const MEASURED: Duration = Duration::from_secs(300);
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const CPUS: u32 = 256;
 
 fn main() -> Result<()> {
@@ -82,9 +82,9 @@ fn start(plane: &ControlPlane, node: &str, host: &Host) -> Result<Agent> {
     let arguments = vec!["--gpu-events".into(), "Disabled".into()];
     let options = AgentOptions { arguments, period: Some(60), ..AgentOptions::default() };
     let agent = Agent::start(plane, node, host, &options)?;
-    let give_up = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !report(plane, node)?.contains("conditions") {
-        ensure!(Instant::now() < give_up, "no report\n{}", agent.daemon.tail());
+        ensure!(Instant::now() < deadline, "no report\n{}", agent.daemon.tail());
         std::thread::sleep(Duration::from_millis(200));
     }
     Ok(agent)
@@ -98,7 +98,7 @@ fn report(plane: &ControlPlane, node: &str) -> Result<String> {
 
 /// Number of agent calls about a node, reads included.
 fn calls(plane: &ControlPlane, node: &str) -> usize {
-    let audited = plane.audited();
+    let audit_entries = plane.audit_entries();
     let of_node = |entry: &&Value| entry.pointer("/objectRef/name").and_then(Value::as_str) == Some(node);
     let of_agent = |entry: &&Value| {
         entry
@@ -106,7 +106,7 @@ fn calls(plane: &ControlPlane, node: &str) -> usize {
             .and_then(Value::as_str)
             .is_some_and(|user| user.ends_with("switchyard-node-agent"))
     };
-    audited.iter().filter(of_node).filter(of_agent).count()
+    audit_entries.iter().filter(of_node).filter(of_agent).count()
 }
 
 /// Gives the host 256 CPUs, with the kernel's sysfs files for them, and two GPUs.

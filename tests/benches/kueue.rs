@@ -180,14 +180,14 @@ impl Bench {
     }
 
     async fn until(&self, what: &str, count: usize, is: impl Fn(&TrainJob) -> usize) -> Result<()> {
-        let give_up = Instant::now() + LIMIT;
+        let deadline = Instant::now() + LIMIT;
         loop {
             let seen: usize = self.list().await?.iter().map(&is).sum();
             self.partial()?;
             if seen == count {
                 return Ok(());
             }
-            if Instant::now() > give_up {
+            if Instant::now() > deadline {
                 bail!("{what}: {seen} of {count} after {} s", LIMIT.as_secs());
             }
             tokio::time::sleep(Duration::from_millis(250)).await;
@@ -227,8 +227,8 @@ impl Bench {
     /// Returns the status message of a waiting job once it quotes Kueue, and records the events of
     /// its Workload.
     async fn words(&self) -> Result<String> {
-        let give_up = Instant::now() + LIMIT;
-        while Instant::now() < give_up {
+        let deadline = Instant::now() + LIMIT;
+        while Instant::now() < deadline {
             for job in self.list().await?.iter().filter(|job| stage_of(job) == Some("Queued")) {
                 let said =
                     condition_of(job, "Succeeded").map(|condition| condition.message.clone()).unwrap_or_default();
@@ -269,13 +269,13 @@ impl Bench {
 
     /// Waits until Kueue charges exactly this many GPUs to each cohort.
     async fn charged(&self, gpus: u32) -> Result<[u32; 2]> {
-        let give_up = Instant::now() + LIMIT;
+        let deadline = Instant::now() + LIMIT;
         loop {
             let seen = self.charge()?;
             if seen == [gpus; 2] {
                 return Ok(seen);
             }
-            ensure!(Instant::now() < give_up, "charged: {seen:?}, and not {gpus} to each cohort");
+            ensure!(Instant::now() < deadline, "charged: {seen:?}, and not {gpus} to each cohort");
             tokio::time::sleep(Duration::from_millis(250)).await;
         }
     }
@@ -293,7 +293,7 @@ impl Bench {
 
     /// Ends running pods until all jobs are complete.
     async fn finish(&self) -> Result<()> {
-        let give_up = Instant::now() + LIMIT;
+        let deadline = Instant::now() + LIMIT;
         loop {
             let jobs = self.list().await?;
             if jobs.iter().all(|job| stage_of(job) == Some("Complete")) {
@@ -304,10 +304,10 @@ impl Bench {
                 for rank in 0..GANG.0 {
                     let pod = format!("{}-{attempt}-{rank}", job.name_any());
                     // The previous round may have ended it already.
-                    let _ = self.kubelet.order(&self.jobs.namespace, &pod, Command::Exit(0, String::new()));
+                    let _ = self.kubelet.send(&self.jobs.namespace, &pod, Command::Exit(0, String::new()));
                 }
             }
-            ensure!(Instant::now() < give_up, "not all are complete");
+            ensure!(Instant::now() < deadline, "not all are complete");
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
     }

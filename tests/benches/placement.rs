@@ -168,7 +168,7 @@ fn cluster_oracle(what: &str, groups: usize) -> Value {
         let (world, count) = (World::random(&random, 8), if groups == 1 { 1 } else { 2 + random.below(groups - 1) });
         let request = any_request(&random, count, if groups == 1 { 6 } else { 2 });
         let (found, best) = (world.fleet().solve(&request), world.best(&request));
-        let Some((most, domains)) = best else {
+        let Some((max, domains)) = best else {
             assert!(found.is_err(), "a placement where there is none");
             continue;
         };
@@ -178,13 +178,13 @@ fn cluster_oracle(what: &str, groups: usize) -> Value {
         };
         world.check(&request, &found);
         placed += 1;
-        equal += u64::from(found.bandwidth == most);
-        gap += 1.0 - f64::from(found.bandwidth) / f64::from(most);
+        equal += u64::from(found.bandwidth == max);
+        gap += 1.0 - f64::from(found.bandwidth) / f64::from(max);
         let nodes: Vec<usize> = found.pods.iter().map(|pod| pod.node.0 as usize).collect();
-        for ((ours, fewest), (own, least)) in
+        for ((ours, fewest), (own, min)) in
             ours.iter_mut().zip(&mut fewest).zip(world.domains(&nodes).into_iter().zip(domains))
         {
-            (*ours, *fewest) = (*ours + own, *fewest + least);
+            (*ours, *fewest) = (*ours + own, *fewest + min);
         }
     }
     let more = |level: usize| 100.0 * (ours[level] as f64 / fewest[level].max(1) as f64 - 1.0);

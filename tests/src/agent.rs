@@ -70,12 +70,12 @@ impl Host {
 
     /// Links to the contents of a folder on this machine. Does nothing if the folder does not
     /// exist.
-    fn link(&self, from: &str, to: &str, but: &[&str]) -> Result<()> {
+    fn link(&self, from: &str, to: &str, except: &[&str]) -> Result<()> {
         fs::create_dir_all(self.path(to))?;
         for entry in fs::read_dir(from).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let is_process = name.to_string_lossy().bytes().all(|byte| byte.is_ascii_digit());
-            if !is_process && !but.iter().any(|but| name == *but) {
+            if !is_process && !except.iter().any(|except| name == *except) {
                 symlink(entry.path(), self.path(to).join(name))?;
             }
         }
@@ -93,7 +93,7 @@ impl Host {
     /// It cannot be written.
     pub fn file(&self, path: &str, text: &str) -> Result<()> {
         let path = self.path(path);
-        fs::create_dir_all(path.parent().context("a file lies in a folder")?)?;
+        fs::create_dir_all(path.parent().context("the file has no parent folder")?)?;
         // Rename into place, so that an agent never reads a partial file.
         let new = path.with_extension("new");
         fs::write(&new, text)?;
@@ -313,9 +313,9 @@ impl Cable {
         let listener = TcpListener::bind(self.from).await?;
         let to = self.to;
         self.tasks.spawn(async move {
-            let mut carried = JoinSet::new();
+            let mut connections = JoinSet::new();
             while let Ok((mut near, _)) = listener.accept().await {
-                carried.spawn(async move {
+                connections.spawn(async move {
                     if let Ok(mut far) = TcpStream::connect(to).await {
                         let _ = copy_bidirectional(&mut near, &mut far).await;
                     }

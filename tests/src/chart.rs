@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 /// Timeout of one helm call, on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Release name in tests.
 pub const RELEASE: &str = "switchyard";
 
@@ -31,10 +31,7 @@ pub fn chart() -> PathBuf {
 
 /// Runs helm without a cluster, in the chart's folder.
 pub fn run_helm(arguments: &[&str]) -> Ended {
-    Program::new(helm(), &chart(), arguments)
-        .env("HOME", "/nonexistent")
-        .env("KUBECONFIG", "/nonexistent")
-        .run(PATIENCE)
+    Program::new(helm(), &chart(), arguments).env("HOME", "/nonexistent").env("KUBECONFIG", "/nonexistent").run(TIMEOUT)
 }
 
 /// Runs `helm template` on the chart with additional arguments, such as `--set` and `--values`.
@@ -53,7 +50,8 @@ pub fn render(arguments: &[&str]) -> Result<String> {
 /// # Errors
 /// The rendering is not valid YAML.
 pub fn objects(rendering: &str) -> Result<Vec<Value>> {
-    let documents: Vec<Value> = serde_saphyr::from_multiple(rendering).context("a rendering that is no YAML")?;
+    let documents: Vec<Value> =
+        serde_saphyr::from_multiple(rendering).context("the rendered chart is not valid YAML")?;
     Ok(documents.into_iter().filter(|document| !document.is_null()).collect())
 }
 
@@ -70,7 +68,7 @@ impl ControlPlane {
     pub fn helm(&self, arguments: &[&str]) -> Ended {
         let home = self.folder().display().to_string();
         let config = self.kubeconfig("admin").display().to_string();
-        Program::new(helm(), &chart(), arguments).env("KUBECONFIG", &config).env("HOME", &home).run(PATIENCE)
+        Program::new(helm(), &chart(), arguments).env("KUBECONFIG", &config).env("HOME", &home).run(TIMEOUT)
     }
 
     /// Writes a kubeconfig for the controller's service account from the chart.

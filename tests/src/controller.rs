@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use switchyard_crds::{TrainJob, conditions};
 
 /// Timeout for any single condition, on a loaded machine.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Start options of a controller.
 #[derive(Debug, Clone, Default)]
@@ -39,12 +39,9 @@ pub struct ControllerOptions {
 /// # Errors
 /// It cannot be started, or would watch other tests' jobs on the shared control plane.
 pub fn start_controller(plane: &ControlPlane, name: &str, options: &ControllerOptions) -> Result<Daemon> {
-    let is_of_all =
+    let is_cluster_wide =
         options.namespace.is_none() && !options.arguments.iter().any(|a| a.starts_with("--watch-namespace"));
-    ensure!(
-        !(is_of_all && plane.is_shared()),
-        "{name}: a controller of all namespaces needs a control plane of its own"
-    );
+    ensure!(!(is_cluster_wide && plane.is_shared()), "{name}: a cluster-wide controller needs its own control plane");
     let kubeconfig = options.kubeconfig.clone().unwrap_or_else(|| plane.kubeconfig("switchyard-controller"));
     let (program, command) = match &options.program {
         Some(program) => (program.clone(), None),
@@ -69,7 +66,7 @@ pub fn start_controller(plane: &ControlPlane, name: &str, options: &ControllerOp
 }
 
 /// Returns the address of a controller's HTTP server, once it is listening.
-pub fn pages_of(controller: &Daemon) -> Option<SocketAddr> {
+pub fn http_address(controller: &Daemon) -> Option<SocketAddr> {
     let log = std::fs::read_to_string(&controller.log).ok()?;
     log.split("listen=").nth(1)?.split_whitespace().next()?.parse().ok()
 }
@@ -166,18 +163,18 @@ impl Jobs {
     ///
     /// # Errors
     /// Timeout; the error contains the job's status.
-    pub async fn wait(&self, name: &str, what: &str, is: impl Fn(&TrainJob) -> bool) -> Result<TrainJob> {
-        let give_up = Instant::now() + PATIENCE;
+    pub async fn wait(&self, name: &str, what: &str, condition: impl Fn(&TrainJob) -> bool) -> Result<TrainJob> {
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let job = self.api().get_opt(name).await;
             if let Ok(Some(job)) = &job
-                && is(job)
+                && condition(job)
             {
                 return Ok(job.clone());
             }
-            if Instant::now() > give_up {
+            if Instant::now() > deadline {
                 let seen = job.map(|job| job.map(|job| serde_json::to_string_pretty(&job.status).unwrap_or_default()));
-                bail!("{name}: not {what} after {} s; seen: {seen:?}", PATIENCE.as_secs());
+                bail!("{name}: not {what} after {} s; seen: {seen:?}", TIMEOUT.as_secs());
             }
             tokio::time::sleep(Duration::from_millis(25)).await;
         }
@@ -196,10 +193,10 @@ impl Jobs {
     /// # Errors
     /// Timeout, or the API server does not respond.
     pub async fn wait_gone(&self, name: &str) -> Result<()> {
-        let give_up = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.api().get_opt(name).await?.is_some() {
-            if Instant::now() > give_up {
-                bail!("{name}: not gone after {} s", PATIENCE.as_secs());
+            if Instant::now() > deadline {
+                bail!("{name}: not deleted after {} s", TIMEOUT.as_secs());
             }
             tokio::time::sleep(Duration::from_millis(25)).await;
         }
@@ -220,19 +217,19 @@ impl Jobs {
     ///
     /// # Errors
     /// Timeout.
-    pub async fn wait_pods(&self, what: &str, is: impl Fn(&[Pod]) -> bool) -> Result<Vec<Pod>> {
-        let give_up = Instant::now() + PATIENCE;
+    pub async fn wait_pods(&self, what: &str, condition: impl Fn(&[Pod]) -> bool) -> Result<Vec<Pod>> {
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let pods = self.pods().await;
             if let Ok(pods) = &pods
-                && is(pods)
+                && condition(pods)
             {
                 return Ok(pods.clone());
             }
-            if Instant::now() > give_up {
+            if Instant::now() > deadline {
                 let names =
                     pods.context("pods cannot be listed")?.iter().map(ResourceExt::name_any).collect::<Vec<_>>();
-                bail!("pods not {what} after {} s: {names:?}", PATIENCE.as_secs());
+                bail!("pods not {what} after {} s: {names:?}", TIMEOUT.as_secs());
             }
             tokio::time::sleep(Duration::from_millis(25)).await;
         }
@@ -253,18 +250,18 @@ impl Jobs {
     /// The events cannot be listed, or none appeared in time.
     pub async fn events(&self, name: &str, reason: &str) -> Result<Vec<String>> {
         let api = Api::<k8s_openapi::api::events::v1::Event>::namespaced(self.client.clone(), &self.namespace);
-        let of_job = |event: &k8s_openapi::api::events::v1::Event| {
+        let is_about_job = |event: &k8s_openapi::api::events::v1::Event| {
             event.regarding.as_ref().is_some_and(|regarding| regarding.name.as_deref() == Some(name))
                 && event.reason.as_deref() == Some(reason)
         };
-        let give_up = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let events = api.list(&ListParams::default()).await?.items;
-            let notes: Vec<String> = events.into_iter().filter(of_job).filter_map(|event| event.note).collect();
+            let notes: Vec<String> = events.into_iter().filter(is_about_job).filter_map(|event| event.note).collect();
             if !notes.is_empty() {
                 return Ok(notes);
             }
-            if Instant::now() > give_up {
+            if Instant::now() > deadline {
                 bail!("no event {reason} of {name}");
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -278,7 +275,7 @@ pub fn stage_of(job: &TrainJob) -> Option<&str> {
 }
 
 /// Returns whether the status reports that another writer reverts the controller's changes.
-pub fn tells_of_a_fight(job: &TrainJob) -> bool {
+pub fn reports_fight(job: &TrainJob) -> bool {
     condition_of(job, "Succeeded").is_some_and(|told| told.message.contains("keeps reverting"))
 }
 

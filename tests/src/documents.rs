@@ -45,7 +45,7 @@ pub enum Class {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
     /// File and line of the opening fence.
-    pub place: String,
+    pub location: String,
     /// Info string: the language, and the text after it.
     pub info: String,
     /// Contents.
@@ -70,7 +70,7 @@ impl Block {
         let (_, class) = self.info.split_once(' ').unwrap_or_default();
         let unknown = || {
             let expected = "local, local exit=CODE, plane, cluster, job, build, or other: REASON";
-            format!("{}: class of the block: got `{class}`; expected {expected} (tests/src/documents.rs)", self.place)
+            format!("{}: block class: got `{class}`; expected {expected} (tests/src/documents.rs)", self.location)
         };
         match class.trim() {
             "local" => Ok(Class::Local { exit: 0 }),
@@ -105,7 +105,7 @@ impl Block {
 impl Command {
     /// Returns the arguments of every cargo call in the line, including calls inside pipelines and
     /// lists.
-    pub fn of_cargo(&self) -> Vec<Vec<&str>> {
+    pub fn cargo_arguments(&self) -> Vec<Vec<&str>> {
         let code = self.line.split(" #").next().unwrap_or_default();
         let parts = code.split(['(', ')', '|', ';', '&']).map(str::split_whitespace);
         let commands = parts.filter_map(|words| {
@@ -117,8 +117,8 @@ impl Command {
 
     /// Returns whether tests skip the line: it calls cargo, or exports a shell variable that the
     /// test sets itself.
-    pub fn is_left_out(&self) -> bool {
-        !self.of_cargo().is_empty() || self.line.starts_with("export ")
+    pub fn is_skipped(&self) -> bool {
+        !self.cargo_arguments().is_empty() || self.line.starts_with("export ")
     }
 }
 
@@ -130,8 +130,8 @@ pub fn blocks_in(file: &str, text: &str) -> Vec<Block> {
         match (line.trim_start().strip_prefix("```"), open) {
             (Some(info), None) => {
                 open = Some(info);
-                let place = format!("{file}:{}", index + 1);
-                blocks.push(Block { place, info: info.trim().to_string(), text: String::new() });
+                let location = format!("{file}:{}", index + 1);
+                blocks.push(Block { location, info: info.trim().to_string(), text: String::new() });
             }
             (Some(_), Some(_)) => open = None,
             (None, Some(_)) => {
@@ -181,42 +181,43 @@ mod tests {
     use super::*;
 
     fn block(info: &str, text: &str) -> Block {
-        Block { place: "a.md:1".into(), info: info.into(), text: text.into() }
+        Block { location: "a.md:1".into(), info: info.into(), text: text.into() }
     }
 
     #[test]
-    fn blocks_are_found_with_their_places() {
+    fn blocks_have_locations() {
         let text = "a\n```sh local\none\n```\n```yaml\nno: 1\n```\n  ```console other: needs a GPU\n  $ x\n  ```\n```sh\n```\n";
         let found = blocks_in("a.md", text);
-        let places: Vec<(&str, &str)> = found.iter().map(|block| (block.place.as_str(), block.info.as_str())).collect();
+        let places: Vec<(&str, &str)> =
+            found.iter().map(|block| (block.location.as_str(), block.info.as_str())).collect();
         assert_eq!(places, [("a.md:2", "sh local"), ("a.md:8", "console other: needs a GPU"), ("a.md:11", "sh")]);
         assert_eq!(found[0].text, "one\n");
     }
 
     #[test]
-    fn a_class_is_known_or_refused() {
+    fn unknown_classes_are_rejected() {
         let class = |info: &str| block(info, "").class();
         assert_eq!(class("sh local"), Ok(Class::Local { exit: 0 }));
         assert_eq!(class("sh local exit=7"), Ok(Class::Local { exit: 7 }));
         assert_eq!(class("sh other: needs a GPU"), Ok(Class::Other("needs a GPU".into())));
         for info in ["sh", "sh loca", "sh local exit=x", "sh other:", "sh other: gpu", "console"] {
             let refused = class(info).unwrap_err();
-            assert!(refused.starts_with("a.md:1: class of the block: got `"), "{info}: {refused}");
+            assert!(refused.starts_with("a.md:1: block class: got `"), "{info}: {refused}");
         }
     }
 
     #[test]
-    fn commands_have_what_they_print() {
+    fn commands_include_their_output() {
         let commands = block("console local", "$ one\nprinted\n  more\n$ two\n").commands();
         let expected = [("one", Some("printed\n  more")), ("two", None)];
         let expected = expected.map(|(line, output)| Command { line: line.into(), output: output.map(str::to_string) });
         assert_eq!(commands, expected);
         let commands = block("sh build", "# why\n\nA=1 cargo xtask test   # all\ncargo-deny\n").commands();
         assert_eq!(commands.len(), 2);
-        assert_eq!(commands[0].of_cargo(), [["xtask", "test"]]);
-        assert!(commands[1].of_cargo().is_empty() && !commands[1].is_left_out());
-        let inner =
+        assert_eq!(commands[0].cargo_arguments(), [["xtask", "test"]]);
+        assert!(commands[1].cargo_arguments().is_empty() && !commands[1].is_skipped());
+        let nested =
             Command { line: "export A=\"$(cargo xtask programs helm | sed x):$(cargo y)\"".into(), output: None };
-        assert_eq!(inner.of_cargo(), [vec!["xtask", "programs", "helm"], vec!["y"]]);
+        assert_eq!(nested.cargo_arguments(), [vec!["xtask", "programs", "helm"], vec!["y"]]);
     }
 }

@@ -81,7 +81,7 @@ pub fn uuids(report: &GPUTopology) -> Vec<String> {
 }
 
 /// Returns the agent's record that the device plugin assigned a GPU to a pod's trainer container.
-pub fn given(uuid: &str, namespace: &str, pod: &str) -> DeviceUse {
+pub fn device_use(uuid: &str, namespace: &str, pod: &str) -> DeviceUse {
     DeviceUse {
         device: uuid.into(),
         resource: RESOURCE.into(),
@@ -188,7 +188,7 @@ impl GpuNodes {
     ///
     /// # Errors
     /// The API server rejects the request.
-    pub async fn silence(&self, node: &str) -> Result<()> {
+    pub async fn delete_report(&self, node: &str) -> Result<()> {
         Api::<GPUTopology>::all(self.client.clone()).delete(node, &DeleteParams::default()).await?;
         Ok(())
     }
@@ -242,7 +242,10 @@ impl GpuNodes {
             let results =
                 claim.status.as_ref().and_then(|status| status.allocation.as_ref()?.devices.as_ref()?.results.clone());
             let uuid = |result: &k8s_openapi::api::resource::v1::DeviceRequestAllocationResult| {
-                names.get(&(result.pool.clone(), result.device.clone())).cloned().context("a device that nobody offers")
+                names
+                    .get(&(result.pool.clone(), result.device.clone()))
+                    .cloned()
+                    .context("no ResourceSlice offers the device")
             };
             let got = results.iter().flatten().map(uuid).collect::<Result<BTreeSet<String>>>()?;
             allocated.insert(claim.name_any(), got);
@@ -255,7 +258,7 @@ impl GpuNodes {
     ///
     /// # Errors
     /// They are not allocated in time.
-    pub async fn take(&self, namespace: &str, name: &str, node: &str, uuids: &[String]) -> Result<()> {
+    pub async fn occupy(&self, namespace: &str, name: &str, node: &str, uuids: &[String]) -> Result<()> {
         let list = serde_json::to_string(uuids)?;
         let expression = format!("device.attributes['{DRIVER}'].?uuid.orValue('') in {list}");
         let claim: ResourceClaim = serde_json::from_value(json!({
@@ -279,13 +282,13 @@ impl GpuNodes {
         Api::<k8s_openapi::api::core::v1::Pod>::namespaced(self.client.clone(), namespace)
             .create(&PostParams::default(), &pod)
             .await?;
-        let give_up = std::time::Instant::now() + crate::PATIENCE;
+        let deadline = std::time::Instant::now() + crate::TIMEOUT;
         loop {
             let got = self.allocated(namespace).await?.remove(name).unwrap_or_default();
             if got.len() == uuids.len() {
                 return Ok(());
             }
-            anyhow::ensure!(std::time::Instant::now() < give_up, "{name} got {got:?} of {uuids:?}");
+            anyhow::ensure!(std::time::Instant::now() < deadline, "{name} got {got:?} of {uuids:?}");
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         }
     }

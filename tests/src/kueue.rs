@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Startup timeout.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Installs Kueue's CRDs and webhooks, starts it, and waits until it accepts pods. `settings` are
 /// merged into its configuration.
@@ -59,7 +59,7 @@ pub async fn start(plane: &ControlPlane, folder: &Path, settings: Value) -> Resu
     let mut kueue = Daemon::start(Path::new("unshare"), &arguments, &environment, &plane.folder().join("kueue.log"))?;
     let address = ([127, 0, 0, 1], health).into();
     let is_ready = || Ok(crate::page(address, "/readyz").is_some_and(|page| page.starts_with("HTTP/1.1 200")));
-    kueue.until("ready", PATIENCE, is_ready)?;
+    kueue.until("ready", TIMEOUT, is_ready)?;
     let manifests = folder.join("data/webhook/manifests.yaml");
     let text = fs::read_to_string(&manifests).with_context(|| manifests.display().to_string())?;
     let configurations: Vec<Value> = serde_saphyr::from_multiple(&text)?;

@@ -22,12 +22,12 @@ pub struct Leftover {
     /// Command line.
     pub command: String,
     /// Our sockets and shared memory that the process holds.
-    pub holds: Vec<String>,
+    pub held_resources: Vec<String>,
 }
 
 impl Leftover {
     /// Kills the process.
-    pub fn end(&self) {
+    pub fn kill(&self) {
         if let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) {
             let _ = kill_process(pid, Signal::KILL);
         }
@@ -49,13 +49,13 @@ pub fn leftovers(folder: &Path) -> Vec<Leftover> {
             continue;
         }
         let command = String::from_utf8_lossy(&command).replace('\0', " ").trim_end().to_string();
-        found.push(Leftover { pid, command, holds: holds(&entry.path()) });
+        found.push(Leftover { pid, command, held_resources: held_resources(&entry.path()) });
     }
     found
 }
 
 /// Our sockets and memfds held by a process.
-fn holds(process: &Path) -> Vec<String> {
+fn held_resources(process: &Path) -> Vec<String> {
     let mut found = BTreeSet::new();
     let sockets = fs::read_to_string(process.join("net/unix")).unwrap_or_default();
     for descriptor in fs::read_dir(process.join("fd")).into_iter().flatten().flatten() {
@@ -92,25 +92,25 @@ fn contains(text: &[u8], part: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{holds, mappings};
+    use super::{held_resources, mappings};
     use rustix::fs::MemfdFlags;
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{SocketAddr, UnixListener};
     use std::path::Path;
 
     #[test]
-    fn a_socket_and_shared_memory_are_seen() {
-        let name = format!("switchyard-planted-{}", std::process::id());
-        assert_eq!(holds(Path::new("/proc/self")), Vec::<String>::new());
+    fn sockets_and_shared_memory_are_found() {
+        let name = format!("switchyard-leftover-{}", std::process::id());
+        assert_eq!(held_resources(Path::new("/proc/self")), Vec::<String>::new());
         let _socket = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
         let _memory = rustix::fs::memfd_create("switchyard-buckets", MemfdFlags::CLOEXEC).unwrap();
-        let found = holds(Path::new("/proc/self"));
+        let found = held_resources(Path::new("/proc/self"));
         assert!(found.contains(&format!("socket @{name}")), "{found:?}");
         assert!(found.iter().any(|held| held.contains("memfd:switchyard-buckets")), "{found:?}");
     }
 
     #[test]
-    fn mappings_of_ours_are_seen() {
+    fn our_mappings_are_found() {
         let table = "7f00-7f10 rw-s 00000000 00:01 5 /memfd:switchyard-buckets (deleted)\n7f20-7f30 rw-s 00000000 00:01 6 /memfd:other\n";
         assert_eq!(mappings(table), ["mapping of switchyard-buckets (deleted)"]);
     }

@@ -29,12 +29,12 @@ pub mod nodes;
 mod pages;
 pub mod placement;
 mod pod_resources;
+mod pod_tracker;
 mod program;
 mod programs;
 pub mod random;
 mod records;
 mod scene;
-mod seen;
 pub mod size;
 mod wait;
 
@@ -48,17 +48,17 @@ pub use leftovers::{Leftover, leftovers};
 pub use manifest::Manifest;
 pub use pages::page;
 pub use pod_resources::{PodResources, Reply, message};
+pub use pod_tracker::{PodState, PodTracker};
 pub use program::{Ended, Program, Running};
-pub use programs::{cargo, clock_by, gpu_probe, planted, programs, target, xtask};
+pub use programs::{cargo, gpu_probe, mutants_program, programs, shifted_clock, target, xtask};
 pub use random::Random;
-pub use records::{MadeUpRun, Trouble};
+pub use records::{Anomaly, SyntheticRun};
 pub use scene::Scene;
-pub use seen::{PodSeen, PodsSeen};
 pub use wait::{until, until_async};
 
 use std::path::Path;
 
 /// Root folder of the repository.
 pub fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("invariant: this package lies in a folder of the repository")
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("invariant: this package is in a folder of the repository")
 }

@@ -30,11 +30,11 @@ impl Manifest {
     /// the way.
     #[must_use]
     pub fn with(mut self, field: &str, value: impl Into<Value>) -> Self {
-        let mut place = &mut self.0["spec"];
+        let mut target = &mut self.0["spec"];
         for part in field.split('.') {
-            place = &mut place[part];
+            target = &mut target[part];
         }
-        *place = value.into();
+        *target = value.into();
         self
     }
 

@@ -2,8 +2,8 @@
 //! them.
 //!
 //! The workspace is copied below the target folder, and all edits are applied to the copy. The
-//! program is built there as `switchyard-planted`, in the same target folder and with the same
-//! third-party crates. `SWITCHYARD_PLANTED` selects the active mutant; without it, the program
+//! program is built there as `switchyard-mutants`, in the same target folder and with the same
+//! third-party crates. `SWITCHYARD_MUTANT` selects the active mutant; without it, the program
 //! behaves like `switchyard-controller`.
 
 use crate::{root, target};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Environment variable with the name of the active mutant.
-pub const ACTIVE: &str = "SWITCHYARD_PLANTED";
+pub const ACTIVE_MUTANT: &str = "SWITCHYARD_MUTANT";
 
 /// A mutant: code inserted before a text that occurs exactly once in a file.
 struct Mutant {
@@ -82,7 +82,7 @@ const MUTANTS: [Mutant; 7] = [
 ///
 /// # Errors
 /// The product does not contain the anchor text exactly once.
-fn edited(mutant: &Mutant, product: &str, text: &str) -> Result<String, String> {
+fn mutate(mutant: &Mutant, product: &str, text: &str) -> Result<String, String> {
     let count = product.matches(mutant.before).count();
     if count != 1 {
         return Err(format!(
@@ -90,7 +90,7 @@ fn edited(mutant: &Mutant, product: &str, text: &str) -> Result<String, String> 
             mutant.name, mutant.file, mutant.before
         ));
     }
-    let active = format!("matches!(std::env::var(\"{ACTIVE}\").as_deref(), Ok(\"{}\"))", mutant.name);
+    let active = format!("matches!(std::env::var(\"{ACTIVE_MUTANT}\").as_deref(), Ok(\"{}\"))", mutant.name);
     let at = text.find(mutant.before).expect("invariant: only insertions");
     Ok(format!("{}{}{}", &text[..at], mutant.insert.replace("bug!()", &active), &text[at..]))
 }
@@ -106,11 +106,11 @@ pub(crate) fn copy() -> PathBuf {
         .args(["ls-files", "--cached", "--others", "--exclude-standard"])
         .current_dir(root())
         .output();
-    let files = String::from_utf8(files.expect("git ls-files").stdout).expect("names of files are UTF-8");
+    let files = String::from_utf8(files.expect("git ls-files").stdout).expect("file names are UTF-8");
     for file in files.lines().filter(|file| !file.starts_with("docs/results/")) {
         let Ok(bytes) = fs::read(root().join(file)) else { continue };
         let bytes = match String::from_utf8(bytes) {
-            Ok(text) => changed(file, text).unwrap_or_else(|fault| panic!("{fault}")).into_bytes(),
+            Ok(text) => transform(file, text).unwrap_or_else(|fault| panic!("{fault}")).into_bytes(),
             Err(error) => error.into_bytes(),
         };
         write(&folder.join(file), &bytes);
@@ -119,29 +119,29 @@ pub(crate) fn copy() -> PathBuf {
 }
 
 /// Returns the text of a file in the copy.
-fn changed(file: &str, product: String) -> Result<String, String> {
+fn transform(file: &str, product: String) -> Result<String, String> {
     if file == "Cargo.toml" {
         // Cargo distinguishes packages by their path in the workspace and their version, not by the
         // workspace's folder. Both workspaces share a target folder for third-party crates, so with
         // the same version they would overwrite and reuse each other's crates.
         let (before, after) = product.split_once("\nversion = \"").ok_or("Cargo.toml has no version; expected one")?;
-        let (version, after) = after.split_once('"').ok_or("the version of Cargo.toml has no end")?;
-        return Ok(format!("{before}\nversion = \"{version}-planted\"{after}"));
+        let (version, after) = after.split_once('"').ok_or("the version in Cargo.toml has no closing quote")?;
+        return Ok(format!("{before}\nversion = \"{version}-mutants\"{after}"));
     }
     if file == "src/daemon/Cargo.toml" {
         // Build only the controller, because the other commands of `switchyard` would double the
         // build.
-        return Ok(format!("{product}\n[[bin]]\nname = \"switchyard-planted\"\npath = \"main.rs\"\n"));
+        return Ok(format!("{product}\n[[bin]]\nname = \"switchyard-mutants\"\npath = \"main.rs\"\n"));
     }
     let mut mutants = MUTANTS.iter().filter(|mutant| mutant.file == file);
-    mutants.try_fold(product.clone(), |text, mutant| edited(mutant, &product, &text))
+    mutants.try_fold(product.clone(), |text, mutant| mutate(mutant, &product, &text))
 }
 
 fn write(path: &Path, bytes: &[u8]) {
     if fs::read(path).is_ok_and(|before| before == bytes) {
         return;
     }
-    let parent = path.parent().expect("a file lies in a folder");
+    let parent = path.parent().expect("invariant: a file has a parent folder");
     fs::create_dir_all(parent)
         .and_then(|()| fs::write(path, bytes))
         .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -152,27 +152,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_edit_fits_the_product() {
+    fn every_mutant_applies() {
         for mutant in &MUTANTS {
             let product = fs::read_to_string(root().join(mutant.file)).unwrap();
-            let text = edited(mutant, &product, &product).unwrap();
+            let text = mutate(mutant, &product, &product).unwrap();
             assert!(text.len() > product.len() && text.contains(mutant.name), "{}", mutant.name);
         }
     }
 
     #[test]
-    fn the_copy_is_another_package() {
+    fn the_copy_has_its_own_version() {
         let product = fs::read_to_string(root().join("Cargo.toml")).unwrap();
-        let copy = changed("Cargo.toml", product).unwrap();
-        assert!(copy.contains("-planted\"\nedition"), "{copy}");
-        assert!(changed("Cargo.toml", "[workspace.package]\n".into()).is_err());
+        let copy = transform("Cargo.toml", product).unwrap();
+        assert!(copy.contains("-mutants\"\nedition"), "{copy}");
+        assert!(transform("Cargo.toml", "[workspace.package]\n".into()).is_err());
     }
 
     #[test]
-    fn an_edit_without_its_place_is_refused() {
+    fn ambiguous_mutants_are_rejected() {
         for product in ["fn f() {}", "x\nx\n"] {
             let mutant = Mutant { name: "m", file: "f.rs", before: "x\n", insert: "y\n" };
-            assert!(edited(&mutant, product, product).unwrap_err().contains("expected once"));
+            assert!(mutate(&mutant, product, product).unwrap_err().contains("expected once"));
         }
     }
 }

@@ -97,9 +97,9 @@ impl Program {
     /// Starts the program and waits until it ends.
     ///
     /// # Panics
-    /// The program cannot be started, or does not end within `deadline`; then it is killed.
-    pub fn run(self, deadline: Duration) -> Ended {
-        self.start().wait(deadline)
+    /// The program cannot be started, or does not end within `timeout`; then it is killed.
+    pub fn run(self, timeout: Duration) -> Ended {
+        self.start().wait(timeout)
     }
 }
 
@@ -126,8 +126,8 @@ impl Running {
     /// Waits until the program has printed `word` on either stream.
     ///
     /// # Panics
-    /// The program ends, or `deadline` passes, before that.
-    pub fn wait_for(&mut self, word: &str, deadline: Duration) {
+    /// The program ends, or `timeout` passes, before that.
+    pub fn wait_for(&mut self, word: &str, timeout: Duration) {
         let start = Instant::now();
         loop {
             let (stdout, stderr) = self.output();
@@ -135,9 +135,9 @@ impl Running {
                 return;
             }
             let ended = self.child.try_wait().is_ok_and(|status| status.is_some());
-            if ended || start.elapsed() > deadline {
+            if ended || start.elapsed() > timeout {
                 let _ = self.child.kill();
-                panic!("{}: no `{word}` within {deadline:?} (ended: {ended})\n{stdout}\n{stderr}", self.name);
+                panic!("{}: no `{word}` within {timeout:?} (ended: {ended})\n{stdout}\n{stderr}", self.name);
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -146,18 +146,18 @@ impl Running {
     /// Waits until the program ends.
     ///
     /// # Panics
-    /// The program does not end within `deadline` from now; then it is killed.
-    pub fn wait(mut self, deadline: Duration) -> Ended {
+    /// The program does not end within `timeout` from now; then it is killed.
+    pub fn wait(mut self, timeout: Duration) -> Ended {
         let from = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().expect("invariant: it is our child") {
                 return self.ended(status);
             }
-            if from.elapsed() > deadline {
+            if from.elapsed() > timeout {
                 let _ = self.child.kill();
                 let _ = self.child.wait();
                 let (stdout, stderr) = self.output();
-                panic!("{} did not end within {deadline:?}\nstdout: {stdout}\nstderr: {stderr}", self.name);
+                panic!("{} did not end within {timeout:?}\nstdout: {stdout}\nstderr: {stderr}", self.name);
             }
             std::thread::sleep(Duration::from_millis(5));
         }

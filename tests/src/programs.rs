@@ -53,14 +53,14 @@ pub fn gpu_probe() -> &'static Path {
 }
 
 /// Returns the path of a `switchyard-controller` with mutants that the fault tests must catch.
-/// `SWITCHYARD_PLANTED` selects one (see `tests/src/mutants.rs`).
+/// `SWITCHYARD_MUTANT` selects one (see `tests/src/mutants.rs`).
 ///
 /// # Panics
 /// The build failed.
-pub fn planted() -> &'static Path {
+pub fn mutants_program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
-        let name = "switchyard-planted";
+        let name = "switchyard-mutants";
         // Select the whole workspace, as in every other build, so that third-party crates get the
         // same features.
         build_in(&mutants::copy(), &["--workspace", "--bin", name], &[name]).join(name)
@@ -72,7 +72,7 @@ pub fn planted() -> &'static Path {
 ///
 /// # Panics
 /// The clock library does not build.
-pub fn clock_by(file: &Path) -> Vec<(&'static str, String)> {
+pub fn shifted_clock(file: &Path) -> Vec<(&'static str, String)> {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let library = "libswitchyard_test_clock.so";
     let folder = FOLDER.get_or_init(|| build(&["--package", "switchyard-test-clock"], &[library]));
@@ -85,7 +85,7 @@ pub fn clock_by(file: &Path) -> Vec<(&'static str, String)> {
 /// # Panics
 /// The test binary was moved out of it.
 pub fn target() -> PathBuf {
-    profile_folder().parent().expect("invariant: the profile's folder lies in the target folder").to_path_buf()
+    profile_folder().parent().expect("invariant: the profile's folder is in the target folder").to_path_buf()
 }
 
 /// Returns the profile folder that contains the running program.
@@ -96,10 +96,10 @@ fn profile_folder() -> PathBuf {
 /// Tests are TARGET/PROFILE/deps/test-0123, for any CARGO_TARGET_DIR or configuration; the cluster
 /// benchmark is TARGET/PROFILE/switchyard-bench-cluster.
 fn profile_of(program: &Path) -> PathBuf {
-    let folder = program.parent().expect("invariant: a program lies in a folder");
+    let folder = program.parent().expect("invariant: a program has a parent folder");
     let is_test = folder.file_name().is_some_and(|name| name == "deps");
     let profile = if is_test { folder.parent() } else { Some(folder) };
-    profile.expect("invariant: tests lie in a folder of the profile").to_path_buf()
+    profile.expect("invariant: tests are in the profile's folder").to_path_buf()
 }
 
 /// Returns a cargo command in the repository, with the running test's target folder.
@@ -108,9 +108,9 @@ pub fn cargo(arguments: &[&str]) -> Command {
     cargo.args(arguments).current_dir(root()).env("CARGO_TARGET_DIR", target());
     // Remove cargo's variables about the test's package, and the one that makes the test runner
     // report times. Build scripts read them, and would rebuild half of the tree each time.
-    let is_of_the_test =
+    let is_test_variable =
         |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") || name == "RUSTC_BOOTSTRAP";
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_of_the_test)) {
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_test_variable)) {
         cargo.env_remove(name);
     }
     cargo

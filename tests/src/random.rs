@@ -26,7 +26,7 @@ impl Random {
     }
 
     /// Returns a random element.
-    pub fn pick<'a, T>(&self, of: &'a [T]) -> &'a T {
-        &of[self.below(of.len())]
+    pub fn pick<'a, T>(&self, items: &'a [T]) -> &'a T {
+        &items[self.below(items.len())]
     }
 }

@@ -10,7 +10,7 @@ use switchyard_worker_contract::record::{self, StepRecord};
 
 /// Problem of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Trouble {
+pub enum Anomaly {
     /// A healthy run.
     None,
     /// The reader has too few threads.
@@ -25,21 +25,21 @@ pub enum Trouble {
     Gpu,
 }
 
-impl Trouble {
+impl Anomaly {
     /// All problems.
-    pub const ALL: [Trouble; 6] =
-        [Trouble::None, Trouble::Input, Trouble::Communication, Trouble::Straggler, Trouble::Overflow, Trouble::Gpu];
+    pub const ALL: [Anomaly; 6] =
+        [Anomaly::None, Anomaly::Input, Anomaly::Communication, Anomaly::Straggler, Anomaly::Overflow, Anomaly::Gpu];
 }
 
 /// Parameters of a synthetic run.
 #[derive(Debug, Clone)]
-pub struct MadeUpRun {
+pub struct SyntheticRun {
     /// Number of ranks; eight per node.
     pub ranks: u32,
     /// Number of steps.
     pub steps: u64,
     /// Problem of the run.
-    pub trouble: Trouble,
+    pub anomaly: Anomaly,
     /// Steps after which the run fails; a new attempt resumes 50 steps earlier.
     pub failures: Vec<u64>,
     /// Seed for everything else.
@@ -53,10 +53,10 @@ const CHECKPOINT: u64 = 100;
 /// 2026-11-20T14:00:00Z in microseconds.
 const START_US: i64 = 1_795_183_200_000_000;
 
-impl MadeUpRun {
+impl SyntheticRun {
     /// A run without failures.
-    pub fn new(ranks: u32, steps: u64, trouble: Trouble) -> MadeUpRun {
-        MadeUpRun { ranks, steps, trouble, failures: Vec::new(), seed: 7 }
+    pub fn new(ranks: u32, steps: u64, anomaly: Anomaly) -> SyntheticRun {
+        SyntheticRun { ranks, steps, anomaly, failures: Vec::new(), seed: 7 }
     }
 
     /// Writes the run directory.
@@ -66,7 +66,7 @@ impl MadeUpRun {
     pub fn write(&self, folder: &Path) {
         let put = |name: &str, text: &str| {
             let path = folder.join(name);
-            fs::create_dir_all(path.parent().expect("invariant: it lies in the folder")).expect("a folder");
+            fs::create_dir_all(path.parent().expect("invariant: it is in the run directory")).expect("a folder");
             fs::write(&path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         };
         // JSON is valid YAML.
@@ -85,19 +85,19 @@ impl MadeUpRun {
     fn transport(&self) -> &'static str {
         match self.ranks {
             1 => "none",
-            _ if self.trouble == Trouble::Communication => "tcp",
+            _ if self.anomaly == Anomaly::Communication => "tcp",
             2..=PER_NODE => "shm",
             _ => "hierarchical",
         }
     }
 
     fn buckets(&self) -> Vec<u64> {
-        if self.trouble == Trouble::Communication { vec![24 << 20] } else { vec![2 << 20; 12] }
+        if self.anomaly == Anomaly::Communication { vec![24 << 20] } else { vec![2 << 20; 12] }
     }
 
     fn engine(&self) -> Value {
         let scaling = json!({"dynamic": {"initialScale": 65536.0, "growthFactor": 2.0, "backoffFactor": 0.5, "growthIntervalSteps": 20}});
-        let precision = if self.trouble == Trouble::Overflow {
+        let precision = if self.anomaly == Anomaly::Overflow {
             json!({"amp": {"computeType": "fp16", "lossScaling": scaling}})
         } else {
             json!("fp32")
@@ -121,7 +121,7 @@ impl MadeUpRun {
             },
             "schedule": {"kind": "cosine", "warmupSteps": 100, "finalLearningRate": 0.0001},
             "precision": precision,
-            "overlap": {"enabled": self.trouble != Trouble::Communication, "communicators": 1, "wireType": "fp32", "syncAllReduce": false},
+            "overlap": {"enabled": self.anomaly != Anomaly::Communication, "communicators": 1, "wireType": "fp32", "syncAllReduce": false},
             "memory": {"fraction": 0.95, "releaseEverySteps": 0},
             "evaluation": {"everySteps": 200, "batches": 4},
             "fetchEverySteps": 30,
@@ -136,7 +136,7 @@ impl MadeUpRun {
         json!({
             "model": "GPT 4x128", "sample": "128 tokens", "item": "tokens", "parameters": 6_291_456, "gradientTensors": 52,
             "memory": {"weights": 24 << 20, "gradients": 24 << 20, "optimizer": 48 << 20, "activations": 180 << 20, "input": 6 << 20},
-            "fp32MemoryBytes": (self.trouble == Trouble::Overflow).then_some(420 << 20),
+            "fp32MemoryBytes": (self.anomaly == Anomaly::Overflow).then_some(420 << 20),
             "kernel": "avx2", "files": 1284, "emptyFiles": 0, "bytes": 10_066_330, "trainItems": 9_059_697, "validationItems": 1_006_633,
             "dataDigest": "0011223344556677", "unigramNats": 3.31, "bigramNats": 2.45, "samplesPerStep": 16 * self.ranks,
             "itemsPerStep": 2048 * self.ranks, "stepsPerEpoch": 4915, "totalSteps": self.steps,
@@ -194,9 +194,9 @@ impl MadeUpRun {
         };
         for attempt in 1..=self.failures.len() as u32 + 1 {
             let last = self.failures.get(attempt as usize - 1).copied().unwrap_or(self.steps);
-            let alone = match self.trouble {
+            let alone = match self.anomaly {
                 _ if self.ranks == 1 => 0.0,
-                Trouble::Communication => 38.0,
+                Anomaly::Communication => 38.0,
                 _ => 6.0,
             };
             for rank in 0..self.ranks {
@@ -217,16 +217,16 @@ impl MadeUpRun {
                 let slow = if index < 5 { 1.6 } else { 1.0 } * if random.below(60) == 0 { 1.3 } else { 1.0 };
                 let mut records: Vec<StepRecord> =
                     (0..self.ranks).map(|rank| self.compute(rank, slow, &noise)).collect();
-                let own = |record: &StepRecord| {
+                let compute_ms = |record: &StepRecord| {
                     record.input_ms + record.forward_ms + record.backward_ms + record.optimizer_ms
                 };
-                let slowest = records.iter().map(own).fold(0.0, f32::max);
-                let exposed = match self.trouble {
+                let slowest = records.iter().map(compute_ms).fold(0.0, f32::max);
+                let exposed = match self.anomaly {
                     _ if self.ranks == 1 => 0.0,
-                    Trouble::Communication => 36.0 + 2.0 * noise(),
+                    Anomaly::Communication => 36.0 + 2.0 * noise(),
                     _ => 1.2 + 0.3 * noise(),
                 };
-                let overflowed = self.trouble == Trouble::Overflow && step % 21 == 0;
+                let overflowed = self.anomaly == Anomaly::Overflow && step % 21 == 0;
                 scale = if overflowed {
                     (scale / 2.0).max(16.0)
                 } else if step % 20 == 0 {
@@ -239,7 +239,7 @@ impl MadeUpRun {
                 let total = slowest + exposed + checkpoint + other;
                 now += (total * 1000.0) as i64;
                 for (rank, record) in records.iter_mut().enumerate() {
-                    let wait = slowest - own(record) + exposed;
+                    let wait = slowest - compute_ms(record) + exposed;
                     *record = StepRecord {
                         attempt,
                         step,
@@ -257,7 +257,7 @@ impl MadeUpRun {
                         },
                         loss: 1.8 + 3.7 / (1.0 + step as f32 / 80.0) + 0.12 * noise(),
                         gradient_norm: (!overflowed).then_some(0.8 + 0.2 * noise()),
-                        loss_scale: if self.trouble == Trouble::Overflow { scale } else { 1.0 },
+                        loss_scale: if self.anomaly == Anomaly::Overflow { scale } else { 1.0 },
                         learning_rate: 0.001,
                         ..*record
                     };
@@ -271,7 +271,7 @@ impl MadeUpRun {
             }
             let failed = last < self.steps;
             for rank in 0..self.ranks {
-                if self.trouble == Trouble::Gpu {
+                if self.anomaly == Anomaly::Gpu {
                     let xids: &[u32] = if rank + 1 == self.ranks { &[63] } else { &[] };
                     let report = json!({"event": "gpu", "rank": rank, "bus": format!("0000:{:02x}:00.0", rank % 8), "seconds": 60.0,
                         "slowed": [{"by": "power", "seconds": 24.0}], "xids": xids, "correctedErrors": 0, "uncorrectedErrors": 0,
@@ -296,15 +296,15 @@ impl MadeUpRun {
 
     /// Returns a rank's local times in a step.
     fn compute(&self, rank: u32, slow: f32, noise: &dyn Fn() -> f32) -> StepRecord {
-        let slow = slow * if self.trouble == Trouble::Straggler && rank + 1 == self.ranks { 1.15 } else { 1.0 };
-        let time = |mean: f32| mean * slow * (1.0 + 0.02 * noise());
+        let slow = slow * if self.anomaly == Anomaly::Straggler && rank + 1 == self.ranks { 1.15 } else { 1.0 };
+        let sample = |mean: f32| mean * slow * (1.0 + 0.02 * noise());
         let (input_ms, read_ms) =
-            if self.trouble == Trouble::Input { (time(26.0), time(118.0)) } else { (0.3, time(22.0)) };
+            if self.anomaly == Anomaly::Input { (sample(26.0), sample(118.0)) } else { (0.3, sample(22.0)) };
         StepRecord {
             input_ms,
-            forward_ms: time(28.0),
-            backward_ms: time(56.0),
-            optimizer_ms: time(6.0),
+            forward_ms: sample(28.0),
+            backward_ms: sample(56.0),
+            optimizer_ms: sample(6.0),
             read_ms,
             ..StepRecord::default()
         }

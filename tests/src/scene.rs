@@ -45,7 +45,7 @@ impl Scene {
     /// The file cannot be written.
     pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.join(name);
-        let folder = path.parent().expect("invariant: it lies in the scene");
+        let folder = path.parent().expect("invariant: it is in the scene's folder");
         fs::create_dir_all(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
         fs::write(&path, content).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         path
@@ -103,12 +103,12 @@ impl Scene {
         found
     }
 
-    /// Returns processes that were started in the folder and still exist after `patience`.
-    pub fn leftovers(&self, patience: Duration) -> Vec<Leftover> {
+    /// Returns processes that were started in the folder and still exist after `timeout`.
+    pub fn leftovers(&self, timeout: Duration) -> Vec<Leftover> {
         let start = Instant::now();
         loop {
             let found = leftovers(self.path());
-            if found.is_empty() || start.elapsed() > patience {
+            if found.is_empty() || start.elapsed() > timeout {
                 return found;
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -122,7 +122,7 @@ impl Scene {
     /// Something is left.
     pub fn assert_nothing_left(&self) {
         let found = self.leftovers(Duration::from_secs(1));
-        found.iter().for_each(Leftover::end);
+        found.iter().for_each(Leftover::kill);
         assert!(found.is_empty(), "left behind: {found:#?}");
     }
 }
@@ -130,6 +130,6 @@ impl Scene {
 impl Drop for Scene {
     fn drop(&mut self) {
         // Also clean up after a test that fails midway.
-        leftovers(self.path()).iter().for_each(Leftover::end);
+        leftovers(self.path()).iter().for_each(Leftover::kill);
     }
 }

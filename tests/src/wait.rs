@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 /// Time between two polls, short against the seconds that a controller or an API server needs.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Waits until `is` holds. Returns the elapsed time.
+/// Waits until `condition` holds. Returns the elapsed time.
 ///
 /// # Errors
-/// `is` failed, or did not hold within `deadline`.
-pub fn until(what: &str, deadline: Duration, mut is: impl FnMut() -> Result<bool>) -> Result<Duration> {
+/// `condition` failed, or did not hold within `timeout`.
+pub fn until(what: &str, timeout: Duration, mut condition: impl FnMut() -> Result<bool>) -> Result<Duration> {
     let begin = Instant::now();
-    while !is()? {
-        ensure!(begin.elapsed() < deadline, "not {what} after {} s", deadline.as_secs());
+    while !condition()? {
+        ensure!(begin.elapsed() < timeout, "not {what} after {} s", timeout.as_secs());
         std::thread::sleep(POLL);
     }
     Ok(begin.elapsed())
@@ -25,12 +25,12 @@ pub fn until(what: &str, deadline: Duration, mut is: impl FnMut() -> Result<bool
 /// Those of [`until`].
 pub async fn until_async(
     what: &str,
-    deadline: Duration,
-    mut is: impl AsyncFnMut() -> Result<bool>,
+    timeout: Duration,
+    mut condition: impl AsyncFnMut() -> Result<bool>,
 ) -> Result<Duration> {
     let begin = Instant::now();
-    while !is().await? {
-        ensure!(begin.elapsed() < deadline, "not {what} after {} s", deadline.as_secs());
+    while !condition().await? {
+        ensure!(begin.elapsed() < timeout, "not {what} after {} s", timeout.as_secs());
         tokio::time::sleep(POLL).await;
     }
     Ok(begin.elapsed())

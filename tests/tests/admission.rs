@@ -16,7 +16,7 @@ use switchyard_tests::chart::render;
 use switchyard_tests::{ControlPlane, Ended, Options, root};
 
 /// Timeout for an API server to apply a policy.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const CONTROLLER: &str = "system:serviceaccount:switchyard-system:switchyard-controller";
 
 #[derive(Debug, Clone, Deserialize)]
@@ -42,7 +42,8 @@ impl Case {
 
     /// Describes the deviation from the expected result.
     fn fault(&self, accepted: bool, message: &str) -> Option<String> {
-        let missing: Vec<&String> = self.refused.iter().filter(|words| !message.contains(words.as_str())).collect();
+        let missing: Vec<&String> =
+            self.refused.iter().filter(|fragment| !message.contains(fragment.as_str())).collect();
         match (accepted, self.refused.is_empty()) {
             (true, true) => None,
             (true, false) => Some(format!("{}: accepted; expected a refusal with {:?}", self.title, self.refused)),
@@ -84,7 +85,7 @@ impl Scene {
 
     /// Retries until the case ends as expected; returns the last fault at the deadline.
     fn settles(&self, fault: impl Fn() -> Option<String>) -> Option<String> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             match fault() {
                 Some(fault) if Instant::now() >= deadline => return Some(fault),
@@ -212,28 +213,28 @@ fn children(scene: &Scene) {
 fn controllers(scene: &Scene) {
     let owner = |uid: &str| json!([{"apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "name": "a", "uid": uid, "controller": true}]);
     let label = json!({"training.switchyard.dev/job-uid": "1"});
-    let own = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a-1-0", "labels": label, "ownerReferences": owner("1")},
+    let owned_pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a-1-0", "labels": label, "ownerReferences": owner("1")},
         "spec": {"automountServiceAccountToken": false, "schedulingGates": [{"name": "training.switchyard.dev/gang"}],
             "containers": [{"name": "trainer", "image": "image"}]}});
     let with = |path: &str, value: Value| {
-        let mut pod = own.clone();
+        let mut pod = owned_pod.clone();
         *pod.pointer_mut(path).unwrap() = value;
         pod
     };
     let create = ["create", "--dry-run=server", "-f", "-"];
     let host = json!([{"name": "v", "hostPath": {"path": "/"}}]);
-    let way = |mut pod: Value, field: &str, value: Value| {
+    let altered = |mut pod: Value, field: &str, value: Value| {
         pod["spec"][field] = value;
         pod
     };
-    for (pod, words) in [
+    for (pod, fragment) in [
         (with("/metadata/ownerReferences", json!([])), "expected one TrainJob as its controller"),
         (with("/metadata/ownerReferences", owner("2")), "whose UID is in the label"),
         (with("/metadata/labels", json!({})), "whose UID is in the label"),
         (with("/spec/schedulingGates", json!([])), "spec.schedulingGates: expected training.switchyard.dev/gang"),
-        (way(own.clone(), "hostNetwork", json!(true)), "got hostNetwork; expected none of them"),
-        (way(own.clone(), "hostPID", json!(true)), "got hostPID; expected none of them"),
-        (way(own.clone(), "volumes", host), "not in the chart value admissionPolicy.allow.hostPath"),
+        (altered(owned_pod.clone(), "hostNetwork", json!(true)), "got hostNetwork; expected none of them"),
+        (altered(owned_pod.clone(), "hostPID", json!(true)), "got hostPID; expected none of them"),
+        (altered(owned_pod.clone(), "volumes", host), "not in the chart value admissionPolicy.allow.hostPath"),
         (
             with(
                 "/spec/containers/0",
@@ -251,12 +252,12 @@ fn controllers(scene: &Scene) {
     ] {
         let refused = || {
             let ended = scene.as_user(CONTROLLER, &create, &pod);
-            let named = ended.code != Some(0) && ended.stderr.contains(words);
-            (!named).then(|| format!("expected {words:?}, got {}{}", ended.stdout, ended.stderr))
+            let named = ended.code != Some(0) && ended.stderr.contains(fragment);
+            (!named).then(|| format!("expected {fragment:?}, got {}{}", ended.stdout, ended.stderr))
         };
         assert_eq!(scene.settles(refused), None);
     }
-    let made = scene.as_user(CONTROLLER, &["create", "-f", "-"], &own);
+    let made = scene.as_user(CONTROLLER, &["create", "-f", "-"], &owned_pod);
     assert_eq!(made.code, Some(0), "{}", made.stderr);
     let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "theirs"}});
     let theirs = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "theirs"}});
@@ -264,8 +265,8 @@ fn controllers(scene: &Scene) {
     let patch = |what: &str, patch: Value| {
         scene.as_user(CONTROLLER, &["patch", what, "--type=merge", "-p", &patch.to_string()], &Value::Null)
     };
-    for (does, ended, words) in [
-        ("makes a Secret", scene.as_user(CONTROLLER, &create, &secret), "expected one TrainJob as its controller"),
+    for (action, ended, fragment) in [
+        ("creates a Secret", scene.as_user(CONTROLLER, &create, &secret), "expected one TrainJob as its controller"),
         ("changes a ConfigMap", patch("configmap/theirs", json!({"data": {"a": "b"}})), "belongs to no TrainJob"),
         (
             "takes a ConfigMap",
@@ -278,7 +279,7 @@ fn controllers(scene: &Scene) {
             "belongs to no TrainJob",
         ),
         (
-            "gives a pod away",
+            "changes a pod's owner",
             patch(
                 "pod/a-1-0",
                 json!({"metadata": {"labels": {"training.switchyard.dev/job-uid": "2"}, "ownerReferences": owner("2")}}),
@@ -291,7 +292,7 @@ fn controllers(scene: &Scene) {
             "changes no image",
         ),
     ] {
-        assert!(ended.code != Some(0) && ended.stderr.contains(words), "{does}: {}{}", ended.stdout, ended.stderr);
+        assert!(ended.code != Some(0) && ended.stderr.contains(fragment), "{action}: {}{}", ended.stdout, ended.stderr);
     }
     let lifted = patch("pod/a-1-0", json!({"spec": {"schedulingGates": null}}));
     assert_eq!(lifted.code, Some(0), "{}", lifted.stderr);
@@ -330,20 +331,20 @@ fn forgeries(scene: &Scene) {
             let create = ["create", "--dry-run=server", "-f", "-"];
             scene.plane.kubectl_with(&create, &object(metadata).to_string())
         };
-        let refused = |metadata: Value, words: &str| {
+        let refused = |metadata: Value, fragment: &str| {
             let ended = create(metadata);
-            let named = ended.code != Some(0) && ended.stderr.contains(words);
-            (!named).then(|| format!("{kind}: expected {words:?}, got {}{}", ended.stdout, ended.stderr))
+            let named = ended.code != Some(0) && ended.stderr.contains(fragment);
+            (!named).then(|| format!("{kind}: expected {fragment:?}, got {}{}", ended.stdout, ended.stderr))
         };
         let label = |name: &str| format!("training.switchyard.dev/{name}");
         for name in ["job-uid", "job-name", "attempt", "node-rank", "rank"] {
-            let words = format!("metadata.labels[{}]: only the controller of Switchyard sets it", label(name));
-            assert_eq!(scene.settles(|| refused(json!({"labels": {label(name): "1"}}), &words)), None);
+            let fragment = format!("metadata.labels[{}]: only the controller of Switchyard sets it", label(name));
+            assert_eq!(scene.settles(|| refused(json!({"labels": {label(name): "1"}}), &fragment)), None);
             tried += 1;
         }
-        let words = "metadata.ownerReferences: only the controller of Switchyard says that an object belongs to TrainJob victim";
+        let fragment = "metadata.ownerReferences: only the controller of Switchyard says that an object belongs to TrainJob victim";
         let ours = of_job("training.switchyard.dev");
-        assert_eq!(scene.settles(|| refused(json!({"ownerReferences": ours}), words)), None);
+        assert_eq!(scene.settles(|| refused(json!({"ownerReferences": ours}), fragment)), None);
         tried += 1;
         for fine in [
             json!({}),
@@ -376,7 +377,7 @@ fn forgeries(scene: &Scene) {
 }
 
 #[test]
-fn a_case_that_ends_otherwise_is_noticed() {
+fn unexpected_outcomes_are_detected() {
     let all = cases();
     assert!(all.len() >= 60, "{} cases", all.len());
     let accepted = all.iter().find(|case| case.refused.is_empty()).unwrap();

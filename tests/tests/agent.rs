@@ -3,7 +3,7 @@
 
 mod daemon_set;
 mod devices;
-mod troubles;
+mod failures;
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Node;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_tests::{Agent, AgentOptions, ControlPlane, Host, Program, agent_plane, agent_program, until_async};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Several scans of an agent that scans every second.
 const QUIET: Duration = Duration::from_secs(5);
 const SYSTEM: &str = "switchyard-system";
@@ -59,13 +59,13 @@ impl Scene {
 
     /// Waits until the report satisfies `is`.
     async fn report(&self, what: &str, is: impl Fn(&GPUTopology) -> bool) -> Result<GPUTopology> {
-        let give_up = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let report = self.api().get_opt(self.node).await?;
             if let Some(report) = report.as_ref().filter(|report| is(report)) {
                 return Ok(report.clone());
             }
-            if Instant::now() > give_up {
+            if Instant::now() > deadline {
                 let log = std::fs::read_to_string(self.plane.folder().join(format!("{}.log", self.node)));
                 bail!("{}: not {what}: {report:#?}\n{}", self.node, log.unwrap_or_default());
             }
@@ -79,11 +79,11 @@ impl Scene {
 
     /// Number of agent calls for this node so far, by RBAC verb and resource, from the audit log.
     fn calls(&self, verb: &str, resource: &str) -> usize {
-        let audited = self.plane.audited();
-        let of_node = audited.iter().filter(|entry| {
+        let audit_entries = self.plane.audit_entries();
+        let calls = audit_entries.iter().filter(|entry| {
             let field = |path: &str| entry.pointer(path).and_then(Value::as_str).unwrap_or_default();
             let sub = field("/objectRef/subresource");
-            let of = if sub.is_empty() {
+            let target = if sub.is_empty() {
                 field("/objectRef/resource").to_string()
             } else {
                 format!("{}/{sub}", field("/objectRef/resource"))
@@ -91,9 +91,9 @@ impl Scene {
             field("/user/username") == USER
                 && field("/objectRef/name") == self.node
                 && field("/verb") == verb
-                && of == resource
+                && target == resource
         });
-        of_node.count()
+        calls.count()
     }
 
     /// Number of report writes that the API server accepted.
@@ -105,7 +105,7 @@ impl Scene {
 }
 
 async fn until(what: &str, is: impl Fn() -> bool) -> Result<()> {
-    until_async(what, PATIENCE, async || Ok(is())).await.map(drop)
+    until_async(what, TIMEOUT, async || Ok(is())).await.map(drop)
 }
 
 fn kernel(report: &GPUTopology) -> Option<&str> {
@@ -143,10 +143,10 @@ async fn a_report_is_written_once_and_a_change_once_more() -> Result<()> {
 
     tokio::time::sleep(QUIET).await;
     let scans = agent.metric("switchyard_agent_scans_total{outcome=\"complete\"}");
-    ensure!(scans >= 3.0, "{scans} looks in {QUIET:?}: nothing was tested");
+    ensure!(scans >= 3.0, "{scans} scans in {QUIET:?}, too few for this test");
     let calls =
         async |scene: &Scene| (scene.writes().await, scene.calls("get", "gputopologies"), scene.calls("get", "nodes"));
-    assert_eq!(calls(&scene).await, (1, 1, 1), "an agent with nothing new is silent, reads included");
+    assert_eq!(calls(&scene).await, (1, 1, 1), "an agent without news neither reads nor writes");
     let quiet = scene.kernel("1.0.0").await?;
     assert_eq!(quiet.resource_version(), first.resource_version());
 
@@ -167,7 +167,7 @@ async fn a_report_is_written_once_and_a_change_once_more() -> Result<()> {
     let writes = scene.writes().await;
     assert!(writes <= 4, "{writes} writes");
     agent.daemon.signal(Signal::TERM);
-    assert_eq!(agent.daemon.wait(PATIENCE), Some(0), "{}", agent.daemon.tail());
+    assert_eq!(agent.daemon.wait(TIMEOUT), Some(0), "{}", agent.daemon.tail());
     Ok(())
 }
 
@@ -185,13 +185,13 @@ async fn a_report_without_a_change_is_renewed() -> Result<()> {
     until("counted", || agent.metric("switchyard_agent_writes_total{what=\"renewal\"}") >= 1.0).await?;
     let (Some(status), Some(before)) = (&mut renewed.status, &first.status) else { bail!("no status") };
     status.observed_time.clone_from(&before.observed_time);
-    assert_eq!(status, before, "a renewal changes the time of the report only");
+    assert_eq!(status, before, "a renewal changes only the report's time");
     Ok(())
 }
 
 /// Both start at once, see the same changes, and renew.
 #[tokio::test(flavor = "multi_thread")]
-async fn two_agents_of_one_node_do_not_fight() -> Result<()> {
+async fn two_agents_on_one_node_do_not_conflict() -> Result<()> {
     let scene = Scene::new("agent-two").await?;
     let started = Instant::now();
     let start = |name: &str| {
@@ -212,8 +212,8 @@ async fn two_agents_of_one_node_do_not_fight() -> Result<()> {
     // for one race each time.
     let renewals: f64 =
         agents.iter().map(|agent| agent.metric("switchyard_agent_writes_total{what=\"renewal\"}")).sum();
-    let most = 2.0 * started.elapsed().as_secs_f64() / 3.2;
-    assert!(renewals <= most, "{renewals} renewals; expected at most {most}");
+    let max = 2.0 * started.elapsed().as_secs_f64() / 3.2;
+    assert!(renewals <= max, "{renewals} renewals; expected at most {max}");
     let failures = |agent: &Agent| agent.page("/metrics").matches("switchyard_agent_write_failures_total{").count();
     assert_eq!(agents.iter().map(failures).sum::<usize>(), 0);
     Ok(())
@@ -224,20 +224,20 @@ fn once_prints_the_topology_and_needs_no_cluster() {
     let host = Host::new().unwrap();
     let (sysfs, procfs) = (host.path("sys").display().to_string(), host.path("proc").display().to_string());
     let arguments = ["--once", "--sysfs-root", &sysfs, "--proc-root", &procfs, "--pod-resources", ""];
-    let ended = Program::new(agent_program(), &host.path(""), arguments).run(PATIENCE);
+    let ended = Program::new(agent_program(), &host.path(""), arguments).run(TIMEOUT);
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
     let report: GPUTopology = serde_saphyr::from_str(&ended.stdout).unwrap();
     assert_eq!(kernel(&report), Some("1.0.0"));
     assert_eq!(condition(&report, "Reported"), "Reported=True Complete");
 
-    let bad = |arguments: &[&str]| Program::new(agent_program(), &host.path(""), arguments.iter()).run(PATIENCE);
-    let ended = bad(&["--once", "--sysfs-root", "gone"]);
+    let rejected = |arguments: &[&str]| Program::new(agent_program(), &host.path(""), arguments.iter()).run(TIMEOUT);
+    let ended = rejected(&["--once", "--sysfs-root", "gone"]);
     assert_eq!(ended.code, Some(2), "{}", ended.stderr);
     assert!(ended.stderr.contains("sysfs root gone: expected a directory"), "{}", ended.stderr);
-    let ended = bad(&["--once", "--node-name", "No_Name"]);
+    let ended = rejected(&["--once", "--node-name", "No_Name"]);
     assert!(ended.code == Some(2) && ended.stderr.contains("node name `No_Name`: expected"), "{}", ended.stderr);
-    let ended = bad(&[]);
+    let ended = rejected(&[]);
     assert!(ended.code == Some(2) && ended.stderr.contains("--node-name"), "{}", ended.stderr);
-    let ended = bad(&["--node-name", "a", "--kubeconfig", "gone", "--listen", "127.0.0.1:0"]);
+    let ended = rejected(&["--node-name", "a", "--kubeconfig", "gone", "--listen", "127.0.0.1:0"]);
     assert!(ended.code == Some(2) && ended.stderr.contains("--kubeconfig gone"), "{}", ended.stderr);
 }

@@ -9,7 +9,7 @@ mod files;
 
 /// Regression: `switchyard topo … | head` panicked.
 #[test]
-fn a_reader_that_goes_away_is_no_failure() {
+fn a_closed_pipe_is_not_an_error() {
     use std::process::{Command, Stdio};
     let program = switchyard_tests::programs().join("switchyard");
     let mut crd =

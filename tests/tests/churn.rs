@@ -22,20 +22,20 @@ use switchyard_crds::TrainJob;
 use switchyard_crds::conditions::Stage;
 use switchyard_tests::chaos::{self, report, size};
 use switchyard_tests::faults::Proxy;
-use switchyard_tests::history::{Change, Fact, History, JobFact, ORACLES, Recorder, late_words, status_writes};
+use switchyard_tests::history::{Change, Fact, History, JobFact, ORACLES, Recorder, late_messages, status_writes};
 use switchyard_tests::{
-    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, plain_job, stage_of, start_controller,
-    tells_of_a_fight,
+    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, plain_job, reports_fight, stage_of,
+    start_controller,
 };
 
 const NODES: usize = 200;
 /// Concurrent calls.
 const CALLS: usize = 16;
 /// Quiet period after which all deferred writes (status figures, 10 s) have been made.
-const STILL: Duration = Duration::from_secs(12);
+const QUIET_PERIOD: Duration = Duration::from_secs(12);
 /// Timeout that covers all backoffs between attempts, which add up to minutes, and the orphans of
 /// deleted nodes.
-const SETTLES: Duration = Duration::from_secs(900);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(900);
 
 struct Churn {
     plane: ControlPlane,
@@ -60,11 +60,11 @@ impl Churn {
 
     /// The controller's writes so far, by kind.
     fn writes(&self) -> BTreeMap<String, u64> {
-        self.plane.writes_of("switchyard-controller")
+        self.plane.write_counts("switchyard-controller")
     }
 
     /// Applies an event; returns whether it had an effect.
-    async fn happens(&self, jobs: &Jobs, event: &Event) -> Result<bool> {
+    async fn apply(&self, jobs: &Jobs, event: &Event) -> Result<bool> {
         match event {
             Event::Create(job) => drop(jobs.create((**job).clone()).await?),
             Event::Suspend(job, suspend) => {
@@ -73,9 +73,9 @@ impl Churn {
             Event::Delete(job) => {
                 return done(jobs.api().delete(job, &DeleteParams::default()).await.map_err(Into::into));
             }
-            Event::Order(job, rank, command) => {
+            Event::Command(job, rank, command) => {
                 let Some(pod) = pod_of(jobs, job, *rank).await? else { return Ok(false) };
-                return Ok(self.kubelet.order(&jobs.namespace, &pod, command.clone()).is_ok());
+                return Ok(self.kubelet.send(&jobs.namespace, &pod, command.clone()).is_ok());
             }
             Event::DeletePod(job, rank) => {
                 let Some(pod) = pod_of(jobs, job, *rank).await? else { return Ok(false) };
@@ -119,7 +119,7 @@ impl Churn {
     }
 
     /// Restores and uncordons all nodes.
-    async fn calm(&self, jobs: &Jobs) -> Result<()> {
+    async fn restore_all(&self, jobs: &Jobs) -> Result<()> {
         let calls = futures::stream::iter(self.nodes.iter().map(Ok));
         calls
             .try_for_each_concurrent(CALLS, |node| async move {
@@ -146,11 +146,11 @@ impl Churn {
         let events = script.len();
         for (number, (wait, event)) in script.into_iter().enumerate() {
             tokio::time::sleep(wait).await;
-            let did = self.happens(&jobs, &event).await.with_context(|| format!("event {number}: {event:?}"))?;
+            let did = self.apply(&jobs, &event).await.with_context(|| format!("event {number}: {event:?}"))?;
             *counts.entry(event.kind()).or_default() += u64::from(did);
             idle += u64::from(!did);
         }
-        self.calm(&jobs).await?;
+        self.restore_all(&jobs).await?;
         let settling = Instant::now();
         let seen = settle(&jobs, &recorder).await?;
         let settled = settling.elapsed().as_secs();
@@ -159,37 +159,37 @@ impl Churn {
         let after = self.writes();
         // Entries of the audit log are in the history that is fetched afterwards.
         let history = recorder.history().await?;
-        let late = only_late_words(&history, seen, &before, &after)
+        let late = only_late_messages(&history, seen, &before, &after)
             .with_context(|| format!("seed {seed}: writes in {} s of quiet", quiet.as_secs()))?;
         let stages = stages(&jobs).await?;
-        let judged = judge(&history);
-        self.must_be_clean(seed, &history, &judged)?;
+        let violations = violations_of(&history);
+        self.ensure_clean(seed, &history, &violations)?;
         clear(&jobs).await?;
         let writes = status_writes(&history);
-        let of_jobs = || history.changes().iter().filter_map(job_of);
-        let attempts: BTreeSet<_> = of_jobs().map(|(uid, job)| (uid, job.attempt())).collect();
+        let job_facts = || history.changes().iter().filter_map(job_of);
+        let attempts: BTreeSet<_> = job_facts().map(|(uid, job)| (uid, job.attempt())).collect();
         let queued = |job: &JobFact| job.stage() == Stage::Queued.reason();
-        let waited: BTreeSet<_> = of_jobs().filter(|(_, job)| queued(job)).map(|(uid, _)| uid).collect();
-        ensure!(!waited.is_empty(), "seed {seed}: no job waited for room; jobs and nodes are to be chosen otherwise");
+        let waited: BTreeSet<_> = job_facts().filter(|(_, job)| queued(job)).map(|(uid, _)| uid).collect();
+        ensure!(!waited.is_empty(), "seed {seed}: no job waited for room; use more jobs or fewer nodes");
         let run = json!({
             "seed": seed, "events": events, "happened": counts, "withoutEffect": idle, "changes": history.changes().len(),
             "attempts": attempts.len(), "waitedForRoom": waited.len(), "settledAfterSeconds": settled, "atTheEnd": stages, "watchesResumed": recorder.resumed(),
-            "status": {"writes": writes.writes, "telling": writes.telling, "longestBurst": writes.longest_burst},
-            "quietSeconds": quiet.as_secs(), "writesInQuiet": late, "violations": judged.len(),
+            "status": {"writes": writes.writes, "telling": writes.informative, "longestBurst": writes.longest_burst},
+            "quietSeconds": quiet.as_secs(), "writesInQuiet": late, "violations": violations.len(),
         });
         Ok((run, history))
     }
 
     /// Prints every violation with the last changes of its object, and saves the history.
-    fn must_be_clean(&self, seed: u64, history: &History, judged: &[String]) -> Result<()> {
-        if judged.is_empty() {
+    fn ensure_clean(&self, seed: u64, history: &History, violations: &[String]) -> Result<()> {
+        if violations.is_empty() {
             return Ok(());
         }
         let file = self.plane.folder().join(format!("history-{seed}.txt"));
         let lines: Vec<String> = history.changes().iter().map(|change| format!("{change:?}")).collect();
         std::fs::write(&file, lines.join("\n"))?;
         // Panic, because that keeps the control plane's folder.
-        panic!("seed {seed}: {} violations; {}\n{}", judged.len(), file.display(), judged.join("\n"));
+        panic!("seed {seed}: {} violations; {}\n{}", violations.len(), file.display(), violations.join("\n"));
     }
 }
 
@@ -219,36 +219,36 @@ fn job_of(change: &Change) -> Option<(&str, &JobFact)> {
 }
 
 /// Whether a job no longer changes by itself: it is finished, or it runs until it is stopped.
-fn rests(job: &TrainJob) -> bool {
+fn is_settled(job: &TrainJob) -> bool {
     let stage = stage_of(job).unwrap_or_default();
     let is_over = [Stage::Complete, Stage::Failed].iter().any(|over| over.reason() == stage);
     let stays = [Stage::Running, Stage::Queued, Stage::Suspended].iter().any(|stays| stays.reason() == stage);
     // The status reports repeatedly deleted pods until a minute has passed without a fight.
-    !tells_of_a_fight(job) && stays || (is_over && job.spec.ttl_seconds_after_finished.is_none())
+    !reports_fight(job) && stays || (is_over && job.spec.ttl_seconds_after_finished.is_none())
 }
 
 /// Waits until all jobs are at rest and nothing has changed for a while; returns the number of
 /// changes up to then.
 async fn settle(jobs: &Jobs, recorder: &Recorder) -> Result<usize> {
-    let give_up = Instant::now() + SETTLES;
+    let deadline = Instant::now() + SETTLE_TIMEOUT;
     let (mut changes, mut since) = (0, Instant::now());
     loop {
         if recorder.changes() != changes {
             (changes, since) = (recorder.changes(), Instant::now());
         }
-        if since.elapsed() > STILL {
+        if since.elapsed() > QUIET_PERIOD {
             let list = jobs.api().list(&Default::default()).await?.items;
-            let restless: Vec<&TrainJob> = list.iter().filter(|job| !rests(job)).collect();
-            if restless.is_empty() {
+            let unsettled: Vec<&TrainJob> = list.iter().filter(|job| !is_settled(job)).collect();
+            if unsettled.is_empty() {
                 return Ok(changes);
             }
-            if Instant::now() > give_up {
-                let first = serde_json::to_string_pretty(&restless[0].status)?;
-                let names: Vec<String> = restless.iter().map(|job| job.name_any()).collect();
-                bail!("stuck after {} s: {names:?}; the first one: {first}", SETTLES.as_secs());
+            if Instant::now() > deadline {
+                let first = serde_json::to_string_pretty(&unsettled[0].status)?;
+                let names: Vec<String> = unsettled.iter().map(|job| job.name_any()).collect();
+                bail!("stuck after {} s: {names:?}; the first one: {first}", SETTLE_TIMEOUT.as_secs());
             }
-        } else if Instant::now() > give_up {
-            bail!("still {changes} changes and more after {} s", SETTLES.as_secs());
+        } else if Instant::now() > deadline {
+            bail!("still changing after {} s: {changes} changes", SETTLE_TIMEOUT.as_secs());
         }
         tokio::time::sleep(Duration::from_millis(250)).await;
     }
@@ -256,13 +256,13 @@ async fn settle(jobs: &Jobs, recorder: &Recorder) -> Result<usize> {
 
 /// Checks that since the change `seen`, the only writes were late status messages of queued jobs;
 /// returns their number.
-fn only_late_words(
+fn only_late_messages(
     history: &History,
     seen: usize,
     before: &BTreeMap<String, u64>,
     after: &BTreeMap<String, u64>,
 ) -> Result<u64> {
-    let late = late_words(history, seen);
+    let late = late_messages(history, seen);
     let other = history.changes().iter().skip(seen).find(|change| !late.contains(change));
     if let Some(change) = other {
         bail!("{}", format!("{change:?}").chars().take(6000).collect::<String>());
@@ -283,7 +283,7 @@ async fn stages(jobs: &Jobs) -> Result<BTreeMap<String, u64>> {
 }
 
 /// All violations, one line each.
-fn judge(history: &History) -> Vec<String> {
+fn violations_of(history: &History) -> Vec<String> {
     let all = ORACLES.iter().flat_map(|(name, oracle)| {
         oracle(history).into_iter().map(|violation| format!("{name}: {violation}")).collect::<Vec<_>>()
     });
@@ -350,7 +350,7 @@ async fn random_jobs_and_nodes_break_no_invariant() -> Result<()> {
             churn.play(seed, script(seed, events, NODES), quiet).await.with_context(|| format!("seed {seed}"))?;
         println!("{run}");
         runs.push(run);
-        controller.must_run()?;
+        controller.ensure_running()?;
     }
     report("g7-churn", &json!({"nodes": NODES, "seeds": seeds, "runs": runs, "violations": 0}))
 }

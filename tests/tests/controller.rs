@@ -9,20 +9,20 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use switchyard_crds::TrainJob;
 use switchyard_tests::{
-    ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, Program, clock_by, condition_of,
-    merge, page, pages_of, plain_job, programs, start_controller, template_on,
+    ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, Program, condition_of,
+    http_address, merge, page, plain_job, programs, shifted_clock, start_controller, template_on,
 };
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> Result<T> {
-    let give_up = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         if let Some(found) = found() {
             return Ok(found);
         }
-        if Instant::now() > give_up {
-            bail!("not within {} s: {what}", PATIENCE.as_secs());
+        if Instant::now() > deadline {
+            bail!("not within {} s: {what}", TIMEOUT.as_secs());
         }
         std::thread::sleep(Duration::from_millis(25));
     }
@@ -30,7 +30,7 @@ fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> Result<T> {
 
 /// The address in a controller's log.
 fn address_of(controller: &Daemon) -> Result<SocketAddr> {
-    wait_for("a log with listen=ADDRESS", || pages_of(controller)).with_context(|| controller.tail())
+    wait_for("a log with listen=ADDRESS", || http_address(controller)).with_context(|| controller.tail())
 }
 
 fn leads(address: SocketAddr) -> Option<bool> {
@@ -81,7 +81,7 @@ fn candidate_with(
 }
 
 #[tokio::test]
-async fn a_leader_that_is_stopped_is_replaced_and_knows_it_at_once() -> Result<()> {
+async fn a_stopped_leader_is_replaced_and_notices_at_once() -> Result<()> {
     let plane = ControlPlane::shared();
     let namespace = plane.namespace("leaders").await?;
     let (first, first_page) = candidate(plane, &namespace, "first", "4")?;
@@ -95,13 +95,13 @@ async fn a_leader_that_is_stopped_is_replaced_and_knows_it_at_once() -> Result<(
     first.signal(Signal::CONT);
     // No page served after the pause may claim that the first candidate still leads.
     for _ in 0..20 {
-        assert!(!wait_for("a page of the first", || leads(first_page))?);
+        assert!(!wait_for("the first one's page", || leads(first_page))?);
     }
     assert_eq!(leads(second_page), Some(true));
 
     // A leader that receives SIGTERM releases the Lease.
     second.signal(Signal::TERM);
-    assert_eq!(second.wait(PATIENCE), Some(0), "{}", second.tail());
+    assert_eq!(second.wait(TIMEOUT), Some(0), "{}", second.tail());
     assert!(second.tail().contains("released the Lease"), "{}", second.tail());
     wait_for("the first leads again", || leads(first_page).filter(|leads| *leads))?;
     assert!(holder(plane, &namespace).starts_with("first-"));
@@ -109,7 +109,7 @@ async fn a_leader_that_is_stopped_is_replaced_and_knows_it_at_once() -> Result<(
 }
 
 #[tokio::test]
-async fn a_lease_that_is_given_back_is_taken_long_before_it_runs_out() -> Result<()> {
+async fn a_released_lease_is_acquired_long_before_it_expires() -> Result<()> {
     let plane = ControlPlane::shared();
     let namespace = plane.namespace("handover").await?;
     let (mut first, first_page) = candidate(plane, &namespace, "giver", "3600")?;
@@ -117,7 +117,7 @@ async fn a_lease_that_is_given_back_is_taken_long_before_it_runs_out() -> Result
     let (_second, second_page) = candidate(plane, &namespace, "taker", "3600")?;
     wait_for("the second is ready", || page(second_page, "/readyz").filter(|page| page.contains("standing by")))?;
     first.signal(Signal::INT);
-    assert_eq!(first.wait(PATIENCE), Some(130), "{}", first.tail());
+    assert_eq!(first.wait(TIMEOUT), Some(130), "{}", first.tail());
     wait_for("the second leads", || leads(second_page).filter(|leads| *leads))?;
     Ok(())
 }
@@ -125,7 +125,7 @@ async fn a_lease_that_is_given_back_is_taken_long_before_it_runs_out() -> Result
 /// A candidate whose clock jumps neither takes the Lease of a live leader nor waits longer for a
 /// dead one.
 #[tokio::test]
-async fn clocks_that_are_an_hour_off_do_not_decide_who_leads() -> Result<()> {
+async fn clock_skew_does_not_decide_who_leads() -> Result<()> {
     let plane = ControlPlane::shared();
     let namespace = plane.namespace("clocks").await?;
     let offset = plane.folder().join("clocks.offset");
@@ -146,7 +146,7 @@ async fn clocks_that_are_an_hour_off_do_not_decide_who_leads() -> Result<()> {
     };
     let (mut live, live_page) = candidate_with(plane, &namespace, "live", lease_times, Vec::new())?;
     wait_for("the first leads", || leads(live_page).filter(|leads| *leads))?;
-    let (mut wrong, wrong_page) = candidate_with(plane, &namespace, "wrong", lease_times, clock_by(&offset))?;
+    let (mut wrong, wrong_page) = candidate_with(plane, &namespace, "wrong", lease_times, shifted_clock(&offset))?;
     wait_for("the second is ready", || page(wrong_page, "/readyz").filter(|page| page.contains("standing by")))?;
     for seconds in ["3600", "-3600"] {
         std::fs::write(&offset, seconds)?;
@@ -186,7 +186,7 @@ async fn clocks_that_are_an_hour_off_do_not_decide_who_leads() -> Result<()> {
 /// Regression: after each change of leader, a gang that could not start reserved its nodes for
 /// another day.
 #[tokio::test]
-async fn the_next_leader_knows_since_when_the_head_of_the_queue_holds_its_nodes() -> Result<()> {
+async fn the_next_leader_keeps_the_reservation_time_of_the_queue_head() -> Result<()> {
     let plane = ControlPlane::shared();
     let namespace = plane.namespace("memory").await?;
     let kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new(&namespace, 2)).await?;
@@ -210,7 +210,7 @@ async fn the_next_leader_knows_since_when_the_head_of_the_queue_holds_its_nodes(
     let memory =
         || plane.kubectl(&["get", "lease", "switchyard-controller", "-n", &namespace, "-o", annotation]).stdout;
     let uid = big.uid().context("a UID")?;
-    wait_for("a note of the reservation", || memory().contains(&uid).then_some(()))?;
+    wait_for("the reservation in the Lease", || memory().contains(&uid).then_some(()))?;
     first.kill();
     // The reservation is a day and an hour old.
     let since = jiff::Timestamp::now() - jiff::SignedDuration::from_hours(25);
@@ -222,12 +222,12 @@ async fn the_next_leader_knows_since_when_the_head_of_the_queue_holds_its_nodes(
     let (_next, _) = candidate(plane, &namespace, "next", "4")?;
     jobs.wait_stage("late", "Running").await?;
     assert!(jobs.api().get("big").await?.status.is_some_and(|status| status.placement.is_none()));
-    wait_for("a note of the rest", || memory().contains("rests").then_some(()))?;
+    wait_for("the rest in the Lease", || memory().contains("rests").then_some(()))?;
     Ok(())
 }
 
 #[tokio::test]
-async fn without_crds_and_without_an_api_server_it_waits_and_says_so() -> Result<()> {
+async fn without_crds_or_api_server_it_waits_and_logs_why() -> Result<()> {
     let mut plane = ControlPlane::start(&Options::default())?;
     let mut controller = start_controller(&plane, "early", &ControllerOptions::default())?;
     let address = address_of(&controller)?;
@@ -247,13 +247,13 @@ async fn without_crds_and_without_an_api_server_it_waits_and_says_so() -> Result
     assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
     for controller in [&mut controller, &mut late] {
         controller.signal(Signal::TERM);
-        assert_eq!(controller.wait(PATIENCE), Some(0), "{}", controller.tail());
+        assert_eq!(controller.wait(TIMEOUT), Some(0), "{}", controller.tail());
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn the_rights_of_the_chart_are_enough_for_the_life_of_a_job() -> Result<()> {
+async fn the_charts_rights_suffice_for_a_whole_job() -> Result<()> {
     let plane = ControlPlane::start(&Options { controller_manager: true, scheduler: true, ..Options::default() })?;
     plane.install_crds().await?;
     plane.apply_chart(&[])?;
@@ -275,14 +275,14 @@ async fn the_rights_of_the_chart_are_enough_for_the_life_of_a_job() -> Result<()
 }
 
 #[test]
-fn wrong_flags_are_told_by_name() {
+fn invalid_flags_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| {
         let arguments = ["controller"].iter().chain(arguments);
         Program::new(&programs().join("switchyard"), folder.path(), arguments)
             .env("HOME", folder.path().to_str().unwrap())
             .env("KUBECONFIG", folder.path().join("none").to_str().unwrap())
-            .run(PATIENCE)
+            .run(TIMEOUT)
     };
     for (arguments, words) in [
         (&["--log-level", "loud"][..], "--log-level: got `loud`; expected"),

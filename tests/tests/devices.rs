@@ -28,16 +28,16 @@ const RACK: &str = "network.topology.nvidia.com/leaf";
 /// How the nodes of a control plane assign GPUs to pods. A job's mechanism depends on all nodes of
 /// the cluster, so each way has its own control plane.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Way {
+enum Allocation {
     Claims,
     Plugin,
 }
 
-impl Way {
+impl Allocation {
     fn plane(self) -> &'static (ControlPlane, PathBuf) {
         static PLANES: [OnceLock<(ControlPlane, PathBuf)>; 2] = [OnceLock::new(), OnceLock::new()];
         PLANES[self as usize].get_or_init(|| {
-            let device_taints = self == Way::Claims;
+            let device_taints = self == Allocation::Claims;
             let options = Options { controller_manager: true, scheduler: true, device_taints, ..Options::default() };
             let start = || -> Result<_> {
                 let plane = ControlPlane::start(&options)?;
@@ -64,16 +64,21 @@ struct Scene {
 
 impl Scene {
     /// Starts nodes of these machine types, each in a rack (empty: without a rack).
-    async fn new(way: Way, prefix: &str, machines: &[(Machine, &str)]) -> Result<Scene> {
-        Scene::with(way, prefix, machines, way.plane().1.clone()).await
+    async fn new(allocation: Allocation, prefix: &str, machines: &[(Machine, &str)]) -> Result<Scene> {
+        Scene::with(allocation, prefix, machines, allocation.plane().1.clone()).await
     }
 
     /// The same, with this kubeconfig for the controller.
-    async fn with(way: Way, prefix: &str, machines: &[(Machine, &str)], kubeconfig: PathBuf) -> Result<Scene> {
-        let plane = &way.plane().0;
+    async fn with(
+        allocation: Allocation,
+        prefix: &str,
+        machines: &[(Machine, &str)],
+        kubeconfig: PathBuf,
+    ) -> Result<Scene> {
+        let plane = &allocation.plane().0;
         let namespace = plane.namespace(prefix).await?;
         let mut options = KubeletOptions::new(&namespace, machines.len());
-        if way == Way::Plugin {
+        if allocation == Allocation::Plugin {
             options.capacity.push((RESOURCE.into(), "8".into()));
         }
         let kubelet = Kubelet::start(plane.config().await?, options).await?;
@@ -86,7 +91,7 @@ impl Scene {
                 gpus.label(node, &[(RACK, rack)]).await?;
             }
             gpus.report(&report).await?;
-            if way == Way::Claims {
+            if allocation == Allocation::Claims {
                 gpus.offer(&report).await?;
             }
             reports.push(report);
@@ -102,7 +107,7 @@ impl Scene {
     }
 
     /// Restarts the controller, so that it lists all existing objects before it sees the next job.
-    fn start_again(&mut self) -> Result<()> {
+    fn restart(&mut self) -> Result<()> {
         self.controller.kill();
         self.controller = start_controller(self.plane, &self.jobs.namespace, &self.options)?;
         Ok(())
@@ -125,7 +130,7 @@ impl Scene {
     async fn finish(&self, name: &str) -> Result<()> {
         for pod in self.jobs.pods().await?.iter().map(ResourceExt::name_any) {
             if pod.rsplitn(3, '-').nth(2) == Some(name) {
-                let _ = self.kubelet.order(&self.jobs.namespace, &pod, Command::Exit(0, String::new()));
+                let _ = self.kubelet.send(&self.jobs.namespace, &pod, Command::Exit(0, String::new()));
             }
         }
         self.jobs.wait_stage(name, "Complete").await?;
@@ -133,11 +138,11 @@ impl Scene {
     }
 
     /// Waits until the message of a job's `Placed` condition contains this text.
-    async fn tells(&self, name: &str, text: &str) -> Result<TrainJob> {
-        let told = |job: &TrainJob| {
+    async fn wait_message(&self, name: &str, text: &str) -> Result<TrainJob> {
+        let is_reported = |job: &TrainJob| {
             switchyard_tests::condition_of(job, "Placed").is_some_and(|condition| condition.message.contains(text))
         };
-        self.jobs.wait(name, text, told).await
+        self.jobs.wait(name, text, is_reported).await
     }
 
     /// Checks that the controller never panicked and lacked no right.
@@ -161,5 +166,5 @@ fn h200() -> Machine {
 }
 
 async fn until(what: &str, is: impl AsyncFn() -> Result<bool>) -> Result<()> {
-    switchyard_tests::until_async(what, switchyard_tests::PATIENCE, is).await.map(drop)
+    switchyard_tests::until_async(what, switchyard_tests::TIMEOUT, is).await.map(drop)
 }

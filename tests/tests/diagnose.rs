@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::time::Duration;
 use switchyard_tests::{Ended, Scene, root};
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 const JOB: &str = "kind: Pod\nmetadata: {name: p}\nspec:\n  containers:\n    - env: [{name: NAME, value: \"VALUE\"}]\n";
 
@@ -15,7 +15,7 @@ fn job(name: &str, value: &str) -> String {
 
 /// No command may panic or print colour codes to a pipe.
 fn run(scene: &Scene, line: &str) -> Ended {
-    let ended = scene.switchyard(line.split(' ')).run(DEADLINE);
+    let ended = scene.switchyard(line.split(' ')).run(TIMEOUT);
     for text in [&ended.stdout, &ended.stderr] {
         assert!(!text.contains('\u{1b}') && !text.contains("panicked"), "{line}: {text}");
     }
@@ -27,12 +27,12 @@ fn json(ended: &Ended) -> Value {
 }
 
 #[test]
-fn lint_answers_by_the_gravest_finding() {
+fn lint_exits_by_the_most_severe_finding() {
     let scene = Scene::new();
     scene.write("good.yaml", job("NCCL_DEBUG", "WARN"));
     scene.write("warning.yaml", job("NCCL_IB_HCA", "mlx5_1"));
     scene.write("error.yaml", job("NCCL_NTHREADS", "many"));
-    for (line, code, says) in [
+    for (line, code, expected) in [
         ("lint good.yaml", 0, "nothing found in 1 object of 1 file"),
         ("lint warning.yaml", 0, "warning[prefix-match]: NCCL_IB_HCA=mlx5_1"),
         ("lint good.yaml error.yaml", 1, "error[value]: NCCL_NTHREADS=many"),
@@ -41,7 +41,7 @@ fn lint_answers_by_the_gravest_finding() {
     ] {
         let ended = run(&scene, line);
         assert_eq!((ended.code, ended.stderr.as_str()), (Some(code), ""), "{line}");
-        assert!(ended.stdout.contains(says), "{line}: {}", ended.stdout);
+        assert!(ended.stdout.contains(expected), "{line}: {}", ended.stdout);
     }
     let ended = run(&scene, "lint -o json error.yaml warning.yaml");
     let report = json(&ended);
@@ -63,7 +63,7 @@ fn lint_refuses_what_it_cannot_read() {
     scene.write("broken.yaml", "a: [1,\nb: {");
     scene.write("service.yaml", "kind: Service\nspec: {}\n");
     scene.write("bytes.yaml", [0xff, 0xfe, 0x00]);
-    for (line, says) in [
+    for (line, expected) in [
         ("lint", "required"),
         ("lint gone.yaml", "cannot read gone.yaml"),
         ("lint .", "got a directory"),
@@ -76,7 +76,7 @@ fn lint_refuses_what_it_cannot_read() {
     ] {
         let ended = run(&scene, line);
         assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""), "{line}: {}", ended.stderr);
-        assert!(ended.stderr.contains(says), "{line}: {}", ended.stderr);
+        assert!(ended.stderr.contains(expected), "{line}: {}", ended.stderr);
     }
 }
 
@@ -92,7 +92,7 @@ fn the_example_with_mistakes_has_them() {
 }
 
 #[test]
-fn doctor_finds_the_first_of_many_in_a_folder() {
+fn doctor_finds_the_first_error_in_a_folder() {
     let scene = Scene::new();
     for rank in [0, 1, 3] {
         let noise = "2026-11-20T14:00:01Z step=1\n".repeat(500);
@@ -105,13 +105,13 @@ fn doctor_finds_the_first_of_many_in_a_folder() {
     scene.write("run/model.safetensors", b"CUDA out of memory");
     let ended = run(&scene, "doctor run");
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
-    for says in [
+    for expected in [
         "first error of attempt 1: gpu-lost on rank 2",
         "rank-2.log:2",
         "nccl-remote-error on ranks 0-1, 3, 1.0s later",
         "4 logs",
     ] {
-        assert!(ended.stdout.contains(says), "{says}: {}", ended.stdout);
+        assert!(ended.stdout.contains(expected), "{expected}: {}", ended.stdout);
     }
     let diagnosis = json(&run(&scene, "doctor -o json run"));
     assert_eq!((&diagnosis["kind"], &diagnosis["attempts"][0]["first"]["rank"]), (&"Diagnosis".into(), &2.into()));
@@ -124,7 +124,7 @@ fn doctor_finds_the_first_of_many_in_a_folder() {
 /// Regression: with a server that accepts connections and never replies, `status` was silent for 8
 /// s.
 #[test]
-fn status_says_which_server_keeps_it_waiting() {
+fn status_names_the_server_it_waits_for() {
     let scene = Scene::new();
     let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", server.local_addr().unwrap());
@@ -136,8 +136,8 @@ fn status_says_which_server_keeps_it_waiting() {
     scene.write("config", config.to_string());
     for line in ["status a --kubeconfig config", "status --kubeconfig config", "explain a --kubeconfig config"] {
         let mut running = scene.switchyard(line.split(' ')).start();
-        running.wait_for(&format!("waiting for the API server at {address}"), DEADLINE);
+        running.wait_for(&format!("waiting for the API server at {address}"), TIMEOUT);
         running.signal(rustix::process::Signal::KILL);
-        running.wait(DEADLINE);
+        running.wait(TIMEOUT);
     }
 }

@@ -14,7 +14,7 @@ use switchyard_tests::{
 };
 
 /// Timeout for one command on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// All code blocks, page by page.
 fn pages() -> Result<Vec<(String, Vec<Block>)>> {
@@ -62,11 +62,11 @@ fn fault(command: &Command, ended: &Ended, exit: i32) -> Option<String> {
     }
     let expected = command.output.as_ref()?;
     let got = ended.stdout.trim_end();
-    (got != expected).then(|| format!("it prints\n{got}\nand the page says\n{expected}"))
+    (got != expected).then(|| format!("got\n{got}\nexpected by the page\n{expected}"))
 }
 
 #[test]
-fn local_commands_do_what_the_pages_say() -> Result<()> {
+fn local_commands_behave_as_documented() -> Result<()> {
     let (mut faults, mut count) = (Vec::new(), 0);
     for (_, blocks) in pages()? {
         let mut clone = None;
@@ -77,15 +77,14 @@ fn local_commands_do_what_the_pages_say() -> Result<()> {
                 clone = Some(Clone::new()?);
             }
             let Some(clone) = &clone else { continue };
-            let commands: Vec<Command> =
-                block.commands().into_iter().filter(|command| !command.is_left_out()).collect();
-            ensure!(!commands.is_empty(), "{}: nothing in it is run; expected the class build", block.place);
+            let commands: Vec<Command> = block.commands().into_iter().filter(|command| !command.is_skipped()).collect();
+            ensure!(!commands.is_empty(), "{}: no command to run; expected the class build", block.location);
             let last = commands.len() - 1;
             for (at, command) in commands.iter().enumerate() {
-                let ended = clone.command(&command.line).run(PATIENCE);
-                println!("{:5.1} s  {}: {}", ended.time.as_secs_f64(), block.place, command.line);
+                let ended = clone.command(&command.line).run(TIMEOUT);
+                println!("{:5.1} s  {}: {}", ended.time.as_secs_f64(), block.location, command.line);
                 let fault = fault(command, &ended, if at == last { exit } else { 0 });
-                faults.extend(fault.map(|fault| format!("{}: {}: {fault}", block.place, command.line)));
+                faults.extend(fault.map(|fault| format!("{}: {}: {fault}", block.location, command.line)));
                 count += 1;
             }
         }
@@ -96,17 +95,17 @@ fn local_commands_do_what_the_pages_say() -> Result<()> {
 }
 
 #[test]
-fn a_command_that_does_something_else_is_noticed() -> Result<()> {
+fn undocumented_behaviour_is_detected() -> Result<()> {
     let clone = Clone::new()?;
     let run = |line: &str, output: Option<&str>, exit: i32| {
         let command = Command { line: line.into(), output: output.map(str::to_string) };
-        fault(&command, &clone.command(line).run(PATIENCE), exit)
+        fault(&command, &clone.command(line).run(TIMEOUT), exit)
     };
     assert_eq!(run("switchyard version | cut -d' ' -f1", Some("switchyard"), 0), None);
     for (line, output, exit, words) in [
         ("switchyard lint gone.yaml", None, 0, "exit Some(2), expected 0"),
         ("switchyard version", None, 1, "exit Some(0), expected 1"),
-        ("switchyard version", Some("another"), 0, "and the page says\nanother"),
+        ("switchyard version", Some("another"), 0, "expected by the page\nanother"),
     ] {
         let found = run(line, output, exit);
         assert!(found.as_ref().is_some_and(|found| found.contains(words)), "{line}: {found:?}");
@@ -115,23 +114,24 @@ fn a_command_that_does_something_else_is_noticed() -> Result<()> {
 }
 
 /// Why cargo would not start a command; `None` if it would.
-fn fault_of_cargo(words: &[&str]) -> Option<String> {
+fn cargo_fault(words: &[&str]) -> Option<String> {
     let run = |arguments: &[&str]| {
         let ended = cargo(arguments).output().expect("cargo starts");
         (!ended.status.success()).then(|| String::from_utf8_lossy(&ended.stderr).into_owned())
     };
     // With `--help`, a program validates the preceding arguments and does nothing.
     let xtask = |arguments: &[&str]| {
-        let ended = Program::new(switchyard_tests::xtask(), root(), arguments).run(PATIENCE);
+        let ended = Program::new(switchyard_tests::xtask(), root(), arguments).run(TIMEOUT);
         (ended.code != Some(0)).then_some(ended.stderr)
     };
     let package = |name: &str| run(&["pkgid", "-p", name]);
     match words {
         // Arguments after the file are for `switchyard run`, and the file must exist.
         ["xtask", "run", options @ .., file] => {
-            let gone = (!root().join(file).is_file()).then(|| format!("no file {file}"));
+            let missing_file = (!root().join(file).is_file()).then(|| format!("no file {file}"));
             let worker = options.iter().position(|option| *option == "--worker").and_then(|at| options.get(at + 1));
-            gone.or_else(|| worker.and_then(|name| package(name)))
+            missing_file
+                .or_else(|| worker.and_then(|name| package(name)))
                 .or_else(|| xtask(&[&["run"], options, &["--help"]].concat()))
         }
         ["xtask", "programs", names @ ..] => {
@@ -139,32 +139,32 @@ fn fault_of_cargo(words: &[&str]) -> Option<String> {
         }
         ["xtask", arguments @ ..] => xtask(&[arguments, &["--help"]].concat()),
         ["build", "--release", "-p", name] => package(name),
-        _ => Some("no command that this test knows how to check".into()),
+        _ => Some("this test cannot check this command".into()),
     }
 }
 
 #[test]
-fn commands_of_cargo_are_such() -> Result<()> {
+fn documented_cargo_commands_exist() -> Result<()> {
     let (mut faults, mut count) = (Vec::new(), 0);
     for block in pages()?.into_iter().flat_map(|(_, blocks)| blocks) {
         for command in block.commands() {
-            let of_cargo = command.of_cargo();
-            if of_cargo.is_empty() && block.class() == Ok(Class::Build) {
+            let cargo_arguments = command.cargo_arguments();
+            if cargo_arguments.is_empty() && block.class() == Ok(Class::Build) {
                 faults.push(format!(
-                    "{}: {}: no command of cargo, in a block of the class build",
-                    block.place, command.line
+                    "{}: {}: not a cargo command, in a block of class build",
+                    block.location, command.line
                 ));
             }
-            for words in of_cargo {
-                let fault = fault_of_cargo(&words);
-                faults.extend(fault.map(|fault| format!("{}: {}: {fault}", block.place, command.line)));
+            for words in cargo_arguments {
+                let fault = cargo_fault(&words);
+                faults.extend(fault.map(|fault| format!("{}: {}: {fault}", block.location, command.line)));
                 count += 1;
             }
         }
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
     assert!(count >= 10, "{count} commands");
-    for planted in [
+    for faulty in [
         &["xtask", "imagse"][..],
         &["xtask", "images", "--layuot", "x"],
         &["xtask", "run", "examples/gone.yaml"],
@@ -175,7 +175,7 @@ fn commands_of_cargo_are_such() -> Result<()> {
         &["build", "--release", "-p", "switchyard-gone"],
         &["instal", "x"],
     ] {
-        assert!(fault_of_cargo(planted).is_some(), "cargo {planted:?}");
+        assert!(cargo_fault(faulty).is_some(), "cargo {faulty:?}");
     }
     Ok(())
 }
@@ -192,10 +192,10 @@ async fn the_first_job_page_leads_to_a_job_without_real_nodes() -> Result<()> {
     let mut clone = Clone::new()?;
     symlink(plane.kubectl_program(), clone.folder.path().join("target/release/kubectl"))?;
     clone.environment.push(("KUBECONFIG", plane.kubeconfig("admin").display().to_string()));
-    let (mut said, mut running) = (String::new(), Vec::new());
+    let (mut output_text, mut running) = (String::new(), Vec::new());
     let all = pages()?.into_iter().flat_map(|(_, blocks)| blocks);
     for block in all.filter(|block| block.class() == Ok(Class::Plane)) {
-        for command in block.commands().into_iter().filter(|command| !command.is_left_out()) {
+        for command in block.commands().into_iter().filter(|command| !command.is_skipped()) {
             let begin = Instant::now();
             match command.line.strip_suffix('&') {
                 // Run in the background, as in a shell. The command ends with the test.
@@ -205,25 +205,28 @@ async fn the_first_job_page_leads_to_a_job_without_real_nodes() -> Result<()> {
                     running.push(Daemon::start(Path::new("/bin/sh"), &words, &clone.environment, &log)?);
                 }
                 None => {
-                    let ended = clone.command(&command.line).run(PATIENCE);
+                    let ended = clone.command(&command.line).run(TIMEOUT);
                     ensure!(
                         ended.code == Some(0),
                         "{}: {}: {}{}",
-                        block.place,
+                        block.location,
                         command.line,
                         ended.stdout,
                         ended.stderr
                     );
-                    said.push_str(&ended.stdout);
+                    output_text.push_str(&ended.stdout);
                 }
             }
-            println!("{:5.1} s  {}: {}", begin.elapsed().as_secs_f64(), block.place, command.line);
+            println!("{:5.1} s  {}: {}", begin.elapsed().as_secs_f64(), block.location, command.line);
         }
     }
     for mut daemon in running {
         daemon.signal(rustix::process::Signal::TERM);
-        ensure!(daemon.wait(PATIENCE) == Some(0), "it does not end well: {}", daemon.tail());
+        ensure!(daemon.wait(TIMEOUT) == Some(0), "it does not exit with 0: {}", daemon.tail());
     }
-    ensure!(said.contains("->Complete ") && said.contains("step=300/300") && said.contains("gpt-pods"), "{said}");
+    ensure!(
+        output_text.contains("->Complete ") && output_text.contains("step=300/300") && output_text.contains("gpt-pods"),
+        "{output_text}"
+    );
     Ok(())
 }

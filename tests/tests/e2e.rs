@@ -6,12 +6,12 @@
 mod claims;
 mod faults;
 mod first_job;
-mod foreign;
 mod gpu_nodes;
+mod isolation;
 mod leftovers;
 mod memory;
 mod random_jobs;
-mod strangers;
+mod third_party;
 mod times;
 mod worth;
 
@@ -28,7 +28,7 @@ use switchyard_tests::nodes::{Nodes, NodesOptions, missing};
 use switchyard_tests::{Ended, Program, programs_of, root, target};
 
 /// Timeout for one user command on a loaded machine. No command downloads anything.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Real nodes with this tree's images, and the programs that a user has on the PATH.
 pub(crate) struct Cluster {
@@ -76,7 +76,7 @@ impl Cluster {
         let config = self.nodes.plane.kubeconfig("admin").display().to_string();
         let home = self.folder.path().display().to_string();
         let shell = Program::new(Path::new("/bin/sh"), folder, ["-euc", line]);
-        shell.env("PATH", &self.path).env("KUBECONFIG", &config).env("HOME", &home).run(PATIENCE)
+        shell.env("PATH", &self.path).env("KUBECONFIG", &config).env("HOME", &home).run(TIMEOUT)
     }
 
     /// Runs a command line that must succeed in the repository root; returns its output.
@@ -131,15 +131,15 @@ impl Cluster {
 
     /// Waits until a job satisfies `is`, and returns it.
     pub fn wait_job(&self, namespace: &str, name: &str, what: &str, is: impl Fn(&Value) -> bool) -> Result<Value> {
-        let give_up = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let job = self.job(namespace, name)?;
             if is(&job) {
                 return Ok(job);
             }
-            if Instant::now() > give_up {
+            if Instant::now() > deadline {
                 let pods = self.nodes.plane.kubectl(&["--namespace", namespace, "describe", "pods"]).stdout;
-                bail!("{name} is not {what} after {} s: {:#}\n{pods}", PATIENCE.as_secs(), job["status"]);
+                bail!("{name} is not {what} after {} s: {:#}\n{pods}", TIMEOUT.as_secs(), job["status"]);
             }
             std::thread::sleep(Duration::from_millis(200));
         }
@@ -161,7 +161,7 @@ impl Cluster {
 
     /// Waits until `is` holds; returns the elapsed time.
     pub fn until(&self, what: &str, is: impl Fn() -> Result<bool>) -> Result<Duration> {
-        let elapsed = switchyard_tests::until(what, PATIENCE, is)?;
+        let elapsed = switchyard_tests::until(what, TIMEOUT, is)?;
         println!("{:5.1} s  until {what}", elapsed.as_secs_f64());
         Ok(elapsed)
     }
@@ -188,8 +188,8 @@ pub(crate) fn message(job: &Value) -> &str {
 
 /// Predicted bus bandwidth of a job, MB/s; `None` if its status has no prediction.
 pub(crate) fn predicted(job: &Value) -> Result<Option<i64>> {
-    let told: Option<Quantity> = serde_json::from_value(job["status"]["placement"]["predictedBusBandwidth"].clone())?;
-    told.map(|told| Ok((bytes_per_second(&told).context("no rate")? / 1e6) as i64)).transpose()
+    let rate: Option<Quantity> = serde_json::from_value(job["status"]["placement"]["predictedBusBandwidth"].clone())?;
+    rate.map(|rate| Ok((bytes_per_second(&rate).context("no rate")? / 1e6) as i64)).transpose()
 }
 
 /// Loads an example manifest.

@@ -52,7 +52,7 @@ fn line(decision: &FabricDecision) -> String {
 
 /// Jobs are shown as their difference from the first one on the same nodes.
 #[test]
-fn every_scene_is_as_it_was_reviewed() {
+fn every_scene_matches_the_reviewed_text() {
     let mut settings = insta::Settings::clone_current();
     settings.set_snapshot_path("fabric/golden");
     settings.set_prepend_module_to_snapshot(false);

@@ -6,11 +6,11 @@
 
 mod kills;
 mod leaders;
+mod mutants;
 mod overlaps;
-mod planted;
 mod points;
+mod random;
 mod views;
-mod weather;
 mod zombies;
 
 use anyhow::{Context, Result, ensure};
@@ -54,9 +54,9 @@ async fn base() -> Result<&'static Base> {
         let played = on_lanes(lanes, Scenario::ALL.to_vec(), async |lane, number, scenario| {
             let (name, before) = (format!("b{number}"), lane.proxy.calls());
             lane.play(scenario, &name, Plan::Quiet).await.with_context(|| format!("{scenario:?}"))?;
-            let state = lane.settled(&name).await?;
+            let state = lane.settled_state(&name).await?;
             let writes = lane.proxy.writes();
-            lane.clear(&name).await?;
+            lane.clean_up(&name).await?;
             Ok((scenario, Quiet { state, writes, calls: lane.proxy.calls() - before }))
         });
         Ok(played.await?.into_iter().collect())

@@ -12,14 +12,14 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use switchyard_crds::TrainJob;
 use switchyard_tests::{
-    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, condition_of, plain_job, start_controller,
-    tells_of_a_fight,
+    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, condition_of, plain_job, reports_fight,
+    start_controller,
 };
 
 /// Maximum number of writes in a fight until the backoff reaches 5 s: five or six, after 1, 2, 4
 /// and 5 s, and as many status updates that report the fight, one per stage in which the reverts
 /// leave the job. Without backoff there would be hundreds.
-const MOST_WRITES: usize = 12;
+const MAX_WRITES: usize = 12;
 
 fn job(name: &str, engine: bool) -> Value {
     let mut job = plain_job(name, 2, "run");
@@ -61,8 +61,12 @@ fn writes(plane: &ControlPlane, resource: &str, name: &str, subresource: &str) -
             && field(entry, "/verb") != "delete"
             && entry.pointer("/responseStatus/code").and_then(Value::as_u64).is_some_and(|code| code < 300)
     };
-    let audited = plane.audited();
-    audited.iter().filter(is_it).filter_map(|entry| field(entry, "/requestReceivedTimestamp").parse().ok()).collect()
+    let audit_entries = plane.audit_entries();
+    audit_entries
+        .iter()
+        .filter(is_it)
+        .filter_map(|entry| field(entry, "/requestReceivedTimestamp").parse().ok())
+        .collect()
 }
 
 /// Whether the writes of a fight have slowed down to one per 5 s. On a loaded machine, a delay of
@@ -73,7 +77,7 @@ fn slowed_down(times: &[Timestamp]) -> bool {
 }
 
 #[tokio::test]
-async fn a_fight_slows_down_and_is_told_and_costs_nothing() -> Result<()> {
+async fn a_write_fight_is_throttled_and_reported() -> Result<()> {
     let options = Options { controller_manager: true, scheduler: true, audit: true, ..Options::default() };
     let plane = ControlPlane::start(&options)?;
     plane.install_crds().await?;
@@ -125,21 +129,21 @@ async fn a_fight_slows_down_and_is_told_and_costs_nothing() -> Result<()> {
         _ => writes(&plane, "trainjobs", "status", "status"),
     };
     let before: Vec<usize> = all[..3].iter().map(|what| of(what).len()).collect();
-    let give_up = Instant::now() + Duration::from_secs(90);
+    let deadline = Instant::now() + Duration::from_secs(90);
     for (what, before) in all[..3].iter().zip(&before) {
         let fought = || of(what).split_off(*before);
         while !slowed_down(&fought()) {
             let state = format!("{what}: {:?}\n{}", fought(), controller.tail());
-            ensure!(fought().len() <= MOST_WRITES, "still fast after {state}");
-            ensure!(Instant::now() < give_up, "no pause of 5 s: {state}");
+            ensure!(fought().len() <= MAX_WRITES, "too many writes after {state}");
+            ensure!(Instant::now() < deadline, "no pause of 5 s: {state}");
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
         println!("{what}: {:?}", fought());
     }
-    for (name, says) in [("service", "Service service"), ("config", "ConfigMap config-1")] {
-        let job = jobs.wait(name, "told", tells_of_a_fight).await?;
+    for (name, expected) in [("service", "Service service"), ("config", "ConfigMap config-1")] {
+        let job = jobs.wait(name, "reported", reports_fight).await?;
         let message = &condition_of(&job, "Succeeded").unwrap().message;
-        ensure!(message.contains(says), "{message}");
+        ensure!(message.contains(expected), "{message}");
     }
     fights.iter().for_each(tokio::task::JoinHandle::abort);
     // The controller does not fight over pod labels, because the pod's name identifies it. No
@@ -157,7 +161,7 @@ async fn a_fight_slows_down_and_is_told_and_costs_nothing() -> Result<()> {
     };
     tokio::time::timeout(Duration::from_secs(60), kube::runtime::wait::await_condition(services, "service", right))
         .await??;
-    controller.must_run()?;
+    controller.ensure_running()?;
     ensure!(!std::fs::read_to_string(&controller.log)?.contains("panicked"), "{}", controller.tail());
     Ok(())
 }

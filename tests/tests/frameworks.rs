@@ -10,14 +10,14 @@ mod export;
 mod pods;
 
 use anyhow::{Context, Result, ensure};
-use pods::{Asked, fields, python, run, script, version};
+use pods::{Launch, fields, python, run, script, version};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 /// Runs one job at a time, because all use the same port.
-static TURN: Mutex<()> = Mutex::new(());
+static SERIAL: Mutex<()> = Mutex::new(());
 
 /// Saves a result. xtask assembles the file from all results.
 pub fn record(name: &str, result: Value) -> Result<()> {
@@ -44,7 +44,7 @@ fn sums(printed: &[String], world: usize, per_node: usize, expected: usize) -> R
     Ok(lines)
 }
 
-fn told(test: &str, launcher: &str, lines: &[BTreeMap<String, String>]) -> Result<()> {
+fn record_launch(test: &str, launcher: &str, lines: &[BTreeMap<String, String>]) -> Result<()> {
     let ranks = lines.len();
     let nodes = lines.last().map_or(0, |line| line["node"].parse::<usize>().unwrap_or(0) + 1);
     let version = lines.first().map_or("", |line| line["version"].as_str());
@@ -54,76 +54,76 @@ fn told(test: &str, launcher: &str, lines: &[BTreeMap<String, String>]) -> Resul
 #[test]
 #[ignore = "needs PyTorch: cargo xtask test --frameworks"]
 fn torchrun_on_two_nodes() -> Result<()> {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _serial = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
     let programs = python("SWITCHYARD_TORCH_PYTHON")?;
     let script = script("torch_sum.py");
     let command = ["torchrun", &script];
-    let asked =
-        Asked { framework: "Torch", nodes: 2, processes: Some(2), command: &command, env: &[], programs: &programs };
-    told("torch", "torchrun", &sums(&run(&asked)?, 4, 2, 10)?)
+    let launch =
+        Launch { framework: "Torch", nodes: 2, processes: Some(2), command: &command, env: &[], programs: &programs };
+    record_launch("torch", "torchrun", &sums(&run(&launch)?, 4, 2, 10)?)
 }
 
 #[test]
 #[ignore = "needs PyTorch: cargo xtask test --frameworks"]
 fn torch_without_torchrun_where_nodes_have_one_process() -> Result<()> {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _serial = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
     let programs = python("SWITCHYARD_TORCH_PYTHON")?;
     let script = script("torch_sum.py");
     let command = ["python3", &script];
-    let asked =
-        Asked { framework: "Torch", nodes: 2, processes: None, command: &command, env: &[], programs: &programs };
-    told("torch-env", "python (env://)", &sums(&run(&asked)?, 2, 1, 3)?)?;
+    let launch =
+        Launch { framework: "Torch", nodes: 2, processes: None, command: &command, env: &[], programs: &programs };
+    record_launch("torch-env", "python (env://)", &sums(&run(&launch)?, 2, 1, 3)?)?;
     // A single node has no Service and no host name.
     let script = self::script("torch_sum.py");
     let command = ["torchrun", &script];
-    let asked = Asked { nodes: 1, processes: Some(2), command: &command, ..asked };
-    told("torch-one-node", "torchrun", &sums(&run(&asked)?, 2, 2, 3)?)
+    let launch = Launch { nodes: 1, processes: Some(2), command: &command, ..launch };
+    record_launch("torch-one-node", "torchrun", &sums(&run(&launch)?, 2, 2, 3)?)
 }
 
 #[test]
 #[ignore = "needs PaddlePaddle: cargo xtask test --frameworks"]
 fn paddle_launch_on_two_nodes() -> Result<()> {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _serial = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
     let programs = python("SWITCHYARD_FRAMEWORKS_PYTHON")?;
     let script = script("paddle_sum.py");
     let logs = tempfile::tempdir()?;
     // The launcher shows only the first process of each node and writes the others to files.
     let folder = |node: u32| logs.path().join(format!("node-{node}"));
     let directory = format!("{}/node-$(PADDLE_RANK)", logs.path().display());
-    let launch = format!(
+    let shell_command = format!(
         "exec python3 -m paddle.distributed.launch --log_dir {} {script}",
         directory.replace("$(PADDLE_RANK)", "$PADDLE_RANK")
     );
-    let command = ["sh", "-c", &launch];
-    let asked =
-        Asked { framework: "Paddle", nodes: 2, processes: Some(2), command: &command, env: &[], programs: &programs };
-    run(&asked)?;
+    let command = ["sh", "-c", &shell_command];
+    let launch =
+        Launch { framework: "Paddle", nodes: 2, processes: Some(2), command: &command, env: &[], programs: &programs };
+    run(&launch)?;
     let mut printed = Vec::new();
     for node in 0..2 {
-        for entry in std::fs::read_dir(folder(node)).context("logs of the launcher")? {
+        for entry in std::fs::read_dir(folder(node)).context("the launcher's logs")? {
             let path = entry?.path();
             if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("workerlog.")) {
                 printed.push(std::fs::read_to_string(path)?);
             }
         }
     }
-    told("paddle", "paddle.distributed.launch", &sums(&printed, 4, 2, 10)?)
+    record_launch("paddle", "paddle.distributed.launch", &sums(&printed, 4, 2, 10)?)
 }
 
 #[test]
 #[ignore = "needs JAX: cargo xtask test --frameworks"]
 fn jax_on_two_nodes() -> Result<()> {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _serial = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
     let programs = python("SWITCHYARD_FRAMEWORKS_PYTHON")?;
     let script = script("jax_sum.py");
     let command = ["python3", &script];
     // Two devices in one process, as when a process has all GPUs of its pod.
     let env = [("XLA_FLAGS", "--xla_force_host_platform_device_count=2")];
-    let asked =
-        Asked { framework: "JAX", nodes: 2, processes: None, command: &command, env: &env, programs: &programs };
-    let lines = sums(&run(&asked)?, 2, 1, 10)?;
+    let launch =
+        Launch { framework: "JAX", nodes: 2, processes: None, command: &command, env: &env, programs: &programs };
+    let lines = sums(&run(&launch)?, 2, 1, 10)?;
     ensure!(lines.iter().all(|line| line["local"] == "2"), "{lines:?}");
-    told("jax", "jax.distributed.initialize", &lines)
+    record_launch("jax", "jax.distributed.initialize", &lines)
 }
 
 /// These tests may run as root, which pods do not, and which `mpirun` refuses.
@@ -137,14 +137,14 @@ const AS_ROOT: [(&str, &str); 4] = [
 #[test]
 #[ignore = "needs Open MPI: cargo xtask test --frameworks"]
 fn mpirun_without_ssh_on_two_nodes() -> Result<()> {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _serial = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
     let programs = python("SWITCHYARD_FRAMEWORKS_PYTHON")?;
     let script = script("mpi_sum.py");
     let command = ["mpirun", "python3", &script];
     for (test, framework) in [("mpi", "MPI"), ("horovod", "Horovod")] {
-        let asked =
-            Asked { framework, nodes: 2, processes: Some(2), command: &command, env: &AS_ROOT, programs: &programs };
-        told(test, "mpirun and a prted per node", &sums(&run(&asked)?, 4, 2, 10)?)?;
+        let launch =
+            Launch { framework, nodes: 2, processes: Some(2), command: &command, env: &AS_ROOT, programs: &programs };
+        record_launch(test, "mpirun and a prted per node", &sums(&run(&launch)?, 4, 2, 10)?)?;
     }
     Ok(())
 }
@@ -154,14 +154,20 @@ fn mpirun_without_ssh_on_two_nodes() -> Result<()> {
 #[test]
 #[ignore = "needs Open MPI: cargo xtask test --frameworks"]
 fn mpirun_without_ssh_on_six_nodes_and_on_one() -> Result<()> {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _serial = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
     let programs = python("SWITCHYARD_FRAMEWORKS_PYTHON")?;
     let script = script("mpi_sum.py");
     let command = ["mpirun", "python3", &script];
-    let asked =
-        Asked { framework: "MPI", nodes: 6, processes: Some(1), command: &command, env: &AS_ROOT, programs: &programs };
-    told("mpi-six-nodes", "mpirun and a prted per node", &sums(&run(&asked)?, 6, 1, 21)?)?;
-    let printed = run(&Asked { nodes: 1, processes: Some(3), ..asked })?;
+    let launch = Launch {
+        framework: "MPI",
+        nodes: 6,
+        processes: Some(1),
+        command: &command,
+        env: &AS_ROOT,
+        programs: &programs,
+    };
+    record_launch("mpi-six-nodes", "mpirun and a prted per node", &sums(&run(&launch)?, 6, 1, 21)?)?;
+    let printed = run(&Launch { nodes: 1, processes: Some(3), ..launch })?;
     let count = printed[0].lines().filter(|line| line.contains("world=3") && line.contains("sum=6")).count();
     ensure!(count == 3, "{printed:?}");
     record("mpi-one-node", json!({"launcher": "mpirun", "nodes": 1, "processes": 3, "passed": true}))
@@ -172,13 +178,13 @@ fn mpirun_without_ssh_on_six_nodes_and_on_one() -> Result<()> {
 #[test]
 #[ignore = "needs Python: cargo xtask test --frameworks"]
 fn tf_config_is_what_tensorflow_parses() -> Result<()> {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _serial = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
     let programs = python("SWITCHYARD_FRAMEWORKS_PYTHON")?;
     let script = script("tf_config.py");
     let command = ["python3", &script];
-    let asked =
-        Asked { framework: "TensorFlow", nodes: 3, processes: None, command: &command, env: &[], programs: &programs };
-    let printed = run(&asked)?;
+    let launch =
+        Launch { framework: "TensorFlow", nodes: 3, processes: None, command: &command, env: &[], programs: &programs };
+    let printed = run(&launch)?;
     for (node, text) in printed.iter().enumerate() {
         ensure!(text.trim() == format!("worker {node} of 3 at 127.78.0.{}:29400", node + 1), "{text}");
     }

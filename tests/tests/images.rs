@@ -67,25 +67,25 @@ fn images() -> &'static [Images; 2] {
 /// Unpacks an archive: the image configuration, and a folder with the files of its layers.
 fn unpack(name: &str) -> Result<(Value, tempfile::TempDir)> {
     images();
-    let place = tempfile::tempdir()?;
+    let unpacked = tempfile::tempdir()?;
     let untar = |archive: &Path, to: &Path| -> Result<()> {
         fs::create_dir_all(to)?;
         let status = Command::new("tar").arg("-xpf").arg(archive).arg("-C").arg(to).status()?;
         ensure!(status.success(), "tar {}", archive.display());
         Ok(())
     };
-    let parts = place.path().join("parts");
+    let parts = unpacked.path().join("parts");
     untar(&folder().join(format!("{name}.tar")), &parts)?;
     let manifest: Value = serde_json::from_str(&fs::read_to_string(parts.join("manifest.json"))?)?;
     for layer in manifest[0]["Layers"].as_array().context("Layers")? {
-        untar(&parts.join(layer.as_str().context("a layer")?), &place.path().join("files"))?;
+        untar(&parts.join(layer.as_str().context("a layer")?), &unpacked.path().join("files"))?;
     }
     let config = fs::read_to_string(parts.join(manifest[0]["Config"].as_str().context("Config")?))?;
     assert_eq!(
         manifest[0]["RepoTags"],
         serde_json::json!([format!("docker.io/library/{name}:{}", env!("CARGO_PKG_VERSION"))])
     );
-    Ok((serde_json::from_str(&config)?, place))
+    Ok((serde_json::from_str(&config)?, unpacked))
 }
 
 /// Collects every file below a folder.
@@ -114,31 +114,31 @@ fn inside(files: &Path, command: &[&str]) -> Output {
 }
 
 #[test]
-fn images_hold_their_program_and_little_else() -> Result<()> {
+fn images_contain_their_program_and_little_else() -> Result<()> {
     for (name, _) in IMAGES {
-        let (config, place) = unpack(name)?;
-        let root = place.path().join("files");
+        let (config, unpacked) = unpack(name)?;
+        let root = unpacked.path().join("files");
         let mut all = Vec::new();
         files(&root, &mut all);
         let program = root.join("usr/bin").join(name);
         let others = all.iter().filter(|file| **file != program);
         let bytes: u64 = others.map(|file| fs::metadata(file).unwrap().len()).sum();
         let mib = bytes as f64 / 1_048_576.0;
-        println!("{name}: {mib:.1} MiB in {} files besides the program", all.len() - 1);
-        assert!(mib <= BESIDES, "{name}: {mib:.1} MiB besides the program; expected at most {BESIDES}");
+        println!("{name}: {mib:.1} MiB in {} other files", all.len() - 1);
+        assert!(mib <= BESIDES, "{name}: {mib:.1} MiB in other files; expected at most {BESIDES}");
 
         let programs: Vec<&PathBuf> = all.iter().filter(|file| file.starts_with(root.join("usr/bin"))).collect();
-        assert_eq!(programs, [&program], "{name}: more than its program");
-        let is_told = |file: &&PathBuf| {
+        assert_eq!(programs, [&program], "{name}: expected only its program");
+        let is_other_file = |file: &&PathBuf| {
             let name = file.file_name().unwrap().to_string_lossy().into_owned();
             !name.contains(".so")
                 && !file.starts_with(root.join("usr/share/doc"))
                 && !file.starts_with(root.join("etc"))
         };
-        assert_eq!(all.iter().filter(is_told).count(), 1, "{name}: {all:?}");
+        assert_eq!(all.iter().filter(is_other_file).count(), 1, "{name}: {all:?}");
         assert!(
             all.iter().all(|file| fs::metadata(file).unwrap().permissions().mode() & 0o6022 == 0),
-            "{name}: setuid, or others write"
+            "{name}: setuid or world-writable files"
         );
 
         let labels = &config["config"]["Labels"];
@@ -155,8 +155,8 @@ fn images_hold_their_program_and_little_else() -> Result<()> {
 #[test]
 fn programs_run_with_what_is_in_their_image() -> Result<()> {
     for (name, _) in IMAGES {
-        let (_, place) = unpack(name)?;
-        let files = place.path().join("files");
+        let (_, unpacked) = unpack(name)?;
+        let files = unpacked.path().join("files");
         let ended = inside(&files, &[&format!("/usr/bin/{name}"), "--version"]);
         let text = String::from_utf8_lossy(&ended.stdout).trim().to_string();
         let expected = format!("{name} {}", env!("CARGO_PKG_VERSION"));
@@ -171,8 +171,8 @@ fn programs_run_with_what_is_in_their_image() -> Result<()> {
 /// program itself does not.
 #[test]
 fn the_agent_loads_a_driver_in_its_image() -> Result<()> {
-    let (_, place) = unpack("switchyard-node-agent")?;
-    let files = place.path().join("files");
+    let (_, unpacked) = unpack("switchyard-node-agent")?;
+    let files = unpacked.path().join("files");
     let library = files.join("usr/lib/libnvidia-ml.so.1");
     let source = root().join("node-agent/tests/nvml_reports/library.rs");
     let mut compiler = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
@@ -195,22 +195,22 @@ fn the_agent_loads_a_driver_in_its_image() -> Result<()> {
 /// libraries that NVIDIA's libraries link against.
 #[test]
 fn the_worker_finds_a_driver_in_its_image() -> Result<()> {
-    let (config, place) = unpack("switchyard-worker")?;
+    let (config, unpacked) = unpack("switchyard-worker")?;
     let variables = config["config"]["Env"].as_array().context("Env")?;
     assert!(variables.iter().any(|one| one == "NVIDIA_DRIVER_CAPABILITIES=compute,utility"), "{variables:?}");
     // On nodes whose default runtime is NVIDIA's, this variable would give every pod all GPUs.
     assert!(variables.iter().all(|one| !one.as_str().unwrap_or_default().starts_with("NVIDIA_VISIBLE_DEVICES")));
-    let files = place.path().join("files");
+    let files = unpacked.path().join("files");
     let mut all = Vec::new();
     self::files(&files, &mut all);
     let names: Vec<String> =
         all.iter().filter_map(|file| Some(file.file_name()?.to_string_lossy().into_owned())).collect();
-    for of_cuda in ["libcuda", "libcublas", "libnvrtc", "libnccl", "libnvidia", "libcudnn", "libcudart"] {
-        assert!(names.iter().all(|name| !name.starts_with(of_cuda)), "{of_cuda} is in the image");
+    for cuda_library in ["libcuda", "libcublas", "libnvrtc", "libnccl", "libnvidia", "libcudnn", "libcudart"] {
+        assert!(names.iter().all(|name| !name.starts_with(cuda_library)), "{cuda_library} is in the image");
     }
     // `worker/cuda/tests/libraries.rs` compares this list with the real libraries.
-    let of_c = ["libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0", "librt.so.1"];
-    for needed in of_c.into_iter().chain(["libstdc++.so.6", "libz.so.1"]) {
+    let libc_parts = ["libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0", "librt.so.1"];
+    for needed in libc_parts.into_iter().chain(["libstdc++.so.6", "libz.so.1"]) {
         let file = all.iter().find(|file| file.ends_with(needed)).with_context(|| format!("{needed} is not there"))?;
         let within = format!("/{}", file.strip_prefix(&files)?.display());
         let ended = inside(&files, &["/lib64/ld-linux-x86-64.so.2", "--list", &within]);
@@ -243,10 +243,10 @@ fn the_worker_finds_a_driver_in_its_image() -> Result<()> {
 
 /// The SBOM lists the linked crates, and no build or test dependencies.
 #[test]
-fn the_bill_of_materials_is_that_of_the_program() -> Result<()> {
+fn the_sbom_matches_the_program() -> Result<()> {
     for (name, stage) in IMAGES {
-        let (_, place) = unpack(name)?;
-        let text = fs::read_to_string(place.path().join("files/usr/share/doc/switchyard/sbom.cdx.json"))?;
+        let (_, unpacked) = unpack(name)?;
+        let text = fs::read_to_string(unpacked.path().join("files/usr/share/doc/switchyard/sbom.cdx.json"))?;
         let bill: Value = serde_json::from_str(&text)?;
         assert_eq!((&bill["bomFormat"], &bill["specVersion"]), (&"CycloneDX".into(), &"1.5".into()));
         let components = bill["components"].as_array().context("components")?;

@@ -2,19 +2,19 @@
 //! manager.
 
 mod admitted;
+mod blockers;
 mod clock;
+mod constraints;
 mod drains;
 mod ends;
 mod failures;
 mod forged;
-mod hindrances;
 mod hostile;
 mod kueue;
 mod large;
 mod nodes;
 mod objects;
 mod provisioning;
-mod scenes;
 mod tampered;
 mod training;
 mod watching;
@@ -29,8 +29,8 @@ use switchyard_tests::{
 };
 
 /// Whether the stage message of a job contains this text.
-fn says(words: &str) -> impl Fn(&TrainJob) -> bool {
-    move |job| condition_of(job, "Succeeded").is_some_and(|condition| condition.message.contains(words))
+fn message_contains(fragment: &str) -> impl Fn(&TrainJob) -> bool {
+    move |job| condition_of(job, "Succeeded").is_some_and(|condition| condition.message.contains(fragment))
 }
 
 /// A namespace with its own controller and dedicated nodes.
@@ -73,14 +73,14 @@ impl Scene {
         Ok(())
     }
 
-    fn order(&self, pod: &str, command: Command) -> Result<()> {
-        self.kubelet.order(&self.jobs.namespace, pod, command)
+    fn send(&self, pod: &str, command: Command) -> Result<()> {
+        self.kubelet.send(&self.jobs.namespace, pod, command)
     }
 
     /// Lets all pods complete successfully.
     async fn finish(&self) -> Result<()> {
         for pod in self.jobs.pods().await? {
-            let _ = self.order(&pod.name_any(), Command::Exit(0, String::new()));
+            let _ = self.send(&pod.name_any(), Command::Exit(0, String::new()));
         }
         Ok(())
     }

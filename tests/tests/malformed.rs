@@ -9,7 +9,7 @@ use kube::core::ApiResource;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use switchyard_tests::{
-    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, PATIENCE, plain_job, start_controller,
+    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, TIMEOUT, plain_job, start_controller,
 };
 
 /// Maximum attempts to write a status within the duration of a test. The backoff starts at 50 ms
@@ -24,7 +24,7 @@ fn with(name: &str, pointer: &str, value: Value) -> Value {
 }
 
 /// Jobs that cannot run, with a word from the expected reason.
-fn bad() -> Vec<(Value, &'static str)> {
+fn unusable_jobs() -> Vec<(Value, &'static str)> {
     let mut without_spec = plain_job("no-spec", 1, "run");
     without_spec.as_object_mut().unwrap().remove("spec");
     let mut begun = with("nodes-begun", "/spec/trainer/numNodes", 1_000_000.into());
@@ -64,7 +64,7 @@ fn begun() -> Value {
 }
 
 /// Harmless leftovers of other versions.
-fn good() -> Vec<Value> {
+fn valid_jobs() -> Vec<Value> {
     let workers: Vec<Value> = (0..5000).map(|rank| json!({"rank": rank, "state": "Training", "host": "h"})).collect();
     vec![
         plain_job("plain", 1, "run"),
@@ -95,7 +95,7 @@ async fn store(plane: &ControlPlane, namespace: &str, jobs: &[Value]) -> Result<
     let name = "trainjobs.training.switchyard.dev";
     crds.patch(name, &PatchParams::apply("loose").force(), &Patch::Apply(loosened()?)).await?;
     let established = kube::runtime::conditions::is_crd_established();
-    tokio::time::timeout(PATIENCE, kube::runtime::wait::await_condition(crds.clone(), name, established)).await??;
+    tokio::time::timeout(TIMEOUT, kube::runtime::wait::await_condition(crds.clone(), name, established)).await??;
     let kind = GroupVersionKind::gvk("training.switchyard.dev", "v1alpha1", "TrainJob");
     let resource = ApiResource::from_gvk_with_plural(&kind, "trainjobs");
     let api = Api::<DynamicObject>::namespaced_with(client, namespace, &resource);
@@ -110,14 +110,14 @@ async fn store(plane: &ControlPlane, namespace: &str, jobs: &[Value]) -> Result<
     crds.patch(name, &strict, &Patch::Apply(&crd.context("the CRD")?.1)).await?;
     plane.install_crds().await?;
     // The new schema is in force once it refuses this job.
-    let give_up = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let refused = with("probe", "/spec/trainer/numNodes", "two".into());
     loop {
         match api.create(&Default::default(), &serde_json::from_value(refused.clone())?).await {
             Err(_) => return Ok(()),
             Ok(_) => api.delete("probe", &Default::default()).await?,
         };
-        ensure!(Instant::now() < give_up, "the real CRD is not in force");
+        ensure!(Instant::now() < deadline, "the real CRD is not in force");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -125,13 +125,14 @@ async fn store(plane: &ControlPlane, namespace: &str, jobs: &[Value]) -> Result<
 /// The message of the `Failed` condition, or the controller's log about this job.
 fn reason(plane: &ControlPlane, jobs: &Jobs, name: &str, log: &str) -> Option<String> {
     let path = "jsonpath={.status.conditions[?(@.type==\"Failed\")].message}";
-    let told = plane.kubectl(&["get", "trainjobs.training.switchyard.dev", name, "-n", &jobs.namespace, "-o", path]);
-    let of_job = format!("job={}/{name} ", jobs.namespace);
-    match told.stdout.trim() {
+    let reported =
+        plane.kubectl(&["get", "trainjobs.training.switchyard.dev", name, "-n", &jobs.namespace, "-o", path]);
+    let log_prefix = format!("job={}/{name} ", jobs.namespace);
+    match reported.stdout.trim() {
         // The API server accepts no status for it. The line before contains the reason why it
         // cannot be read.
         "" => {
-            let lines: Vec<&str> = log.lines().filter(|line| line.contains(&of_job)).collect();
+            let lines: Vec<&str> = log.lines().filter(|line| line.contains(&log_prefix)).collect();
             lines.iter().any(|line| line.contains("cannot write the status")).then(|| lines[0].to_string())
         }
         text => Some(text.to_string()),
@@ -139,62 +140,63 @@ fn reason(plane: &ControlPlane, jobs: &Jobs, name: &str, log: &str) -> Option<St
 }
 
 #[tokio::test]
-async fn stored_jobs_that_cannot_be_carried_out_are_told_and_hold_nobody_up() -> Result<()> {
+async fn unusable_stored_jobs_are_reported_and_block_nothing() -> Result<()> {
     let options = Options { controller_manager: true, scheduler: true, audit: true, ..Options::default() };
     let plane = ControlPlane::start(&options)?;
     let namespace = plane.namespace("stored").await?;
-    let all: Vec<Value> = bad().into_iter().map(|(job, _)| job).chain(good()).chain([begun()]).collect();
+    let all: Vec<Value> =
+        unusable_jobs().into_iter().map(|(job, _)| job).chain(valid_jobs()).chain([begun()]).collect();
     store(&plane, &namespace, &all).await?;
     let _kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new("stored", 4)).await?;
     let mut controller = start_controller(&plane, "stored", &ControllerOptions::default())?;
     let jobs = Jobs::new(plane.client().await?, &namespace);
-    for job in good() {
+    for job in valid_jobs() {
         jobs.wait_stage(job["metadata"]["name"].as_str().unwrap(), "Running")
             .await
             .with_context(|| controller.tail())?;
     }
-    let give_up = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut faults = Vec::new();
-    for (job, word) in bad() {
+    for (job, word) in unusable_jobs() {
         let name = job["metadata"]["name"].as_str().unwrap();
-        let told = loop {
+        let reported = loop {
             let log = std::fs::read_to_string(&controller.log)?;
-            if let Some(told) = reason(&plane, &jobs, name, &log) {
-                break told;
+            if let Some(reported) = reason(&plane, &jobs, name, &log) {
+                break reported;
             }
-            ensure!(Instant::now() < give_up, "{name}: no reason\n{}", controller.tail());
+            ensure!(Instant::now() < deadline, "{name}: no reason\n{}", controller.tail());
             tokio::time::sleep(Duration::from_millis(100)).await;
         };
-        println!("{name}: {told}");
-        if !told.contains(word) || told.contains('\n') {
-            faults.push(format!("{name}: expected a sentence with `{word}`: {told}"));
+        println!("{name}: {reported}");
+        if !reported.contains(word) || reported.contains('\n') {
+            faults.push(format!("{name}: expected a sentence with `{word}`: {reported}"));
         }
-        let is_of_job = |entry: &&Value| entry.pointer("/objectRef/name").is_some_and(|found| found == name);
-        let tries = plane.audited().iter().filter(is_of_job).count();
+        let is_about_job = |entry: &&Value| entry.pointer("/objectRef/name").is_some_and(|found| found == name);
+        let tries = plane.audit_entries().iter().filter(is_about_job).count();
         if tries > TRIES {
             faults.push(format!("{name}: {tries} writes"));
         }
     }
     ensure!(faults.is_empty(), "{}", faults.join("\n"));
     let name = "spec-future";
-    let told = loop {
+    let reported = loop {
         let path = "jsonpath={range .status.conditions[*]}{.type}={.status} {end}";
-        let told = plane
+        let reported = plane
             .kubectl(&["get", "trainjobs.training.switchyard.dev", name, "-n", &jobs.namespace, "-o", path])
             .stdout;
-        if told.contains("Readable=") {
-            break told;
+        if reported.contains("Readable=") {
+            break reported;
         }
-        ensure!(Instant::now() < give_up, "{name}: {told}\n{}", controller.tail());
+        ensure!(Instant::now() < deadline, "{name}: {reported}\n{}", controller.tail());
         tokio::time::sleep(Duration::from_millis(100)).await;
     };
-    assert_eq!(told.trim(), "Succeeded=Unknown Placed=True Readable=False", "it goes on");
+    assert_eq!(reported.trim(), "Succeeded=Unknown Placed=True Readable=False", "it keeps its stage");
     let notes = jobs.events(name, "Unreadable").await?;
     assert!(notes.iter().any(|note| note.contains("Sixth")), "{notes:?}");
     // A job created later is handled normally.
     jobs.create(plain_job("later", 1, "succeed-after=0.1s")).await?;
     jobs.wait_stage("later", "Complete").await?;
-    controller.must_run()?;
+    controller.ensure_running()?;
     let log = std::fs::read_to_string(&controller.log)?;
     ensure!(!log.contains("panicked"), "{log}");
     Ok(())

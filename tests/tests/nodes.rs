@@ -15,7 +15,7 @@ use std::time::Duration;
 use switchyard_tests::nodes::{Nodes, NodesOptions, TOOLS, missing};
 
 /// Timeout for a cluster operation on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Starts a cluster and prints its startup times.
 fn cluster(nodes: u8) -> Result<Nodes> {
@@ -59,7 +59,7 @@ fn wait_phase(nodes: &Nodes, pod: &str, phase: &str) -> Result<()> {
 }
 
 fn until(what: &str, is: impl Fn() -> Result<bool>) -> Result<()> {
-    switchyard_tests::until(what, PATIENCE, is).map(drop)
+    switchyard_tests::until(what, TIMEOUT, is).map(drop)
 }
 
 fn inside(nodes: &Nodes, pod: &str, script: &str) -> Result<String> {

@@ -24,10 +24,10 @@ fn each(cases: u64, property: impl Fn(&Random) + std::panic::RefUnwindSafe) {
     }
 }
 
-fn every_set_has_its_value(devices: &Devices, most: u32) {
+fn every_set_has_its_value(devices: &Devices, max: u32) {
     let shape = Shape::new(devices);
     let worst = ring::worst_links(devices);
-    for set in (1_u32..1 << devices.gpus.len()).filter(|set| set.count_ones() <= most) {
+    for set in (1_u32..1 << devices.gpus.len()).filter(|set| set.count_ones() <= max) {
         let gpus = positions(set);
         assert_eq!(shape.ring[set as usize], ring_of(devices, &gpus), "ring of {gpus:?}");
         assert_eq!(shape.injection[set as usize], injection(devices, &gpus), "injection of {gpus:?}");
@@ -38,32 +38,32 @@ fn every_set_has_its_value(devices: &Devices, most: u32) {
 }
 
 #[test]
-fn every_set_of_random_machines_has_the_value_of_the_statement() {
+fn random_machines_match_the_bandwidth_definition() {
     each(150, |random| every_set_has_its_value(&any_devices(random, 5), 5));
 }
 
 /// The node oracle: on every machine, for every set of free GPUs and every size, our set must be
 /// optimal.
 #[test]
-fn every_fixture_gives_the_best_set_of_every_free_set() {
+fn every_fixture_yields_the_optimal_gpu_set() {
     for (name, devices) in fixtures() {
         let shape = Shape::new(&devices);
         // Sets of 16 GPUs are too large for enumerating rings by permutation, so test at most 5 of
         // them.
-        let most = if shape.gpus > 8 { 3 } else { 8 };
+        let max = if shape.gpus > 8 { 3 } else { 8 };
         println!("{name}: {} GPUs, {} NICs", shape.gpus, devices.nics.len());
-        every_set_has_its_value(&devices, most.min(6));
+        every_set_has_its_value(&devices, max.min(6));
         let level = Level { share: 1000, nvlink: false };
         let masks: Vec<u32> = if shape.gpus > 8 { vec![0xffff, 0xf0f1, 0x8123] } else { (0..=shape.all()).collect() };
-        for gpus in [1_u8, 2, 3, 4, 8].into_iter().filter(|gpus| u32::from(*gpus) <= most) {
+        for gpus in [1_u8, 2, 3, 4, 8].into_iter().filter(|gpus| u32::from(*gpus) <= max) {
             for spread in [None, Some(level)] {
                 let best = shape.best(gpus, spread, MinLink::System);
                 let values: Vec<u32> = (0..=shape.all())
                     .map(|set| if set.count_ones() == u32::from(gpus) { value(&shape, set, spread) } else { 0 })
                     .collect();
                 for mask in &masks {
-                    let most = (0..=*mask).filter(|set| set & !mask == 0).map(|set| values[set as usize]).max();
-                    assert_eq!(Some(best[*mask as usize]), most, "{name}: {gpus} of {mask:#x}");
+                    let max = (0..=*mask).filter(|set| set & !mask == 0).map(|set| values[set as usize]).max();
+                    assert_eq!(Some(best[*mask as usize]), max, "{name}: {gpus} of {mask:#x}");
                 }
             }
         }
@@ -98,7 +98,7 @@ fn known_machines_have_their_known_rates() {
 }
 
 /// The cluster oracle: the placement has the bandwidth of the best possible one, and is consistent.
-fn gets_the_best_there_is(world: &World, request: &Request) {
+fn gets_the_optimal_placement(world: &World, request: &Request) {
     let placement = world.fleet().solve(request);
     assert_eq!(world.fleet().bandwidth(request), placement.as_ref().ok().map(|placement| placement.bandwidth));
     let best = world.best(request).map(|(bandwidth, _)| bandwidth);
@@ -109,15 +109,15 @@ fn gets_the_best_there_is(world: &World, request: &Request) {
 }
 
 #[test]
-fn equal_pods_get_the_best_there_is() {
-    each(1_500, |random| gets_the_best_there_is(&World::random(random, 8), &any_request(random, 1, 5)));
+fn equal_pods_get_the_optimal_placement() {
+    each(1_500, |random| gets_the_optimal_placement(&World::random(random, 8), &any_request(random, 1, 5)));
 }
 
 #[test]
-fn unequal_pods_get_the_best_there_is() {
+fn unequal_pods_get_the_optimal_placement() {
     each(1_000, |random| {
         let groups = 2 + random.below(2);
-        gets_the_best_there_is(&World::random(random, 6), &any_request(random, groups, 2));
+        gets_the_optimal_placement(&World::random(random, 6), &any_request(random, groups, 2));
     });
 }
 
@@ -155,7 +155,7 @@ fn a_repair_moves_as_few_pods_as_possible() {
 }
 
 #[test]
-fn a_fleet_kept_up_to_date_is_a_new_one() {
+fn an_updated_fleet_equals_a_new_one() {
     each(500, |random| {
         let (world, groups) = (World::random(random, 8), 1 + random.below(2));
         let request = any_request(random, groups, 4);
@@ -173,7 +173,7 @@ fn a_fleet_kept_up_to_date_is_a_new_one() {
 }
 
 #[test]
-fn more_is_never_less_and_the_order_of_the_nodes_does_not_matter() {
+fn placement_is_monotone_and_ignores_node_order() {
     each(500, |random| {
         let (world, groups) = (World::random(random, 8), 1 + random.below(2));
         let request = any_request(random, groups, 4);
@@ -191,7 +191,7 @@ fn more_is_never_less_and_the_order_of_the_nodes_does_not_matter() {
 }
 
 #[test]
-fn slices_stay_whole_and_nothing_is_refused_that_fits() {
+fn slices_stay_whole_and_fitting_jobs_are_placed() {
     each(700, |random| {
         let world = World::random(random, 8);
         let (pods, count, level) = (1 + random.below(3) as u32, 1 + random.below(3) as u32, random.below(2));
@@ -237,7 +237,7 @@ fn gang(pods: u32, gpus: u8) -> Request {
 }
 
 #[test]
-fn a_gang_stays_in_a_rack_and_pays_for_the_spine_when_it_must_not() {
+fn a_gang_stays_in_its_rack_unless_it_does_not_fit() {
     let world = h200s(8);
     let placement = world.fleet().solve(&gang(4, 8)).unwrap();
     assert_eq!((placement.bandwidth, placement.level), (192_000, Some(0)));
@@ -265,7 +265,7 @@ fn pods_of_a_gang_use_the_same_rails_and_distinct_nics() {
 }
 
 #[test]
-fn a_lone_gpu_breaks_nothing_that_is_whole() {
+fn a_single_gpu_breaks_no_complete_group() {
     let mut world = h200s(2);
     world.sites[1].free = 0b0000_0010;
     let placement = world.fleet().solve(&gang(1, 1)).unwrap();
@@ -274,7 +274,7 @@ fn a_lone_gpu_breaks_nothing_that_is_whole() {
 
 /// The rack with fewer idle nodes loses one more; the other keeps room for a gang.
 #[test]
-fn a_lone_pod_opens_a_node_where_fewest_are_whole() {
+fn a_single_pod_uses_the_rack_with_the_fewest_idle_nodes() {
     let mut world = h200s(8);
     world.sites[4].free = 0;
     for (gpus, node) in [(1, 5), (8, 5)] {
@@ -285,7 +285,7 @@ fn a_lone_pod_opens_a_node_where_fewest_are_whole() {
 
 /// Bandwidth comes first, then a partly used node, and only then the node's location.
 #[test]
-fn where_a_lone_pod_goes_is_ranked_by_value_then_by_use_then_by_what_stays_whole() {
+fn single_pods_rank_nodes_by_value_use_and_idle_neighbours() {
     each(2000, |random| {
         let world = World::random(random, 12);
         let request = any_request(random, 1, 1);
@@ -296,7 +296,7 @@ fn where_a_lone_pod_goes_is_ranked_by_value_then_by_use_then_by_what_stays_whole
             let free = site.free & ((1_u32 << devices.gpus.len()) - 1);
             let value =
                 best_pod(devices, free, request.groups[0].gpus, None, request.min_link).filter(|_| site.open)?;
-            Some((Reverse(value), free.count_ones(), world.whole_beside(node)))
+            Some((Reverse(value), free.count_ones(), world.idle_nodes_nearby(node)))
         };
         let first = (0..world.sites.len()).filter_map(rank).min();
         assert_eq!(rank(placement.pods[0].node.0 as usize), first, "{world:?}");
@@ -304,12 +304,12 @@ fn where_a_lone_pod_goes_is_ranked_by_value_then_by_use_then_by_what_stays_whole
 }
 
 #[test]
-fn what_contradicts_itself_is_refused() {
+fn contradictory_requests_are_refused() {
     let world = h200s(2);
     let fleet = |levels: Vec<Level>| Fleet::new(levels, &world.shapes, &world.sites).unwrap_err().to_string();
     let level = |share| Level { share, nvlink: false };
     assert!(fleet(vec![]).contains("expected 1 (the cluster) to 8"));
-    assert!(fleet(vec![level(500), level(1000)]).contains("expected 1 to 500"), "what a level carries grows");
+    assert!(fleet(vec![level(500), level(1000)]).contains("expected 1 to 500"), "shares must not grow");
     assert!(fleet(vec![level(0), level(1)]).contains("0 thousandths"));
     assert!(fleet(vec![level(1)]).contains("node 0"));
     let mut fleet = world.fleet();

@@ -7,19 +7,19 @@ mod markup;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::Duration;
-use switchyard_tests::{Ended, MadeUpRun, Scene, Trouble, root};
+use switchyard_tests::{Anomaly, Ended, Scene, SyntheticRun, root};
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Upper bound for the size of a page.
 const LARGEST: usize = 2 << 20;
 
 fn report(scene: &Scene, more: &[&str]) -> Ended {
-    scene.switchyard([&["report", "run", "-o", "json"], more].concat()).run(DEADLINE)
+    scene.switchyard([&["report", "run", "-o", "json"], more].concat()).run(TIMEOUT)
 }
 
 /// Report data and page of a synthetic run.
-fn of(run: &MadeUpRun) -> (Value, String) {
+fn summarize(run: &SyntheticRun) -> (Value, String) {
     let scene = Scene::new();
     run.write(&scene.join("run"));
     read(&scene)
@@ -42,25 +42,25 @@ fn rules(report: &Value) -> Vec<&str> {
     report["advice"].as_array().unwrap().iter().map(|item| item["rule"].as_str().unwrap()).collect()
 }
 
-fn failed_once() -> MadeUpRun {
-    MadeUpRun { failures: vec![400], ..MadeUpRun::new(8, 800, Trouble::Straggler) }
+fn failed_once() -> SyntheticRun {
+    SyntheticRun { failures: vec![400], ..SyntheticRun::new(8, 800, Anomaly::Straggler) }
 }
 
 #[test]
-fn each_trouble_is_named_first_and_a_healthy_run_gets_no_advice() {
+fn each_anomaly_is_named_first_and_a_healthy_run_gets_no_advice() {
     let cases = [
-        (Trouble::None, None),
-        (Trouble::Input, Some("input-bound")),
-        (Trouble::Communication, Some("one-big-all-reduce")),
-        (Trouble::Straggler, Some("straggler")),
-        (Trouble::Overflow, Some("overflow-skips")),
-        (Trouble::Gpu, Some("gpu-errors")),
+        (Anomaly::None, None),
+        (Anomaly::Input, Some("input-bound")),
+        (Anomaly::Communication, Some("one-big-all-reduce")),
+        (Anomaly::Straggler, Some("straggler")),
+        (Anomaly::Overflow, Some("overflow-skips")),
+        (Anomaly::Gpu, Some("gpu-errors")),
     ];
-    for (trouble, expected) in cases {
+    for (anomaly, expected) in cases {
         for ranks in [2, 16] {
-            let (report, page) = of(&MadeUpRun::new(ranks, 500, trouble));
+            let (report, page) = summarize(&SyntheticRun::new(ranks, 500, anomaly));
             let found = rules(&report);
-            assert_eq!(found.first().copied(), expected, "{trouble:?} with {ranks} ranks: {found:?}");
+            assert_eq!(found.first().copied(), expected, "{anomaly:?} with {ranks} ranks: {found:?}");
             assert_eq!(report["verdict"]["result"], "complete");
             assert!(!page.contains("hidden-by-the-report"), "a secret of the manifest or the environment");
         }
@@ -68,8 +68,8 @@ fn each_trouble_is_named_first_and_a_healthy_run_gets_no_advice() {
 }
 
 #[test]
-fn what_gpus_have_met_is_shown() {
-    let (report, page) = of(&MadeUpRun::new(4, 100, Trouble::Gpu));
+fn gpu_errors_are_shown() {
+    let (report, page) = summarize(&SyntheticRun::new(4, 100, Anomaly::Gpu));
     let advice = &report["advice"][0];
     let evidence = "The driver reported errors. GPU 0000:03:00.0 of rank 3: XID 63 (row remapping event).";
     assert_eq!((&advice["evidence"], &advice["urgent"]), (&evidence.into(), &true.into()));
@@ -88,17 +88,17 @@ fn what_gpus_have_met_is_shown() {
 
 #[test]
 fn single_ranks_and_many_ranks_are_shown() {
-    let (report, _) = of(&MadeUpRun::new(1, 100, Trouble::None));
+    let (report, _) = summarize(&SyntheticRun::new(1, 100, Anomaly::None));
     assert_eq!((&report["skew"], &report["allReduce"]), (&Value::Null, &Value::Null));
-    let (report, _) = of(&MadeUpRun::new(72, 60, Trouble::Straggler));
+    let (report, _) = summarize(&SyntheticRun::new(72, 60, Anomaly::Straggler));
     assert_eq!((&report["skew"]["by"], report["skew"]["rows"].as_array().unwrap().len()), (&"node".into(), 9));
     assert_eq!(rules(&report), ["straggler"]);
 }
 
 #[test]
-fn kernels_of_a_gpu_are_shown_and_held_against_a_device_file() {
+fn gpu_kernels_are_shown_and_compared_with_a_device_file() {
     let scene = Scene::new();
-    MadeUpRun::new(2, 100, Trouble::None).write(&scene.join("run"));
+    SyntheticRun::new(2, 100, Anomaly::None).write(&scene.join("run"));
     let kernel = |part: &str, name: &str, cost: Value| json!({"part": part, "name": name, "launches": 4, "cost": cost, "half": true, "aligned": true, "seconds": 0.004});
     let times = json!({
         "attempt": 1, "steps": 2, "gpu": "A GPU", "tf32": false,
@@ -134,8 +134,8 @@ fn kernels_of_a_gpu_are_shown_and_held_against_a_device_file() {
 }
 
 #[test]
-fn steps_that_are_done_again_are_shown_once() {
-    let (report, _) = of(&failed_once());
+fn repeated_steps_are_shown_once() {
+    let (report, _) = summarize(&failed_once());
     assert_eq!((&report["verdict"]["attempts"], &report["verdict"]["repeatedSteps"]), (&2.into(), &50.into()));
     assert_eq!(report["loss"]["restarts"][0]["step"], 351);
     let events: Vec<&str> =
@@ -148,8 +148,8 @@ fn steps_that_are_done_again_are_shown_once() {
 
 #[test]
 fn the_same_run_gives_the_same_bytes() {
-    let run = MadeUpRun { failures: vec![60], ..MadeUpRun::new(2, 70, Trouble::Straggler) };
-    let (first, second) = (of(&run), of(&run));
+    let run = SyntheticRun { failures: vec![60], ..SyntheticRun::new(2, 70, Anomaly::Straggler) };
+    let (first, second) = (summarize(&run), summarize(&run));
     assert!(first == second);
     // One line per section: short, but still comparable by eye.
     let sections: Vec<String> =
@@ -161,7 +161,7 @@ fn the_same_run_gives_the_same_bytes() {
         let new = output().join("straggler.json");
         std::fs::write(&new, &text).unwrap();
         panic!(
-            "{} differs from {}: compare them, and copy it over where the change is meant",
+            "{} differs from {}: compare them, and copy the new one if the change is intended",
             new.display(),
             golden.display()
         );
@@ -169,10 +169,10 @@ fn the_same_run_gives_the_same_bytes() {
 }
 
 #[test]
-fn synthetic_data_makes_the_gain_a_measured_one() {
+fn synthetic_data_makes_the_gain_measurable() {
     let scene = Scene::new();
-    MadeUpRun::new(2, 300, Trouble::Input).write(&scene.join("run"));
-    MadeUpRun::new(2, 300, Trouble::None).write(&scene.join("synthetic"));
+    SyntheticRun::new(2, 300, Anomaly::Input).write(&scene.join("run"));
+    SyntheticRun::new(2, 300, Anomaly::None).write(&scene.join("synthetic"));
     let ended = report(&scene, &["--synthetic", "synthetic"]);
     let data: Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!((&data["advice"][0]["rule"], &data["advice"][0]["basis"]), (&"input-bound".into(), &"measured".into()));
@@ -184,10 +184,10 @@ fn synthetic_data_makes_the_gain_a_measured_one() {
 }
 
 #[test]
-fn people_read_the_verdict_and_the_advice() {
+fn the_text_output_has_verdict_and_advice() {
     let scene = Scene::new();
-    MadeUpRun::new(2, 300, Trouble::Input).write(&scene.join("run"));
-    let ended = scene.switchyard(["report", "run", "--out", "page.html"]).run(DEADLINE);
+    SyntheticRun::new(2, 300, Anomaly::Input).write(&scene.join("run"));
+    let ended = scene.switchyard(["report", "run", "--out", "page.html"]).run(TIMEOUT);
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
     for expected in [
         "made-up  complete: 300 steps done",
@@ -204,7 +204,7 @@ fn people_read_the_verdict_and_the_advice() {
         (["report", "none"], "none: expected the directory of a run"),
         (["report", "."], ".: expected the directory of a run, with plan.yaml or events.jsonl"),
     ] {
-        let ended = scene.switchyard(arguments).run(DEADLINE);
+        let ended = scene.switchyard(arguments).run(TIMEOUT);
         assert!(ended.code == Some(2) && ended.stderr.contains(words), "{}", ended.stderr);
     }
 }

@@ -18,7 +18,7 @@ use switchyard_tests::{
 };
 
 /// Timeout for all rights of a case to be named and restored, on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(150);
+const TIMEOUT: Duration = Duration::from_secs(150);
 
 /// Resource and verb, as the API server names them.
 type Right = (&'static str, &'static str);
@@ -26,38 +26,38 @@ type Right = (&'static str, &'static str);
 /// Rights that no case removes, with the reason.
 const KEPT: [(Right, &str); 23] = [
     (("trainjobs/status", "patch"), "for jobs that cannot be read: tests/malformed.rs"),
-    (("trainjobs/finalizers", "update"), "asked for by an admission plugin that is off here"),
-    (("pods", "get"), "asked for when the answer to a create was lost: tests/faults.rs"),
-    (("nodes", "get"), "asked for before a node is given up: tests/lifecycle/nodes.rs"),
+    (("trainjobs/finalizers", "update"), "needed for an admission plugin that is off here"),
+    (("pods", "get"), "needed when the reply to a create was lost: tests/faults.rs"),
+    (("nodes", "get"), "needed before a node counts as lost: tests/lifecycle/nodes.rs"),
     (("devicetaintrules", "list"), "where the cluster has the kind: tests/devices/claims.rs"),
     (("devicetaintrules", "watch"), "where the cluster has the kind: tests/devices/claims.rs"),
-    (("resourceclaims", "get"), "asked for when the answer to a create was lost"),
+    (("resourceclaims", "get"), "needed when the reply to a create was lost"),
     (("resourceclaims", "create"), "for jobs with GPUs: tests/devices.rs"),
-    (("resourceclaims", "patch"), "asked for when somebody took our labels off a claim"),
+    (("resourceclaims", "patch"), "needed when our labels were removed from a claim"),
     (("resourceclaims", "delete"), "for jobs with GPUs: tests/devices.rs"),
-    (("resourceclaimtemplates", "get"), "for jobs whose pods name one: tests/lifecycle/hindrances.rs"),
+    (("resourceclaimtemplates", "get"), "for jobs whose pods name one: tests/lifecycle/blockers.rs"),
     (("placementslices", "get"), "for jobs of more than 128 nodes: tests/lifecycle/large.rs"),
     (("placementslices", "create"), "for jobs of more than 128 nodes: tests/lifecycle/large.rs"),
-    (("placementslices", "patch"), "asked for when somebody took our labels off a slice"),
-    (("placementslices", "delete"), "for jobs of more than 128 nodes that start again: plan's tests/large.rs"),
-    (("events", "patch"), "asked for when an event repeats within minutes"),
-    (("events", "list"), "asked for when a pod does not start: tests/lifecycle/hindrances.rs"),
-    (("persistentvolumeclaims", "get"), "for jobs with volumes: tests/lifecycle/scenes.rs"),
-    (("persistentvolumes", "get"), "for jobs with volumes: tests/lifecycle/scenes.rs"),
-    (("persistentvolumes", "list"), "for jobs with volumes: tests/lifecycle/scenes.rs"),
-    (("storageclasses", "get"), "for jobs with volumes: tests/lifecycle/scenes.rs"),
-    (("validatingadmissionpolicies", "get"), "asked for by names that the chart gives: tests/chart.rs"),
-    (("validatingadmissionpolicybindings", "get"), "asked for by names that the chart gives: tests/chart.rs"),
+    (("placementslices", "patch"), "needed when our labels were removed from a slice"),
+    (("placementslices", "delete"), "for jobs of more than 128 nodes that restart: plan's tests/large.rs"),
+    (("events", "patch"), "needed when an event repeats within minutes"),
+    (("events", "list"), "needed when a pod does not start: tests/lifecycle/blockers.rs"),
+    (("persistentvolumeclaims", "get"), "for jobs with volumes: tests/lifecycle/constraints.rs"),
+    (("persistentvolumes", "get"), "for jobs with volumes: tests/lifecycle/constraints.rs"),
+    (("persistentvolumes", "list"), "for jobs with volumes: tests/lifecycle/constraints.rs"),
+    (("storageclasses", "get"), "for jobs with volumes: tests/lifecycle/constraints.rs"),
+    (("validatingadmissionpolicies", "get"), "needed with the policy names from the chart: tests/chart.rs"),
+    (("validatingadmissionpolicybindings", "get"), "needed with the policy names from the chart: tests/chart.rs"),
 ];
 
 struct Case {
     name: &'static str,
     lost: &'static [Right],
-    story: Story,
+    scenario: Scenario,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Story {
+enum Scenario {
     /// A job is created and runs.
     Run,
     /// A job loses a pod, ends, and is deleted when its TTL expires; a user deletes another one.
@@ -82,7 +82,7 @@ const CASES: [Case; 6] = [
             ("poddisruptionbudgets", "list"),
             ("networkpolicies", "list"),
         ],
-        story: Story::Run,
+        scenario: Scenario::Run,
     },
     Case {
         name: "watch",
@@ -99,7 +99,7 @@ const CASES: [Case; 6] = [
             ("poddisruptionbudgets", "watch"),
             ("networkpolicies", "watch"),
         ],
-        story: Story::Run,
+        scenario: Scenario::Run,
     },
     Case {
         name: "create",
@@ -115,7 +115,7 @@ const CASES: [Case; 6] = [
             ("pods", "patch"),
             ("pods/log", "get"),
         ],
-        story: Story::Run,
+        scenario: Scenario::Run,
     },
     Case {
         name: "delete",
@@ -126,7 +126,7 @@ const CASES: [Case; 6] = [
             ("trainjobs", "delete"),
             ("trainjobs", "get"),
         ],
-        story: Story::End,
+        scenario: Scenario::End,
     },
     Case {
         name: "repair",
@@ -140,9 +140,13 @@ const CASES: [Case; 6] = [
             ("networkpolicies", "get"),
             ("networkpolicies", "patch"),
         ],
-        story: Story::Repair,
+        scenario: Scenario::Repair,
     },
-    Case { name: "lease", lost: &[("leases", "get"), ("leases", "create"), ("leases", "update")], story: Story::Run },
+    Case {
+        name: "lease",
+        lost: &[("leases", "get"), ("leases", "create"), ("leases", "update")],
+        scenario: Scenario::Run,
+    },
 ];
 
 fn is(rule: &PolicyRule, right: &Right) -> bool {
@@ -195,10 +199,10 @@ impl<'a> Actor<'a> {
 
     /// Restores each right after the controller has named it, until `done` holds and all are
     /// restored.
-    async fn ladder(&mut self, done: impl AsyncFn(&Jobs) -> Result<bool>) -> Result<()> {
-        let give_up = Instant::now() + PATIENCE;
+    async fn restore_rights(&mut self, done: impl AsyncFn(&Jobs) -> Result<bool>) -> Result<()> {
+        let deadline = Instant::now() + TIMEOUT;
         loop {
-            self.controller.must_run()?;
+            self.controller.ensure_running()?;
             // The log quotes errors, some of them twice.
             let log = std::fs::read_to_string(&self.controller.log)?.replace('\\', "");
             ensure!(!log.contains("panicked"), "{log}");
@@ -217,7 +221,7 @@ impl<'a> Actor<'a> {
                 return Ok(());
             }
             ensure!(
-                Instant::now() < give_up,
+                Instant::now() < deadline,
                 "{}: not done, or not named: {:?}\n{}",
                 self.case.name,
                 self.lost,
@@ -230,30 +234,30 @@ impl<'a> Actor<'a> {
     async fn play(mut self) -> Result<()> {
         let runs =
             async |jobs: &Jobs| Ok(jobs.api().get_opt("a").await?.is_some_and(|job| stage_of(&job) == Some("Running")));
-        match self.case.story {
-            Story::Run => {
+        match self.case.scenario {
+            Scenario::Run => {
                 self.create("a", json!({})).await?;
-                self.ladder(runs).await?;
+                self.restore_rights(runs).await?;
             }
-            Story::End => {
+            Scenario::End => {
                 self.create("a", json!({"ttlSecondsAfterFinished": 1, "failurePolicy": {"maxRestarts": 1}})).await?;
                 self.create("b", json!({})).await?;
                 self.jobs.wait_stage("a", "Running").await?;
                 self.jobs.wait_stage("b", "Running").await?;
                 self.jobs.api().delete("b", &Default::default()).await?;
-                self.kubelet.order(&self.jobs.namespace, "a-1-1", Command::Exit(5, String::new()))?;
+                self.kubelet.send(&self.jobs.namespace, "a-1-1", Command::Exit(5, String::new()))?;
                 let kubelet = Arc::clone(&self.kubelet);
                 let ended = async move |jobs: &Jobs| {
                     for pod in
                         jobs.pods().await?.iter().map(ResourceExt::name_any).filter(|name| name.starts_with("a-2"))
                     {
-                        let _ = kubelet.order(&jobs.namespace, &pod, Command::Exit(0, String::new()));
+                        let _ = kubelet.send(&jobs.namespace, &pod, Command::Exit(0, String::new()));
                     }
                     Ok(jobs.api().get_opt("a").await?.is_none())
                 };
-                self.ladder(ended).await?;
+                self.restore_rights(ended).await?;
             }
-            Story::Repair => {
+            Scenario::Repair => {
                 self.create("a", json!({})).await?;
                 self.jobs.wait_stage("a", "Running").await?;
                 let name = ["service/a", "networkpolicy/a", "poddisruptionbudget/a", "configmap/a-1"];
@@ -270,18 +274,18 @@ impl<'a> Actor<'a> {
                         ["get", kinds, "-n", &jobs.namespace, "-l", "training.switchyard.dev/job-uid", "-o", "name"];
                     Ok(plane.kubectl(&labelled).stdout.lines().count() == 4)
                 };
-                self.ladder(whole).await?;
+                self.restore_rights(whole).await?;
             }
         }
-        self.was_not_hot()
+        self.ensure_backoff()
     }
 
     /// Checks the calls that were refused for missing rights, by verb and resource: fast at first,
     /// then one attempt per 5 s.
-    fn was_not_hot(&self) -> Result<()> {
+    fn ensure_backoff(&self) -> Result<()> {
         let user = format!("system:serviceaccount:{SYSTEM}:lost-{}", self.case.name);
         let mut refused: BTreeMap<String, u64> = BTreeMap::new();
-        for entry in self.plane.audited() {
+        for entry in self.plane.audit_entries() {
             let field = |path: &str| entry.pointer(path).and_then(Value::as_str).unwrap_or_default();
             if field("/user/username") == user && entry.pointer("/responseStatus/code") == Some(&403.into()) {
                 *refused.entry(format!("{} {}", field("/verb"), field("/objectRef/resource"))).or_default() += 1;
@@ -289,8 +293,8 @@ impl<'a> Actor<'a> {
         }
         println!("{} in {} s: {refused:?}", self.case.name, self.started.elapsed().as_secs());
         // Two pods are created concurrently, and the Lease is read every 2 s.
-        let most = 2 * (12 + self.started.elapsed().as_secs() / 4);
-        ensure!(refused.values().all(|count| *count <= most), "{}: more than {most}: {refused:?}", self.case.name);
+        let max = 2 * (12 + self.started.elapsed().as_secs() / 4);
+        ensure!(refused.values().all(|count| *count <= max), "{}: more than {max}: {refused:?}", self.case.name);
         ensure!(!refused.is_empty(), "{}: nothing was refused", self.case.name);
         Ok(())
     }
@@ -302,7 +306,7 @@ fn without(lost: &BTreeSet<Right>) -> Result<Vec<PolicyRule>> {
 }
 
 #[tokio::test]
-async fn a_right_that_is_lost_is_named_and_its_return_is_noticed() -> Result<()> {
+async fn a_lost_right_is_named_and_its_return_is_detected() -> Result<()> {
     // Without a garbage collector, the pods of a deleted job always remain, so that the controller
     // looks for the job.
     let options = Options { scheduler: true, audit: true, ..Options::default() };
@@ -318,7 +322,7 @@ async fn a_right_that_is_lost_is_named_and_its_return_is_noticed() -> Result<()>
 
 /// A right that is added to the chart needs a case or an exemption.
 #[test]
-fn every_right_of_the_chart_is_in_a_case_or_kept_for_a_reason() -> Result<()> {
+fn every_right_of_the_chart_has_a_case_or_an_exemption() -> Result<()> {
     let rules = chart_rules()?;
     let cases = CASES.iter().flat_map(|case| case.lost).chain(KEPT.iter().map(|(right, _)| right));
     let known: Vec<&Right> = cases.collect();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use switchyard_tests::{Ended, Manifest, Running, Scene};
 
 /// Longer than any of these runs takes on a busy machine.
-const DEADLINE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// A test folder with text and a manifest; returns the manifest's path.
 fn scene(change: impl FnOnce(Manifest) -> Manifest) -> (Scene, PathBuf) {
@@ -36,7 +36,7 @@ fn start(scene: &Scene, manifest: &Path, more: &[&str]) -> Running {
 }
 
 fn run(scene: &Scene, manifest: &Path, more: &[&str]) -> Ended {
-    start(scene, manifest, more).wait(DEADLINE)
+    start(scene, manifest, more).wait(TIMEOUT)
 }
 
 fn condition<'a>(status: &'a Value, kind: &str) -> &'a Value {
@@ -57,7 +57,7 @@ fn pids(scene: &Scene, attempt: u64) -> Vec<i32> {
 
 /// Waits until all ranks of an attempt train; returns their process ids.
 fn training(scene: &Scene, running: &mut Running, ranks: usize) -> Vec<i32> {
-    running.wait_for("step=", DEADLINE);
+    running.wait_for("step=", TIMEOUT);
     let pids = pids(scene, 1);
     assert_eq!(pids.len(), ranks);
     pids
@@ -89,7 +89,7 @@ fn a_manifest_becomes_a_trained_model_and_a_truthful_status() {
     let trainer = &status["trainerStatus"];
     assert_eq!((&trainer["step"], &trainer["progressPercentage"]), (&json!(150), &json!(100)));
     let loss: f64 = trainer["loss"].as_str().unwrap().parse().unwrap();
-    assert!(loss < 4.0, "it has learned something: {loss}");
+    assert!(loss < 4.0, "the loss has not fallen: {loss}");
     let entries = scene.entries();
     for expected in [
         "engine.json",
@@ -122,7 +122,7 @@ fn the_same_seed_gives_the_same_weights_twice() {
             .filter(|event| event["event"] == "finished")
             .map(|event| event["weightsDigest"].as_str().unwrap().to_string())
             .collect();
-        assert_eq!((digests.len(), &digests[0]), (2, &digests[1]), "both ranks hold the same bits");
+        assert_eq!((digests.len(), &digests[0]), (2, &digests[1]), "both ranks have the same weights");
         digests[0].clone()
     };
     assert_eq!(digest(), digest());
@@ -144,22 +144,23 @@ fn json_output_is_one_object_per_line_on_standard_output() {
 }
 
 #[test]
-fn a_step_is_predicted_for_a_gpu_that_is_not_there() {
+fn a_step_is_predicted_for_an_absent_gpu() {
     let (scene, manifest) = scene(|manifest| manifest);
     let device = switchyard_tests::root().join("examples/devices/h200.json");
     let plan = |device: &Path, more: &[&str]| {
         let arguments = ["plan", manifest.to_str().unwrap(), "--device", device.to_str().unwrap()];
-        scene.switchyard(arguments.iter().chain(more).copied()).run(DEADLINE)
+        scene.switchyard(arguments.iter().chain(more).copied()).run(TIMEOUT)
     };
     let ended = plan(&device, &[]);
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
     for expected in ["NVIDIA H200", "product", "attention_keys", "update", "tokens/s and GPU"] {
         assert!(ended.stdout.contains(expected), "{expected} is missing in:\n{}", ended.stdout);
     }
-    let told: Value = serde_json::from_str(&plan(&device, &["-o", "json"]).stdout).unwrap();
-    assert_eq!(told["kind"], "Prediction");
-    let seconds: f64 = told["operations"].as_array().unwrap().iter().map(|row| row["seconds"].as_f64().unwrap()).sum();
-    assert!((seconds / told["seconds"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{told}");
+    let prediction: Value = serde_json::from_str(&plan(&device, &["-o", "json"]).stdout).unwrap();
+    assert_eq!(prediction["kind"], "Prediction");
+    let seconds: f64 =
+        prediction["operations"].as_array().unwrap().iter().map(|row| row["seconds"].as_f64().unwrap()).sum();
+    assert!((seconds / prediction["seconds"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{prediction}");
     let mut gpu: Value = serde_json::from_str(&std::fs::read_to_string(&device).unwrap()).unwrap();
     for (field, value, code, words) in [
         ("memoryBytes", json!(20 << 20), 8, "not placeable: a rank needs"),
@@ -181,12 +182,12 @@ fn a_step_is_predicted_for_a_gpu_that_is_not_there() {
 /// Regression: `--color` and `NO_COLOR` had no effect on the excerpts of errors, which checked the
 /// terminal themselves.
 #[test]
-fn one_gate_decides_on_colour() {
+fn color_settings_apply_to_error_excerpts() {
     let (scene, manifest) = scene(|manifest| manifest.with("engine.steps", -1));
     let stderr = |arguments: &[&str]| {
         let mut all = vec!["plan", manifest.to_str().unwrap()];
         all.extend(arguments);
-        scene.switchyard(all).run(DEADLINE).stderr
+        scene.switchyard(all).run(TIMEOUT).stderr
     };
     assert!(!stderr(&[]).contains('\u{1b}'), "no escape codes in a pipe");
     assert!(stderr(&["--color", "always"]).contains('\u{1b}'));
@@ -194,7 +195,7 @@ fn one_gate_decides_on_colour() {
 }
 
 #[test]
-fn quiet_prints_the_result_only() {
+fn quiet_prints_only_the_result() {
     let (scene, manifest) = scene(|manifest| manifest);
     let ended = run(&scene, &manifest, &["-q"]);
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
@@ -208,7 +209,7 @@ fn a_stop_ends_all_ranks_and_leaves_nothing() {
         let mut running = start(&scene, &manifest, &[]);
         training(&scene, &mut running, 2);
         running.signal(signal);
-        let ended = running.wait(DEADLINE);
+        let ended = running.wait(TIMEOUT);
         assert_eq!(ended.code, Some(code), "{}", ended.stderr);
         let status = scene.status("out");
         assert_eq!(condition(&status, "Succeeded")["reason"], "Suspended");
@@ -217,22 +218,22 @@ fn a_stop_ends_all_ranks_and_leaves_nothing() {
 }
 
 #[test]
-fn a_stop_before_the_ranks_have_met_ends_them_too() {
+fn a_stop_before_the_rendezvous_ends_all_ranks() {
     let (scene, manifest) = scene(endless);
     let mut running = start(&scene, &manifest, &[]);
-    running.wait_for("entropy", DEADLINE);
+    running.wait_for("entropy", TIMEOUT);
     running.signal(Signal::TERM);
-    assert_eq!(running.wait(DEADLINE).code, Some(143));
+    assert_eq!(running.wait(TIMEOUT).code, Some(143));
     scene.assert_nothing_left();
 }
 
 #[test]
-fn a_rank_that_dies_stops_the_others_and_is_named_first() {
+fn a_dead_rank_stops_the_others_and_is_named_first() {
     let (scene, manifest) = scene(|manifest| endless(manifest).with("trainer.numProcPerNode", 3));
     let mut running = start(&scene, &manifest, &[]);
     let pids = training(&scene, &mut running, 3);
     kill(pids[1], Signal::KILL);
-    let ended = running.wait(DEADLINE);
+    let ended = running.wait(TIMEOUT);
     assert_eq!(ended.code, Some(5), "{}", ended.stderr);
     // The events map ranks to processes.
     let event = std::fs::read_to_string(scene.join("out/events.jsonl")).unwrap();
@@ -268,14 +269,14 @@ fn survivors_end_after_a_death() {
     let killed = Instant::now();
     kill(pids[0], Signal::KILL);
     while pids.iter().any(alive) {
-        assert!(killed.elapsed() < DEADLINE, "still there after {DEADLINE:?}");
+        assert!(killed.elapsed() < TIMEOUT, "still running after {TIMEOUT:?}");
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert_eq!(running.wait(DEADLINE).code, Some(5));
+    assert_eq!(running.wait(TIMEOUT).code, Some(5));
 }
 
 #[test]
-fn a_panic_is_the_root_cause_with_its_words() {
+fn a_panic_is_the_root_cause_with_its_message() {
     let (scene, manifest) = scene(|manifest| fault(manifest, "panic:4@1"));
     let ended = run(&scene, &manifest, &[]);
     assert_eq!(ended.code, Some(5));
@@ -307,7 +308,7 @@ fn nothing_survives_the_launcher() {
     let mut running = start(&scene, &manifest, &[]);
     training(&scene, &mut running, 3);
     running.signal(Signal::KILL);
-    assert_eq!(running.wait(DEADLINE).code, None);
+    assert_eq!(running.wait(TIMEOUT).code, None);
     scene.assert_nothing_left();
 }
 
@@ -325,7 +326,7 @@ fn tcp_can_be_forced_and_trains_the_same() {
 }
 
 #[test]
-fn an_epoch_is_as_many_steps_as_the_data_has_batches() {
+fn an_epoch_has_one_step_per_batch() {
     let (scene, _) = scene(|manifest| manifest);
     let mut document: Value = serde_saphyr::from_str(&Manifest::small("data").yaml()).unwrap();
     document["spec"]["engine"].as_object_mut().unwrap().remove("steps");
@@ -346,27 +347,27 @@ fn an_epoch_is_as_many_steps_as_the_data_has_batches() {
 }
 
 #[test]
-fn two_copies_run_beside_each_other() {
+fn two_copies_run_side_by_side() {
     let (scene, manifest) = scene(|manifest| manifest);
     let other = scene.switchyard(["run", manifest.to_str().unwrap(), "--run-dir", "other"]).start();
     let first = run(&scene, &manifest, &[]);
-    assert_eq!((first.code, other.wait(DEADLINE).code), (Some(0), Some(0)));
+    assert_eq!((first.code, other.wait(TIMEOUT).code), (Some(0), Some(0)));
     scene.assert_nothing_left();
 }
 
 #[test]
-fn the_transport_word_of_an_unknown_kind_is_refused_by_name() {
+fn unknown_transports_are_refused_by_name() {
     let set = json!([{"name": "SWITCHYARD_TRANSPORT", "value": "pigeon"}]);
     let (scene, manifest) =
         scene(|manifest| manifest.with("trainer.env", set).with("failurePolicy", json!({"maxRestarts": 5})));
     let ended = run(&scene, &manifest, &[]);
     assert_eq!(ended.code, Some(2), "{}", ended.stderr);
     assert!(ended.stderr.contains("SWITCHYARD_TRANSPORT") && ended.stderr.contains("pigeon"), "{}", ended.stderr);
-    assert!(!ended.stderr.contains("restart 1"), "a wrong setting is not tried again: {}", ended.stderr);
+    assert!(!ended.stderr.contains("restart 1"), "an invalid setting was retried: {}", ended.stderr);
 }
 
 #[test]
-fn oversubscription_is_allowed_with_the_numbers() {
+fn oversubscription_is_allowed_and_reported() {
     let (scene, manifest) = scene(|manifest| manifest.with("trainer.numProcPerNode", 4).with("trainer.cpuThreads", 64));
     let ended = run(&scene, &manifest, &[]);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use switchyard_crds::{TrainJobStatus, labels};
 use switchyard_tests::chart::render;
 use switchyard_tests::{
-    ControlPlane, ControllerOptions, Daemon, Ended, Jobs, Kubelet, KubeletOptions, Options, PATIENCE, plain_job, root,
+    ControlPlane, ControllerOptions, Daemon, Ended, Jobs, Kubelet, KubeletOptions, Options, TIMEOUT, plain_job, root,
     start_controller, template_on, until,
 };
 
@@ -43,13 +43,13 @@ struct Row {
 
 impl Row {
     /// Describes how the API server's reply deviates from the expected one.
-    fn fault(&self, has_policies: bool, accepted: bool, told: &str) -> Option<String> {
+    fn fault(&self, has_policies: bool, accepted: bool, response: &str) -> Option<String> {
         let is_refused = self.by == By::Rights || (self.by == By::Policies && has_policies);
         match (is_refused, accepted) {
             (true, true) => Some(format!("{}: accepted; expected {:?}", self.title, self.answer)),
-            (false, false) => Some(format!("{}: refused: {told}", self.title)),
-            (true, false) if !told.contains(&self.answer) => {
-                Some(format!("{}: expected {:?}, got {told}", self.title, self.answer))
+            (false, false) => Some(format!("{}: refused: {response}", self.title)),
+            (true, false) if !response.contains(&self.answer) => {
+                Some(format!("{}: expected {:?}, got {response}", self.title, self.answer))
             }
             _ => None,
         }
@@ -90,7 +90,7 @@ impl Scene {
     /// Starts a job under attack on three nodes.
     async fn new() -> Result<Scene> {
         let scene = Scene::start(KubeletOptions::new("n", 3)).await?;
-        scene.may("colleague", &scene.jobs.namespace, "edit")?;
+        scene.grant("colleague", &scene.jobs.namespace, "edit")?;
         scene.run("victim", 2).await?;
         Ok(scene)
     }
@@ -110,7 +110,7 @@ impl Scene {
     }
 
     /// Grants a user a role in a namespace.
-    fn may(&self, who: &str, namespace: &str, role: &str) -> Result<()> {
+    fn grant(&self, who: &str, namespace: &str, role: &str) -> Result<()> {
         let (name, user) = (format!("{who}-{role}"), format!("--user={who}"));
         let role = format!("--clusterrole={role}");
         self.must(&["create", "rolebinding", &name, &role, &user, "-n", namespace])
@@ -154,8 +154,8 @@ impl Scene {
     /// Tries all rows from another namespace, and waits until the controller has seen them.
     async fn try_all(&self, has_policies: bool) -> Result<Vec<String>> {
         let evil = self.plane.namespace("evil").await?;
-        self.may("mallory", &evil, "edit")?;
-        self.may("mallory", &evil, "careless")?;
+        self.grant("mallory", &evil, "edit")?;
+        self.grant("mallory", &evil, "careless")?;
         let uid = self.jobs.api().get("victim").await?.uid().context("a UID")?;
         let mut faults = Vec::new();
         for row in rows() {
@@ -180,7 +180,7 @@ impl Scene {
         let refused = || {
             Ok(self.plane.kubectl_with(&["create", "--dry-run=server", "-f", "-"], &probe.to_string()).code != Some(0))
         };
-        until("refused by the policies", PATIENCE, refused).map(drop)
+        until("refused by the policies", TIMEOUT, refused).map(drop)
     }
 }
 
@@ -188,7 +188,7 @@ const CARELESS: &str = r#"{"apiVersion": "rbac.authorization.k8s.io/v1", "kind":
     {"apiGroups": ["training.switchyard.dev"], "resources": ["placementslices", "trainjobs/status"], "verbs": ["create", "update", "patch"]}]}"#;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_forgery_has_an_effect_on_the_job_of_somebody_else() -> Result<()> {
+async fn no_forgery_affects_another_tenants_job() -> Result<()> {
     let scene = Scene::new().await?;
     let made = scene.plane.kubectl_with(&["create", "-f", "-"], CARELESS);
     ensure!(made.code == Some(0), "{}", made.stderr);
@@ -206,7 +206,7 @@ async fn no_forgery_has_an_effect_on_the_job_of_somebody_else() -> Result<()> {
         let is_whole =
             |policy: Option<&NetworkPolicy>| policy.is_some_and(|p| p.labels().contains_key(labels::JOB_UID));
         let whole = kube::runtime::wait::await_condition(policies, "victim", is_whole);
-        tokio::time::timeout(PATIENCE, whole).await.context("the NetworkPolicy stays without its label")??;
+        tokio::time::timeout(TIMEOUT, whole).await.context("the NetworkPolicy's label was not restored")??;
     }
     let log = std::fs::read_to_string(&scene.controller.log)?;
     assert!(!log.contains("panicked"), "{}", scene.controller.tail());
@@ -214,7 +214,7 @@ async fn no_forgery_has_an_effect_on_the_job_of_somebody_else() -> Result<()> {
 }
 
 #[test]
-fn there_are_forty_forgeries_and_the_page_about_security_shows_real_ones_of_each_kind() {
+fn forty_forgeries_exist_and_the_security_page_quotes_real_ones() {
     let rows = rows();
     assert!(rows.len() >= 40, "{} rows", rows.len());
     let page = std::fs::read_to_string(root().join("docs/security.md")).unwrap();
@@ -235,7 +235,7 @@ fn there_are_forty_forgeries_and_the_page_about_security_shows_real_ones_of_each
 }
 
 #[test]
-fn an_answer_that_differs_is_noticed() {
+fn a_different_answer_is_detected() {
     let rows = rows();
     let of = |by: By| rows.iter().find(|row| row.by == by).unwrap();
     let policies = of(By::Policies);

@@ -4,8 +4,8 @@
 //! Every rule is a pure function from text to faults, with a test that feeds it a violation. A
 //! failure prints all faults at once, each with its location and remedy.
 
-mod circles;
 mod crates;
+mod cycles;
 mod docs;
 mod files;
 mod licences;
@@ -25,9 +25,9 @@ fn none(faults: &[String]) {
 }
 
 /// Each of the words must be in some fault.
-fn caught(faults: &[String], words: &[&str]) {
-    for word in words {
-        assert!(faults.iter().any(|fault| fault.contains(word)), "no fault says `{word}`: {faults:#?}");
+fn caught(faults: &[String], fragments: &[&str]) {
+    for fragment in fragments {
+        assert!(faults.iter().any(|fault| fault.contains(fragment)), "no fault contains `{fragment}`: {faults:#?}");
     }
 }
 

@@ -46,8 +46,8 @@ fn values(schema: &Value) -> Vec<Value> {
     let bound = |name: &str| schema[name].as_f64().map(|bound| bound as i64);
     match schema["type"].as_str() {
         Some("integer") => {
-            values.extend(bound("minimum").into_iter().flat_map(|least| [json!(least), json!(least - 1)]));
-            values.extend(bound("maximum").into_iter().flat_map(|most| [json!(most), json!(most + 1)]));
+            values.extend(bound("minimum").into_iter().flat_map(|min| [json!(min), json!(min - 1)]));
+            values.extend(bound("maximum").into_iter().flat_map(|max| [json!(max), json!(max + 1)]));
             values.extend([json!("text"), json!(1.5)]);
         }
         Some("string") => {
@@ -115,7 +115,7 @@ fn walk(schema: &Value, path: &mut Vec<String>, cases: &mut Vec<Case>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn our_verdict_is_the_servers() -> Result<()> {
+async fn our_verdicts_match_the_servers() -> Result<()> {
     let plane = ControlPlane::shared();
     let namespace = plane.namespace("verdicts").await?;
     let kind = GroupVersionKind::gvk("training.switchyard.dev", "v1alpha1", "TrainJob");

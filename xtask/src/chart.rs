@@ -17,7 +17,7 @@ const CHART: &str = "charts/switchyard";
 
 /// Markers in `README.md` around the table.
 const BEGIN: &str = "<!-- generated from values.yaml by `cargo xtask gen` -->";
-const END: &str = "<!-- end of what is generated -->";
+const END: &str = "<!-- end of the generated table -->";
 
 /// Every generated file of the chart with its text; paths are relative to the repository root.
 ///
@@ -60,11 +60,11 @@ fn crd_template(yaml: &str) -> Result<String> {
 fn schema_text(values: &[Entry]) -> Result<String> {
     let mut schema = object(values, &[]);
     schema["$schema"] = "https://json-schema.org/draft-07/schema#".into();
-    schema["title"] = "Values of the chart switchyard".into();
+    schema["title"] = "Values of the switchyard chart".into();
     // Parent charts can enable this one as a subchart under this name (`condition` in their
     // Chart.yaml).
     schema["properties"]["enabled"] =
-        json!({"type": "boolean", "description": "Read by charts that have this one as a part."});
+        json!({"type": "boolean", "description": "Read by charts that include this one as a subchart."});
     Ok(serde_json::to_string_pretty(&schema)? + "\n")
 }
 
@@ -98,9 +98,10 @@ fn kind(default: &Json) -> &'static str {
 }
 
 fn readme(text: &str, values: &[Entry]) -> Result<String> {
-    let place = || format!("README.md: got no place for the table; expected the lines `{BEGIN}` and `{END}`");
-    let (before, rest) = text.split_once(BEGIN).with_context(place)?;
-    let (_, after) = rest.split_once(END).with_context(place)?;
+    let missing_markers =
+        || format!("README.md: the table's markers are missing; expected the lines `{BEGIN}` and `{END}`");
+    let (before, rest) = text.split_once(BEGIN).with_context(missing_markers)?;
+    let (_, after) = rest.split_once(END).with_context(missing_markers)?;
     let mut table = String::from("| value | default | meaning |\n|---|---|---|\n");
     for entry in values {
         let Some(default) = &entry.default else { continue };

@@ -42,7 +42,7 @@ pub(crate) fn cluster(action: &Action) -> ExitCode {
     let prepared = match action {
         Action::Up(up) => prepare(up),
         Action::Down | Action::Status | Action::Check => {
-            step("building the program that keeps clusters", programs_in(LOCAL, &[BENCH]).arg("--quiet"))
+            step("building the cluster program", programs_in(LOCAL, &[BENCH]).arg("--quiet"))
         }
     };
     if let Err(error) = prepared {

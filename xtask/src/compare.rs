@@ -44,9 +44,14 @@ impl Side {
     /// The commit, and whether the tree has changes other than results.
     fn commit(&self) -> Result<String> {
         let git = |arguments: &[&str]| -> Result<String> {
-            let said = Command::new("git").args(arguments).current_dir(&self.checkout).output()?;
-            ensure!(said.status.success(), "{}: {}", self.checkout.display(), String::from_utf8_lossy(&said.stderr));
-            Ok(String::from_utf8(said.stdout)?.trim().to_string())
+            let output = Command::new("git").args(arguments).current_dir(&self.checkout).output()?;
+            ensure!(
+                output.status.success(),
+                "{}: {}",
+                self.checkout.display(),
+                String::from_utf8_lossy(&output.stderr)
+            );
+            Ok(String::from_utf8(output.stdout)?.trim().to_string())
         };
         let changed =
             if git(&["status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/results"])?.is_empty() {
@@ -145,11 +150,11 @@ fn rows(measured: &[Vec<BTreeMap<String, Vec<f64>>>; 2]) -> Vec<Value> {
     paths
         .filter_map(|path| {
             let (before, after) = (side(0, path)?, side(1, path)?);
-            let (least, medians) = ((before[0], after[0]), (before[before.len() / 2], after[after.len() / 2]));
+            let (min, medians) = ((before[0], after[0]), (before[before.len() / 2], after[after.len() / 2]));
             // Zero counts have no ratio.
-            (least.0 > 0.0 && medians.0 > 0.0).then(|| {
+            (min.0 > 0.0 && medians.0 > 0.0).then(|| {
                 json!({
-                    "what": path.trim_start_matches('/'), "before": least.0, "after": least.1, "ratio": least.1 / least.0,
+                    "what": path.trim_start_matches('/'), "before": min.0, "after": min.1, "ratio": min.1 / min.0,
                     "ratioOfMedians": medians.1 / medians.0,
                 })
             })

@@ -38,7 +38,7 @@ pub(crate) fn restore() -> Result<()> {
     let entries = transfer(&shared, &target, &BTreeSet::new())?;
     fs::write(&marker, name)?;
     println!(
-        "==> {entries} parts of compiled crates taken from {}: {:.1} s",
+        "==> {entries} files of compiled crates reused from {}: {:.1} s",
         shared.display(),
         start.elapsed().as_secs_f64()
     );

@@ -56,7 +56,7 @@ fn fetch(to: &Path) -> Result<()> {
         packed = zipfile.ZipFile(wheel).read('sklearn/datasets/data/digits.csv.gz')\n\
         open(sys.argv[2], 'wb').write(gzip.decompress(packed))\n";
     let folder = to.parent().context("invariant: the cache has a folder")?;
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let wheels = folder.join(format!("wheels-{}", std::process::id()));
     eprintln!("==> fetching {PACKAGE} with pip, for its digits, into {}", folder.display());
     let mut pip = Command::new("python3");
@@ -88,7 +88,7 @@ fn tokens() -> Result<PathBuf> {
     git.args(["ls-files", "-z", "*.rs", "*.md"]).current_dir(root()).stdin(Stdio::null());
     let output = git.output().context("cannot start git")?;
     ensure!(output.status.success(), "git ls-files: {}", String::from_utf8_lossy(&output.stderr));
-    let names = String::from_utf8(output.stdout).context("names of files that are not UTF-8")?;
+    let names = String::from_utf8(output.stdout).context("file names that are not UTF-8")?;
     let mut numbers = Vec::new();
     for name in names.split_terminator('\0') {
         let bytes = fs::read(root().join(name)).with_context(|| name.to_owned())?;
@@ -108,7 +108,7 @@ fn folder() -> PathBuf {
 fn write(name: &str, bytes: &[u8]) -> Result<PathBuf> {
     let path = folder().join(name);
     if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     }
     fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(path)

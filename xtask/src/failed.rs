@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_of_stages_that_did_not_run_are_kept() {
+    fn failures_of_skipped_stages_are_kept() {
         let ran: Vec<_> = STAGES.iter().filter(|stage| stage.name == "pure").collect();
         let last = vec![name("plane", "old"), name("pure", "mended")];
         let now = vec![name("pure", "new")].into_iter();

@@ -41,8 +41,8 @@ const END: &str = "<!-- end of the figures -->";
 pub(crate) fn generated() -> Result<Vec<(PathBuf, String)>> {
     let results = root().join("docs/results");
     let readme = fs::read_to_string(root().join("README.md")).context("README.md")?;
-    let place = readme.split_once(BEGIN).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
-    let (before, after) = place.with_context(|| format!("README.md: expected {BEGIN}and behind it {END}"))?;
+    let parts = readme.split_once(BEGIN).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
+    let (before, after) = parts.with_context(|| format!("README.md: expected {BEGIN}and after it {END}"))?;
     let readme = format!("{before}{BEGIN}{}{END}{after}", fill(TABLE, &results)?);
     let pages = PAGES.iter().map(|(path, text)| Ok((PathBuf::from(path), fill(text, &results)?)));
     pages.chain([Ok(("README.md".into(), readme))]).collect()
@@ -87,7 +87,7 @@ fn fill_for(text: &str, files: &Files<'_>) -> Result<String> {
             part.split_once("}}").with_context(|| format!("an unterminated placeholder: {part}"))?;
         let filled = || -> Result<(String, &str)> {
             let Some(list) = placeholder.strip_prefix("each ") else { return Ok((figure(placeholder, files)?, after)) };
-            let (block, after) = after.split_once("{{end}}").context("expected {{end}} behind it")?;
+            let (block, after) = after.split_once("{{end}}").context("expected {{end}} after it")?;
             let (file, path) = list.split_once('|').context("expected each FILE | LIST")?;
             let file = files.read(file.trim())?;
             let list = select(&file, path.trim())?;
@@ -185,7 +185,7 @@ fn value(from: &Json, path: &str) -> Result<Json> {
         Json::Array(list) => name.parse().ok().and_then(|at: usize| list.get(at)),
         from => from.get(name),
     };
-    value(found.with_context(|| format!("there is no `{name}`"))?, rest)
+    value(found.with_context(|| format!("got no value for `{name}`"))?, rest)
 }
 
 /// Selects list elements by the condition at the start of a path. Returns the condition, the
@@ -272,7 +272,7 @@ mod tests {
             ("each a | rows[case=y]}}{{end", "the list is empty"),
             ("each a | cpu}}{{end", "cpu: no list"),
             ("b | cpu", "b.json"),
-            ("a | gone | 1", "there is no `gone`"),
+            ("a | gone | 1", "got no value for `gone`"),
             ("a | rows[case=x].ms | 1", "2 fit; expected one"),
             ("a | rows[case=y].ms | 1", "0 fit; expected one"),
             ("a | cpu | 1", "expected a text, or a number"),

@@ -18,11 +18,11 @@ pub(crate) fn test() -> Result<()> {
     fs::create_dir_all(&parts).with_context(|| parts.display().to_string())?;
     let module = format!("{FRAMEWORKS_MODULE}::");
     let file = ["test", "--workspace", "--test", "processes", "--", &module, "--include-ignored"];
-    step("building the tests of the frameworks", &mut cargo(&[&file[..4], &["--no-run"]].concat()))?;
+    step("building the framework tests", &mut cargo(&[&file[..4], &["--no-run"]].concat()))?;
     let mut totals = Totals::default();
     let mut command = cargo(&file);
-    command.env(TORCH.own, torch).env(FRAMEWORKS.own, others).env("SWITCHYARD_FRAMEWORKS_RESULTS", &parts);
-    println!("==> third-party frameworks, started with the environment of our pods");
+    command.env(TORCH.variable, torch).env(FRAMEWORKS.variable, others).env("SWITCHYARD_FRAMEWORKS_RESULTS", &parts);
+    println!("==> third-party frameworks, started with our pods' environment");
     totals.run("frameworks", vec![Launch { program: "processes".to_owned(), command }], 1)?;
     totals.finish()?;
     let mut results = Map::new();

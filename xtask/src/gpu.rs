@@ -68,7 +68,7 @@ pub(crate) fn libraries() -> Result<()> {
 /// too large.
 pub(crate) fn gpu(what: &GpuCommand) -> Result<()> {
     let GpuCommand::Bundle { out, profile, without_vectors } = what;
-    step(&format!("programs of the bundle ({profile})"), &mut programs_in(profile, &PROGRAMS))?;
+    step(&format!("bundle programs ({profile})"), &mut programs_in(profile, &PROGRAMS))?;
     // Cargo builds the profile `dev` in `debug`.
     let built = target().join(if profile == "dev" { "debug" } else { profile });
     let archive = out.clone().unwrap_or_else(|| target().join("gpu-bundle.tar.gz"));
@@ -80,7 +80,7 @@ pub(crate) fn gpu(what: &GpuCommand) -> Result<()> {
     pack(&folder, &archive, Version::of_this_tree().time)?;
     let size = fs::metadata(&archive).with_context(|| archive.display().to_string())?.len() as f64 / 1_048_576.0;
     check_size(size)?;
-    println!("{}: {size:.1} MiB. On the machine with the GPU:", archive.display());
+    println!("{}: {size:.1} MiB. On the GPU machine:", archive.display());
     println!(
         "    tar -xzf {} && gpu-bundle/gpu-probe --out results",
         archive.file_name().unwrap_or_default().display()
@@ -114,20 +114,20 @@ fn record(folder: &Path) -> Result<()> {
     command.args(["--test-threads=1", "--skip", "resources::"]);
     command.env(RECORD, folder);
     step("launches of every kernel on the executor, recorded", &mut command)?;
-    let text = fs::read_to_string(folder.join("cases.txt")).context("what the tests of the kernels recorded")?;
+    let text = fs::read_to_string(folder.join("cases.txt")).context("the launches that the kernel tests recorded")?;
     let cases = text.lines().count();
-    ensure!(cases > 0, "the tests of the kernels recorded no launch, expected at least one");
+    ensure!(cases > 0, "the kernel tests recorded no launch; expected at least one");
     println!("{cases} launches of kernels are recorded");
     Ok(())
 }
 
 /// Packs the archive reproducibly: the same files and time give the same bytes.
 fn pack(folder: &Path, archive: &Path, time: u64) -> Result<()> {
-    let parent = folder.parent().context("invariant: the bundle lies in the target folder")?;
+    let parent = folder.parent().context("invariant: the bundle is in the target folder")?;
     let mut tar = Command::new("tar");
     tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner"]).arg(format!("--mtime=@{time}"));
     tar.args(["--use-compress-program", "gzip -n", "-cf"]).arg(std::path::absolute(archive)?);
-    tar.arg("-C").arg(parent).arg(folder.file_name().context("invariant: it has a name")?);
+    tar.arg("-C").arg(parent).arg(folder.file_name().context("invariant: the bundle has a name")?);
     quietly("archive", &mut tar)
 }
 
@@ -144,17 +144,17 @@ mod tests {
 
     #[test]
     fn the_same_files_give_the_same_archive_and_a_large_one_is_refused() {
-        let place = tempfile::tempdir().unwrap();
-        let folder = place.path().join("bundle");
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("bundle");
         std::fs::create_dir(&folder).unwrap();
-        let archives = ["a", "b"].map(|name| place.path().join(name));
+        let archives = ["a", "b"].map(|name| parent.path().join(name));
         for (archive, text) in archives.iter().zip(["x", "x"]) {
             std::fs::write(folder.join("program"), text).unwrap();
             pack(&folder, archive, 7).unwrap();
         }
         let [a, b] = archives.map(|archive| std::fs::read(&archive).unwrap());
         assert!(a == b);
-        let list = Command::new("tar").arg("-tzf").arg(place.path().join("a")).output().unwrap();
+        let list = Command::new("tar").arg("-tzf").arg(parent.path().join("a")).output().unwrap();
         assert_eq!(String::from_utf8(list.stdout).unwrap(), "bundle/\nbundle/program\n");
         check_size(MAX_MIB).unwrap();
         assert!(check_size(MAX_MIB + 1.0).unwrap_err().to_string().contains("61.0 MiB; expected at most 60"));

@@ -39,11 +39,11 @@ pub(crate) const SHIPPED: &str = "dist";
 
 /// Parts of the C library that the driver's libraries are linked with; empty files in newer
 /// versions.
-const OF_DRIVER: &[&str] = &["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"];
+const DRIVER_LIBRARIES: &[&str] = &["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"];
 
 /// The same plus the C++ library, which `libnvrtc-builtins` is linked with, and zlib for cuDNN's
 /// heuristics.
-const OF_TOOLKIT: &[&str] =
+const TOOLKIT_LIBRARIES: &[&str] =
     &["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "libstdc++.so.6", "libz.so.1"];
 
 /// All images. At run time the agent loads NVML, and the worker also the CUDA driver, cuBLASLt,
@@ -60,14 +60,14 @@ pub(crate) const IMAGES: [Image; 3] = [
         stage: "agent",
         name: "switchyard-node-agent",
         package: "switchyard-node-agent-daemon",
-        loads: OF_DRIVER,
+        loads: DRIVER_LIBRARIES,
         max_mib: (25.0, 25.0),
     },
     Image {
         stage: "worker",
         name: "switchyard-worker",
         package: "switchyard-worker",
-        loads: OF_TOOLKIT,
+        loads: TOOLKIT_LIBRARIES,
         max_mib: (20.0, 20.0),
     },
 ];
@@ -85,7 +85,7 @@ pub(crate) fn folder() -> PathBuf {
 pub(crate) fn images(only_layout: Option<&Path>, profile: &str) -> Result<()> {
     let version = Version::of_this_tree();
     let programs = IMAGES.map(|image| image.name);
-    step(&format!("programs of the images ({profile})"), &mut programs_in(profile, &programs))?;
+    step(&format!("image programs ({profile})"), &mut programs_in(profile, &programs))?;
     let built = built_in(profile);
     if let Some(folder) = only_layout {
         return lay_out(folder, &built, &version);
@@ -107,12 +107,12 @@ pub(crate) fn images(only_layout: Option<&Path>, profile: &str) -> Result<()> {
         if profile == SHIPPED {
             names_its_commit(image, &built, &version)?;
         }
-        let made = make(image, &folder, &files, &version).and_then(|archive| match profile == SHIPPED {
+        let result = make(image, &folder, &files, &version).and_then(|archive| match profile == SHIPPED {
             true => check_size(image, sizes(image, &archive)?),
             false => Ok(()),
         });
         // buildah's store holds every layer twice and is no longer needed.
-        made.with_context(|| format!("image {}", image.name))?;
+        result.with_context(|| format!("image {}", image.name))?;
     }
     let _ = fs::remove_dir_all(folder.join("store"));
     fs::write(folder.join(INPUTS), inputs)?;
@@ -127,8 +127,8 @@ const INPUTS: &str = "inputs";
 /// out), the Dockerfile and the version.
 fn inputs(built: &Path, profile: &str, version: &Version) -> Result<String> {
     // Not `current_exe()`, because a test run rebuilds this program and replaces its file.
-    let own = PathBuf::from("/proc/self/exe");
-    let files = IMAGES.map(|image| built.join(image.name)).into_iter().chain([root().join("Dockerfile"), own]);
+    let this_program = PathBuf::from("/proc/self/exe");
+    let files = IMAGES.map(|image| built.join(image.name)).into_iter().chain([root().join("Dockerfile"), this_program]);
     let mut text = format!("{profile} {}\n", version.display());
     for file in files {
         let data = fs::metadata(&file).with_context(|| file.display().to_string())?;
@@ -141,7 +141,7 @@ fn lay_out(folder: &Path, built: &Path, version: &Version) -> Result<()> {
     for image in &IMAGES {
         let of = folder.join(image.stage);
         layout::write(image, &built.join(image.name), &of, version)
-            .with_context(|| format!("files of the image {}", image.name))?;
+            .with_context(|| format!("files of image {}", image.name))?;
     }
     Ok(())
 }
@@ -235,11 +235,11 @@ impl Version {
             let text = String::from_utf8(output.stdout).ok()?.trim().to_string();
             (output.status.success() && !text.is_empty()).then_some(text)
         };
-        let told = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
-        let time = told("SOURCE_DATE_EPOCH").or_else(|| git(&["show", "--no-patch", "--format=%ct", "HEAD"]));
+        let variable = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
+        let time = variable("SOURCE_DATE_EPOCH").or_else(|| git(&["show", "--no-patch", "--format=%ct", "HEAD"]));
         Version {
             number: env!("CARGO_PKG_VERSION"),
-            commit: told("SWITCHYARD_COMMIT").or_else(|| git(&["rev-parse", "--short=12", "HEAD"])),
+            commit: variable("SWITCHYARD_COMMIT").or_else(|| git(&["rev-parse", "--short=12", "HEAD"])),
             time: time.and_then(|text| text.parse().ok()).unwrap_or(0),
         }
     }

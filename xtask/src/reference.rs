@@ -142,11 +142,11 @@ fn sentence(field: &Json) -> String {
 fn bounds(field: &Json) -> Vec<String> {
     let pairs =
         [("minimum", "maximum", ""), ("minLength", "maxLength", " characters"), ("minItems", "maxItems", " items")];
-    let parts = pairs.iter().filter_map(|(least, most, unit)| match (&field[*least], &field[*most]) {
+    let parts = pairs.iter().filter_map(|(min, max, unit)| match (&field[*min], &field[*max]) {
         (Json::Null, Json::Null) => None,
-        (least, Json::Null) => Some(format!("at least {}{unit}", number(least))),
-        (Json::Null, most) => Some(format!("at most {}{unit}", number(most))),
-        (least, most) => Some(format!("{} to {}{unit}", number(least), number(most))),
+        (min, Json::Null) => Some(format!("at least {}{unit}", number(min))),
+        (Json::Null, max) => Some(format!("at most {}{unit}", number(max))),
+        (min, max) => Some(format!("{} to {}{unit}", number(min), number(max))),
     });
     parts.collect()
 }
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reference_is_that_of_the_crds() {
+    fn the_reference_matches_the_crds() {
         let (path, text) = generated().unwrap();
         let committed = std::fs::read_to_string(crate::workspace::root().join(&path)).unwrap();
         assert!(committed == text, "{} differs: run `cargo xtask gen`", path.display());

@@ -37,7 +37,7 @@ pub(crate) fn run(names: &[String], record: Option<Record>) -> Result<()> {
     let prerequisites: Vec<Prerequisite> = stages.iter().flat_map(|stage| stage.prerequisites).copied().collect();
     let provided = Prerequisites::default();
     let (lint, rest): (Vec<_>, Vec<_>) = stages.iter().copied().partition(|stage| matches!(stage.work, Work::Lint));
-    fs::create_dir_all(log("").parent().context("invariant: a log lies in a folder")?)?;
+    fs::create_dir_all(log("").parent().context("invariant: a log has a parent folder")?)?;
     crates::restore()?;
     let _load = record.filter(|record| *record == Record::Busy).map(|_| Load::start());
     let mut outcome = thread::scope(|scope| {
@@ -80,13 +80,13 @@ fn lanes(
     provided: &Prerequisites,
     outcome: &mut Outcome,
 ) -> Result<()> {
-    let left = &Mutex::new(stages.to_vec());
+    let remaining = &Mutex::new(stages.to_vec());
     let yields = stages.iter().any(|stage| stage.lane != Lane::Compute);
     let ended: Vec<Result<Outcome>> = thread::scope(|scope| {
         let started = Lane::ALL.map(|lane| {
             scope.spawn(move || {
                 let mut own = Outcome::default();
-                let next = || next(lane, &mut left.lock().unwrap_or_else(PoisonError::into_inner));
+                let next = || next(lane, &mut remaining.lock().unwrap_or_else(PoisonError::into_inner));
                 run_stages(std::iter::from_fn(next), programs, provided, yields, &mut own);
                 own
             })
@@ -102,10 +102,10 @@ fn lanes(
 }
 
 /// Takes the next stage of a lane, or one of another lane that can run in any.
-fn next(lane: Lane, left: &mut Vec<&'static Stage>) -> Option<&'static Stage> {
-    let own = left.iter().position(|stage| stage.lane == lane);
-    let position = own.or_else(|| left.iter().position(|stage| stage.lane != Lane::Nodes))?;
-    Some(left.remove(position))
+fn next(lane: Lane, remaining: &mut Vec<&'static Stage>) -> Option<&'static Stage> {
+    let own = remaining.iter().position(|stage| stage.lane == lane);
+    let position = own.or_else(|| remaining.iter().position(|stage| stage.lane != Lane::Nodes))?;
+    Some(remaining.remove(position))
 }
 
 /// Runs last time's failures first, for an early verdict. Their stages run and count them again.
@@ -122,10 +122,10 @@ fn rerun_failures(
         if launches.is_empty() {
             continue;
         }
-        println!("==> {}: first, the {} tests that failed last time", stage.name, names.len());
+        println!("==> {}: the {} tests that failed last time run first", stage.name, names.len());
         let mut totals = Totals::default();
         // If the stage cannot run here, it reports that itself.
-        if is_able(stage, provided).unwrap_or(false) {
+        if can_run(stage, provided).unwrap_or(false) {
             launches.iter_mut().for_each(|launch| configure(&mut launch.command, *threads, environment, false));
             totals.run(stage.name, launches, 1)?;
             totals.print_failures();
@@ -225,7 +225,7 @@ fn stage_of(
     yields: bool,
     totals: &mut Totals,
 ) -> Result<bool> {
-    if !is_able(stage, provided)? {
+    if !can_run(stage, provided)? {
         println!("==> {}: skipped, this machine cannot run real nodes", stage.name);
         return Ok(false);
     }
@@ -249,7 +249,7 @@ fn stage_of(
 }
 
 /// Provides the prerequisites of a stage; false if this machine cannot run it.
-fn is_able(stage: &Stage, provided: &Prerequisites) -> Result<bool> {
+fn can_run(stage: &Stage, provided: &Prerequisites) -> Result<bool> {
     for need in stage.prerequisites {
         let had = provided.provide(*need)?;
         if *need == Prerequisite::Nodes && !(had && can_run_nodes()?) {
@@ -307,7 +307,7 @@ fn can_run_nodes() -> Result<bool> {
     let bench = target().join("debug/switchyard-bench-cluster");
     let able = Command::new(&bench).arg("check").status().with_context(|| bench.display().to_string())?.success();
     if !able && std::env::var_os("CI").is_some() {
-        bail!("real nodes cannot run here, and in CI they must");
+        bail!("real nodes cannot run here, but CI requires them");
     }
     Ok(able)
 }

@@ -46,7 +46,7 @@ impl Prerequisite {
                 }
                 result.map(|()| true)
             }
-            Prerequisite::Images => own(&["images", "--profile", crate::workspace::LOCAL]).map(|()| true),
+            Prerequisite::Images => run_self(&["images", "--profile", crate::workspace::LOCAL]).map(|()| true),
         }
     }
 }
@@ -90,11 +90,11 @@ impl Prerequisites {
 
 /// Builds third-party programs; their output is shown at the end.
 fn programs(names: &[&str]) -> Result<()> {
-    own(&[&["programs"], names].concat())
+    run_self(&[&["programs"], names].concat())
 }
 
 /// Runs a command of this program and shows its output at the end.
-fn own(arguments: &[&str]) -> Result<()> {
+fn run_self(arguments: &[&str]) -> Result<()> {
     // Not `current_exe()`: the test stages rebuild the workspace, xtask included, and replace the
     // running file.
     let mut command = Command::new("/proc/self/exe");
@@ -151,7 +151,7 @@ fn chromium() -> Result<bool> {
 /// # Errors
 /// It is missing and cannot be installed.
 pub(crate) fn buildah() -> Result<()> {
-    tools(&[("buildah", "buildah")], "to make images")
+    tools(&[("buildah", "buildah")], "to build images")
 }
 
 /// Tools that real nodes need from the distribution: a program, and the Debian package that
@@ -170,7 +170,7 @@ const NODE_TOOLS: [(&str, &str); 7] = [
 /// The program that runs the cluster detects the rest, such as cgroups that cannot be created.
 pub(crate) fn missing_for_nodes() -> Option<String> {
     if !is_root() {
-        return Some("they need root: namespaces, mounts and cgroups are made".to_owned());
+        return Some("they need root to create namespaces, mounts and cgroups".to_owned());
     }
     let packages = missing_tools(&NODE_TOOLS);
     if !packages.is_empty() && !may_install() {
@@ -192,22 +192,22 @@ pub(crate) fn node_tools() -> Result<()> {
 }
 
 /// Programs with the packages that contain them, installed with apt if possible.
-fn tools(wanted: &[(&str, &'static str)], what_for: &str) -> Result<()> {
+fn tools(wanted: &[(&str, &'static str)], purpose: &str) -> Result<()> {
     let missing = missing_tools(wanted);
     if missing.is_empty() {
         return Ok(());
     }
     if !may_install() {
-        anyhow::bail!("missing {what_for}: the packages {} (names of Debian)", missing.join(", "));
+        anyhow::bail!("missing {purpose}: the Debian packages {}", missing.join(", "));
     }
-    install(&missing, what_for)
+    install(&missing, purpose)
 }
 
 /// Packages whose program is missing.
 fn missing_tools(wanted: &[(&str, &'static str)]) -> Vec<&'static str> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
-    let is_there = |program: &str| std::env::split_paths(&folders).any(|folder| folder.join(program).is_file());
-    wanted.iter().filter(|(program, _)| !is_there(program)).map(|(_, package)| *package).collect()
+    let is_installed = |program: &str| std::env::split_paths(&folders).any(|folder| folder.join(program).is_file());
+    wanted.iter().filter(|(program, _)| !is_installed(program)).map(|(_, package)| *package).collect()
 }
 
 fn runs(program: &str, arguments: &[&str]) -> bool {
@@ -224,15 +224,17 @@ fn is_root() -> bool {
     Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout.trim_ascii() == b"0")
 }
 
-fn install(packages: &[&str], what_for: &str) -> Result<()> {
+fn install(packages: &[&str], purpose: &str) -> Result<()> {
     let names = packages.join(" ");
-    println!("==> installing {names}, {what_for}");
+    println!("==> installing {names}, {purpose}");
     // An old package list can still be good enough.
     let _ = runs("apt-get", &["update"]);
     if runs("apt-get", &[&["install", "--yes", "--no-install-recommends"], packages].concat()) {
         return Ok(());
     }
-    anyhow::bail!("apt-get cannot install {names}: install it by hand, or take apt-get from the PATH to go without")
+    anyhow::bail!(
+        "apt-get cannot install {names}: install it manually, or remove apt-get from PATH to continue without it"
+    )
 }
 
 /// cargo-deny, if it is installed. It does not test the product and takes minutes to build, so it

@@ -88,7 +88,7 @@ pub(crate) const STAGES: [Stage; 15] = [
     },
     Stage {
         name: "pure",
-        what: "crates whose tests need only the compiler, the node agent, what is generated, the rules of the repository",
+        what: "crates whose tests need only the compiler, node agent, generated files, repository rules",
         budget: 400,
         lane: Lane::Compute,
         prerequisites: &[],
@@ -96,7 +96,7 @@ pub(crate) const STAGES: [Stage; 15] = [
     },
     Stage {
         name: "engine",
-        what: "engine, collectives, readers, checkpoints, accuracy, kernels of the GPU without one, probe of the GPU",
+        what: "engine, collectives, readers, checkpoints, accuracy, GPU kernels without a GPU, GPU probe",
         budget: 1200,
         lane: Lane::Compute,
         prerequisites: &[Prerequisite::Digits, Prerequisite::Cuda],
@@ -138,7 +138,7 @@ pub(crate) const STAGES: [Stage; 15] = [
     },
     Stage {
         name: "images",
-        what: "what is in the images",
+        what: "image contents",
         budget: 900,
         lane: Lane::Compute,
         prerequisites: &[Prerequisite::Images],
@@ -154,7 +154,7 @@ pub(crate) const STAGES: [Stage; 15] = [
     },
     Stage {
         name: "plane",
-        what: "controller and node agent on a real API server; commands of the documents",
+        what: "controller and node agent on a real API server; documented commands",
         budget: 1200,
         lane: Lane::Wait,
         prerequisites: &[CONTROL_PLANE, CHART],
@@ -181,7 +181,7 @@ pub(crate) const STAGES: [Stage; 15] = [
     },
     Stage {
         name: "nodes",
-        what: "real nodes: pods, links, GPUs, what is left",
+        what: "real nodes: pods, links, GPUs, leftovers",
         budget: 600,
         lane: Lane::Nodes,
         prerequisites: &[CONTROL_PLANE, Prerequisite::Nodes],
@@ -189,7 +189,7 @@ pub(crate) const STAGES: [Stage; 15] = [
     },
     Stage {
         name: "e2e",
-        what: "the product on real nodes: from helm install to a trained model, and what fails on the way",
+        what: "the product on real nodes: from helm install to a trained model, with faults",
         budget: 1200,
         lane: Lane::Nodes,
         prerequisites: &[CONTROL_PLANE, CHART, Prerequisite::Nodes, Prerequisite::Images],
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn every_module_of_tests_is_in_a_stage() {
+    fn every_test_module_is_in_a_stage() {
         let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests");
         let manifest = std::fs::read_to_string(package.join("Cargo.toml")).expect("manifest");
         let names = manifest.split("[[test]]\nname = \"").skip(1).filter_map(|rest| rest.split('"').next());
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_in_no_stage_is_found() {
+    fn modules_without_a_stage_are_found() {
         assert_eq!(unassigned_modules("plane", "mod lifecycle;\nmod new;\n"), ["new"]);
     }
 }

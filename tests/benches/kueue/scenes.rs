@@ -184,7 +184,7 @@ impl Scenes {
         let name = "unequal";
         self.create(name, "by-quota", GPUS, json!({})).await?;
         self.jobs.wait_stage(name, "Running").await?;
-        self.kubelet.order(&self.jobs.namespace, &format!("{name}-1-1"), Command::Exit(0, String::new()))?;
+        self.kubelet.send(&self.jobs.namespace, &format!("{name}-1-1"), Command::Exit(0, String::new()))?;
         let end = Instant::now() + Duration::from_secs(2 * RECOVERY_SECONDS);
         while Instant::now() < end {
             if attempt(&self.jobs.api().get(name).await?) > 1 {
@@ -219,7 +219,7 @@ impl Scenes {
     }
 
     async fn finish(&self, name: &str) -> Result<()> {
-        let give_up = Instant::now() + LIMIT;
+        let deadline = Instant::now() + LIMIT;
         loop {
             let job = self.jobs.api().get(name).await?;
             if stage_of(&job) == Some("Complete") {
@@ -228,16 +228,16 @@ impl Scenes {
             for rank in 0..2 {
                 let pod = format!("{name}-{}-{rank}", attempt(&job));
                 // The previous round may have ended it already.
-                let _ = self.kubelet.order(&self.jobs.namespace, &pod, Command::Exit(0, String::new()));
+                let _ = self.kubelet.send(&self.jobs.namespace, &pod, Command::Exit(0, String::new()));
             }
-            ensure!(Instant::now() < give_up, "{name} is not complete: {:?}", stage_of(&job));
+            ensure!(Instant::now() < deadline, "{name} is not complete: {:?}", stage_of(&job));
             tokio::time::sleep(Duration::from_millis(250)).await;
         }
     }
 
     /// Waits until Kueue charges exactly this many GPUs to a queue.
     async fn charged(&self, queue: &str, gpus: u32) -> Result<()> {
-        let give_up = Instant::now() + LIMIT;
+        let deadline = Instant::now() + LIMIT;
         loop {
             let ended = self.plane.kubectl(&["get", "clusterqueue", queue, "-o", "json"]);
             let queue: Value = serde_json::from_str(&ended.stdout)?;
@@ -245,7 +245,7 @@ impl Scenes {
             if seen == gpus {
                 return Ok(());
             }
-            ensure!(Instant::now() < give_up, "charged: {seen}, expected {gpus}");
+            ensure!(Instant::now() < deadline, "charged: {seen}, expected {gpus}");
             tokio::time::sleep(Duration::from_millis(250)).await;
         }
     }

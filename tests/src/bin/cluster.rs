@@ -7,7 +7,7 @@
 mod arguments;
 
 use anyhow::{Context, Result, bail, ensure};
-use arguments::{Action, MOST_NODES, SKIPPED, Up};
+use arguments::{Action, MAX_REAL_NODES, SKIPPED, Up};
 use clap::{Parser, Subcommand};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde::{Deserialize, Serialize};
@@ -16,13 +16,16 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
-use switchyard_tests::nodes::{MOST, Nodes, NodesOptions, clean_all, missing};
+use switchyard_tests::nodes::{MAX_NODES, Nodes, NodesOptions, clean_all, missing};
 use switchyard_tests::{ControlPlane, Kubelet, KubeletOptions, Options, Policy, root};
 
 /// Startup timeout, for a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-const _: () = assert!(MOST_NODES == MOST, "the most real nodes: xtask's arguments and the tests' library differ");
+const _: () = assert!(
+    MAX_REAL_NODES == MAX_NODES,
+    "xtask's arguments and the test library disagree on the maximum of real nodes"
+);
 
 /// A development cluster.
 #[derive(Debug, Parser)]
@@ -68,14 +71,14 @@ impl State {
 
 fn main() -> ExitCode {
     let Cli { command, folder } = Cli::parse();
-    let done = folder.map_or_else(own_folder, Ok).and_then(|folder| match command {
+    let result = folder.map_or_else(default_folder, Ok).and_then(|folder| match command {
         Command::Action(Action::Up(up)) => start(&folder, &up),
         Command::Action(Action::Down) => down(&folder),
         Command::Action(Action::Status) => status(&folder),
         Command::Action(Action::Check) => check(),
         Command::Serve(up) => serve(&folder, &up),
     });
-    match done {
+    match result {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -85,7 +88,7 @@ fn main() -> ExitCode {
 }
 
 /// Returns the folder of this clone's cluster.
-fn own_folder() -> Result<PathBuf> {
+fn default_folder() -> Result<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let base = base.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")));
     let mut hasher = DefaultHasher::new();
@@ -136,12 +139,12 @@ fn start(folder: &Path, up: &Up) -> Result<ExitCode> {
         .spawn()
         .context("cannot start setsid (util-linux)")?;
     println!("starting etcd, kube-apiserver, kube-controller-manager, kube-scheduler and the nodes");
-    let mut told = 0;
-    while begin.elapsed() < PATIENCE {
-        let said = std::fs::read_to_string(folder.join("cluster.log")).unwrap_or_default();
-        print!("{}", said.get(told..).unwrap_or_default());
+    let mut printed = 0;
+    while begin.elapsed() < TIMEOUT {
+        let text = std::fs::read_to_string(folder.join("cluster.log")).unwrap_or_default();
+        print!("{}", text.get(printed..).unwrap_or_default());
         std::io::stdout().flush()?;
-        told = said.len();
+        printed = text.len();
         if let Some(state) = running(folder) {
             let next = if up.nodes > 0 {
                 "kubectl get nodes\n  docs/first-job-on-a-laptop.md"
@@ -166,23 +169,23 @@ fn start(folder: &Path, up: &Up) -> Result<ExitCode> {
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    bail!("it did not come up:\n{}", std::fs::read_to_string(folder.join("cluster.log")).unwrap_or_default());
+    bail!("the cluster did not start:\n{}", std::fs::read_to_string(folder.join("cluster.log")).unwrap_or_default());
 }
 
 fn serve(folder: &Path, up: &Up) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     if up.nodes > 0 {
-        let tell = |part: &str, time: Duration| println!("  {part}: {:.1} s", time.as_secs_f64());
-        let nodes = Nodes::start(&NodesOptions::new(up.nodes), tell)?;
+        let report = |part: &str, time: Duration| println!("  {part}: {:.1} s", time.as_secs_f64());
+        let nodes = Nodes::start(&NodesOptions::new(up.nodes), report)?;
         let begin = Instant::now();
         let archives = up.images.as_deref().map(archives).transpose()?.unwrap_or_default();
         for archive in &archives {
             nodes.import(archive)?;
         }
         if !archives.is_empty() {
-            tell(&format!("{} images imported", archives.len()), begin.elapsed());
+            report(&format!("{} images imported", archives.len()), begin.elapsed());
         }
-        return runtime.block_on(stay(folder, &nodes.plane, nodes.names(), None));
+        return runtime.block_on(run_until_terminated(folder, &nodes.plane, nodes.names(), None));
     }
     let options =
         Options { controller_manager: true, scheduler: true, folder: Some(folder.join("plane")), ..Options::default() };
@@ -193,7 +196,7 @@ fn serve(folder: &Path, up: &Up) -> Result<ExitCode> {
         options.policy = up.policy.parse()?;
         options.programs = std::env::current_exe()?.parent().map(Path::to_path_buf);
         let kubelet = Kubelet::start(plane.config().await?, options).await?;
-        stay(folder, &plane, kubelet.nodes(), Some(up.policy.clone())).await
+        run_until_terminated(folder, &plane, kubelet.nodes(), Some(up.policy.clone())).await
     })
 }
 
@@ -213,7 +216,12 @@ fn archives(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Writes the state file, then waits for SIGTERM.
-async fn stay(folder: &Path, plane: &ControlPlane, nodes: Vec<String>, policy: Option<String>) -> Result<ExitCode> {
+async fn run_until_terminated(
+    folder: &Path,
+    plane: &ControlPlane,
+    nodes: Vec<String>,
+    policy: Option<String>,
+) -> Result<ExitCode> {
     let pid = i32::try_from(std::process::id())?;
     let state = State { pid, url: plane.url(), kubeconfig: plane.kubeconfig("admin"), nodes, policy };
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
@@ -238,7 +246,7 @@ fn down(folder: &Path) -> Result<ExitCode> {
         }
         println!("down");
     } else {
-        println!("nothing runs");
+        println!("no cluster runs");
     }
     // Left over from killed clusters, of this clone or another.
     for name in clean_all()? {
@@ -252,7 +260,7 @@ fn down(folder: &Path) -> Result<ExitCode> {
 
 fn status(folder: &Path) -> Result<ExitCode> {
     let Some(state) = running(folder) else {
-        println!("nothing runs");
+        println!("no cluster runs");
         return Ok(ExitCode::FAILURE);
     };
     println!("Kubernetes at {}, process {}", state.url, state.pid);

@@ -30,7 +30,7 @@ use std::time::Duration;
 use temporary::Temporary;
 
 /// Startup timeout of one component, on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Components to start, and their configuration.
 #[derive(Debug, Clone, Default)]
@@ -103,7 +103,7 @@ impl ControlPlane {
     /// # Errors
     /// A program is missing, or does not become ready. The error contains the end of its log.
     pub fn start(options: &Options) -> Result<ControlPlane> {
-        let programs = built()?;
+        let programs = find_programs()?;
         let temporary = match &options.folder {
             Some(_) => None,
             None => Some(Temporary::new(&std::env::temp_dir())?),
@@ -111,7 +111,7 @@ impl ControlPlane {
         let folder = match (&options.folder, &temporary) {
             (Some(folder), _) => folder.clone(),
             (None, Some(temporary)) => temporary.path().to_path_buf(),
-            (None, None) => bail!("invariant: there is a folder"),
+            (None, None) => bail!("invariant: the folder exists"),
         };
         fs::create_dir_all(&folder)?;
         let mut plane = ControlPlane {
@@ -200,7 +200,7 @@ impl ControlPlane {
             // Pods cannot be created before the namespace has its default service account.
             let accounts = Api::<k8s_openapi::api::core::v1::ServiceAccount>::namespaced(client, &name);
             let exists = await_condition(accounts, "default", |account: Option<&_>| account.is_some());
-            tokio::time::timeout(PATIENCE, exists)
+            tokio::time::timeout(TIMEOUT, exists)
                 .await
                 .context("no default service account: is the controller manager alive?")??;
         }
@@ -217,7 +217,7 @@ impl ControlPlane {
             api.patch(&crd.name_any(), &PatchParams::apply("switchyard-tests").force(), &Patch::Apply(&crd)).await?;
             let name = crd.name_any();
             let established = await_condition(api.clone(), &name, conditions::is_crd_established());
-            tokio::time::timeout(PATIENCE, established).await.context("the CRD is not established")??;
+            tokio::time::timeout(TIMEOUT, established).await.context("the CRD is not established")??;
         }
         Ok(())
     }
@@ -255,7 +255,7 @@ impl ControlPlane {
         }
         let program = self.programs.etcd.join("etcd");
         let daemon = Daemon::start(&program, &arguments, &[], &self.folder.join("etcd.log"))?;
-        self.etcd.insert(daemon).until("ready", PATIENCE, || Ok(TcpStream::connect(("127.0.0.1", etcd)).is_ok()))
+        self.etcd.insert(daemon).until("ready", TIMEOUT, || Ok(TcpStream::connect(("127.0.0.1", etcd)).is_ok()))
     }
 
     /// Starts or restarts the API server with the same data and port.
@@ -310,7 +310,7 @@ impl ControlPlane {
             (self.programs.kubernetes.join("kubectl"), self.folder.clone(), file("admin.kubeconfig"));
         let address = format!("{}:{}", self.address(), self.ports.api_server);
         let daemon = Daemon::start(&program, &arguments, &[], &self.folder.join("kube-apiserver.log"))?;
-        self.api_server.insert(daemon).until("ready", PATIENCE, || {
+        self.api_server.insert(daemon).until("ready", TIMEOUT, || {
             // A kubectl costs 0.1 CPU seconds, and the server needs seconds to listen.
             if TcpStream::connect(&address).is_err() {
                 return Ok(false);
@@ -395,21 +395,21 @@ impl ControlPlane {
     }
 
     /// Counts a user's writes so far by verb and resource, from the audit log. Leases are excluded.
-    pub fn writes_of(&self, user: &str) -> std::collections::BTreeMap<String, u64> {
+    pub fn write_counts(&self, user: &str) -> std::collections::BTreeMap<String, u64> {
         let mut counts = std::collections::BTreeMap::new();
-        for entry in self.audited() {
+        for entry in self.audit_entries() {
             let field = |path: &str| entry.pointer(path).and_then(serde_json::Value::as_str).unwrap_or_default();
             if field("/user/username") == user && field("/objectRef/resource") != "leases" {
                 let sub = field("/objectRef/subresource");
-                let of = if sub.is_empty() { String::new() } else { format!("/{sub}") };
-                *counts.entry(format!("{} {}{of}", field("/verb"), field("/objectRef/resource"))).or_default() += 1;
+                let suffix = if sub.is_empty() { String::new() } else { format!("/{sub}") };
+                *counts.entry(format!("{} {}{suffix}", field("/verb"), field("/objectRef/resource"))).or_default() += 1;
             }
         }
         counts
     }
 
     /// Returns all entries of the audit log so far.
-    pub fn audited(&self) -> Vec<serde_json::Value> {
+    pub fn audit_entries(&self) -> Vec<serde_json::Value> {
         let text = fs::read_to_string(self.folder.join("audit.log")).unwrap_or_default();
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
@@ -428,7 +428,7 @@ impl Drop for ControlPlane {
             && let Some(temporary) = self._temporary.take()
         {
             let _ = fs::remove_dir_all(temporary.path().join("etcd"));
-            eprintln!("logs of the control plane: {}", temporary.keep().display());
+            eprintln!("control plane logs: {}", temporary.keep().display());
         }
     }
 }
@@ -440,9 +440,9 @@ pub(crate) fn free_port() -> Result<u16> {
     const FIRST: u32 = 12_000;
     const COUNT: u32 = 30_000 - FIRST;
     /// Ports reserved per process, more than a test process needs.
-    const OF_A_PROCESS: u32 = 211;
+    const PER_PROCESS: u32 = 211;
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let start = std::process::id().wrapping_mul(OF_A_PROCESS) % COUNT;
+    let start = std::process::id().wrapping_mul(PER_PROCESS) % COUNT;
     for _ in 0..COUNT {
         let at = (start + NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT;
         let port = u16::try_from(FIRST + at)?;
@@ -454,15 +454,15 @@ pub(crate) fn free_port() -> Result<u16> {
 }
 
 /// Builds the programs if they are missing.
-fn built() -> Result<Programs> {
-    static BUILT: OnceLock<Result<Programs, String>> = OnceLock::new();
-    let built = BUILT.get_or_init(|| {
+fn find_programs() -> Result<Programs> {
+    static PROGRAMS: OnceLock<Result<Programs, String>> = OnceLock::new();
+    let programs = PROGRAMS.get_or_init(|| {
         programs_of(&["etcd", "kubernetes"]).map_err(|error| format!("{error:#}")).map(|folders| {
             let [etcd, kubernetes] = [folders[0].clone(), folders[1].clone()];
             Programs { etcd, kubernetes }
         })
     });
-    built.clone().map_err(|error| anyhow::anyhow!(error))
+    programs.clone().map_err(|error| anyhow::anyhow!(error))
 }
 
 /// Returns the folders of third-party programs, building missing ones.
@@ -483,7 +483,7 @@ pub fn programs_of(names: &[&str]) -> Result<Vec<PathBuf>> {
     let text = String::from_utf8(output.stdout)?;
     let folder = |name: &&str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
-        line.map(PathBuf::from).with_context(|| format!("cargo xtask programs did not say where {name} is"))
+        line.map(PathBuf::from).with_context(|| format!("cargo xtask programs printed no path of {name}"))
     };
     names.iter().map(folder).collect()
 }

@@ -11,20 +11,20 @@ use std::sync::mpsc;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-type Order = (Command, mpsc::Sender<std::io::Result<Child>>);
+type SpawnRequest = (Command, mpsc::Sender<std::io::Result<Child>>);
 
 /// The kernel kills a child when the *thread* that started it ends, and test threads end early.
 /// Therefore a single thread starts all children.
-fn starter() -> &'static Mutex<mpsc::Sender<Order>> {
-    static STARTER: OnceLock<Mutex<mpsc::Sender<Order>>> = OnceLock::new();
-    STARTER.get_or_init(|| {
-        let (orders, received) = mpsc::channel::<Order>();
+fn spawner() -> &'static Mutex<mpsc::Sender<SpawnRequest>> {
+    static SPAWNER: OnceLock<Mutex<mpsc::Sender<SpawnRequest>>> = OnceLock::new();
+    SPAWNER.get_or_init(|| {
+        let (requests, received) = mpsc::channel::<SpawnRequest>();
         std::thread::spawn(move || {
-            for (mut command, answer) in received {
-                let _ = answer.send(command.spawn());
+            for (mut command, reply) in received {
+                let _ = reply.send(command.spawn());
             }
         });
-        Mutex::new(orders)
+        Mutex::new(requests)
     })
 }
 
@@ -49,10 +49,10 @@ impl Daemon {
         command.envs(environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let (answer, answered) = mpsc::channel();
-        let orders = starter().lock().unwrap_or_else(PoisonError::into_inner).clone();
-        orders.send((command, answer)).ok().context("the starting thread is gone")?;
-        let child = answered.recv()?.with_context(|| format!("cannot start {name} (setpriv is part of util-linux)"))?;
+        let (reply, replies) = mpsc::channel();
+        let requests = spawner().lock().unwrap_or_else(PoisonError::into_inner).clone();
+        requests.send((command, reply)).ok().context("the spawning thread has ended")?;
+        let child = replies.recv()?.with_context(|| format!("cannot start {name} (setpriv is part of util-linux)"))?;
         Ok(Daemon { child, log: log.to_path_buf(), name })
     }
 
@@ -65,20 +65,20 @@ impl Daemon {
     ///
     /// # Errors
     /// It has ended; the error contains the end of its log.
-    pub fn must_run(&mut self) -> Result<()> {
+    pub fn ensure_running(&mut self) -> Result<()> {
         let Some(status) = self.child.try_wait()? else { return Ok(()) };
         bail!("{} ended: {status}\n{}", self.name, self.tail());
     }
 
-    /// Waits until `is` holds while the process runs.
+    /// Waits until `condition` holds while the process runs.
     ///
     /// # Errors
-    /// The process has ended, or `is` failed or did not hold in time. The error contains the end
-    /// of the log.
-    pub fn until(&mut self, what: &str, deadline: Duration, is: impl Fn() -> Result<bool>) -> Result<()> {
-        let seen = until(what, deadline, || {
-            self.must_run()?;
-            is()
+    /// The process has ended, or `condition` failed or did not hold in time. The error contains the
+    /// end of the log.
+    pub fn until(&mut self, what: &str, timeout: Duration, condition: impl Fn() -> Result<bool>) -> Result<()> {
+        let seen = until(what, timeout, || {
+            self.ensure_running()?;
+            condition()
         });
         seen.with_context(|| self.tail()).map(drop)
     }
@@ -105,9 +105,9 @@ impl Daemon {
 
     /// Waits until the process exits. Returns its exit code, or `None` if a signal ended it or it
     /// is still running after this time.
-    pub fn wait(&mut self, patience: Duration) -> Option<i32> {
-        let give_up = std::time::Instant::now() + patience;
-        while std::time::Instant::now() < give_up {
+    pub fn wait(&mut self, timeout: Duration) -> Option<i32> {
+        let deadline = std::time::Instant::now() + timeout;
+        while std::time::Instant::now() < deadline {
             match self.child.try_wait() {
                 Ok(Some(status)) => return status.code(),
                 _ => std::thread::sleep(Duration::from_millis(10)),

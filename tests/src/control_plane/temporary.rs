@@ -24,14 +24,14 @@ impl Temporary {
     /// # Errors
     /// The folder cannot be created.
     pub fn new(parent: &Path) -> Result<Temporary> {
-        remove_ended(parent)?;
+        remove_stale(parent)?;
         let folder = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent)?;
         // Lock before the rename, so that an unlocked file with this name always means that its
         // process has ended.
-        let nameless = folder.path().join("starting");
-        let lock = File::create(&nameless)?;
+        let unlocked = folder.path().join("starting");
+        let lock = File::create(&unlocked)?;
         lock.lock()?;
-        fs::rename(nameless, folder.path().join(LOCK))?;
+        fs::rename(unlocked, folder.path().join(LOCK))?;
         Ok(Temporary { folder, _lock: lock })
     }
 
@@ -48,7 +48,7 @@ impl Temporary {
     }
 }
 
-fn remove_ended(parent: &Path) -> Result<()> {
+fn remove_stale(parent: &Path) -> Result<()> {
     for entry in fs::read_dir(parent)?.flatten() {
         if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
             continue;
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folders_of_ended_processes_are_removed_and_no_others() -> Result<()> {
+    fn only_folders_of_dead_processes_are_removed() -> Result<()> {
         let parent = tempfile::tempdir()?;
         let used = Temporary::new(parent.path())?;
         let ended = Temporary::new(parent.path())?;

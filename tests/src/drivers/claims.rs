@@ -23,7 +23,7 @@ use switchyard_crds::gpu_topology::GPUTopology;
 use tokio::task::JoinSet;
 
 /// Interval between checks of the offered devices; only a change causes a write.
-const OFFERED_AGAIN: Duration = Duration::from_secs(2);
+const OFFER_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The driver on one node; it stops on drop.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl ClaimDriver {
         let node = Arc::new(Node { client: nodes.plane.client().await?, name: name.clone(), cdi, uuids });
         let handler = Arc::new(move |path: String, message: Bytes| {
             let node = Arc::clone(&node);
-            Box::pin(async move { node.answer(&path, message).await }) as BoxFuture<'static, Result<Answer>>
+            Box::pin(async move { node.handle(&path, message).await }) as BoxFuture<'static, Result<Answer>>
         });
         let endpoint = format!("{folder}/{}", socket_name(DRIVER));
         let server = Server::start(&nodes.path(&name, &endpoint)?, handler)?;
@@ -76,7 +76,7 @@ impl ClaimDriver {
         let mut offers = JoinSet::new();
         offers.spawn(async move {
             loop {
-                tokio::time::sleep(OFFERED_AGAIN).await;
+                tokio::time::sleep(OFFER_INTERVAL).await;
                 // Ignore errors: the API server may be down, and the next attempt follows soon.
                 let _ = gpus.offer(&report).await;
             }
@@ -86,7 +86,7 @@ impl ClaimDriver {
 }
 
 impl Node {
-    async fn answer(&self, path: &str, message: Bytes) -> Result<Answer> {
+    async fn handle(&self, path: &str, message: Bytes) -> Result<Answer> {
         // The messages are the same in v1 and v1beta1.
         match path.rsplit_once('/').map(|(_, method)| method) {
             Some("NodePrepareResources") => {

@@ -31,7 +31,7 @@ pub const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
 /// Folder that the kubelet watches for plugins.
 const REGISTRY: &str = "/var/lib/kubelet/plugins_registry";
 /// Timeout for the kubelet to accept a plugin, on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the file name of a socket that a kubelet calls.
 ///
@@ -43,17 +43,17 @@ fn socket_name(plugin: &str) -> String {
 
 /// Offers a plugin to a node's kubelet, and waits until it is accepted.
 async fn register(nodes: &Nodes, node: &str, info: PluginInfo) -> Result<Server> {
-    let (told, mut answers) = mpsc::unbounded_channel();
+    let (status_sender, mut statuses) = mpsc::unbounded_channel();
     let socket = nodes.path(node, &format!("{REGISTRY}/{}", socket_name(&info.name)))?;
-    let of = format!("{} on {node}", info.name);
+    let plugin = format!("{} on {node}", info.name);
     let handler = Arc::new(move |path: String, message: Bytes| {
-        let (info, told) = (info.clone(), told.clone());
+        let (info, status_sender) = (info.clone(), status_sender.clone());
         let answer = async move {
             match path.as_str() {
                 "/pluginregistration.Registration/GetInfo" => Ok(Answer::of(&info)),
                 "/pluginregistration.Registration/NotifyRegistrationStatus" => {
                     // Ignore errors: the receiver is gone when the kubelet calls again later.
-                    let _ = told.send(RegistrationStatus::decode(message)?);
+                    let _ = status_sender.send(RegistrationStatus::decode(message)?);
                     Ok(Answer::of(&Empty {}))
                 }
                 _ => Ok(Answer::Unknown),
@@ -62,8 +62,8 @@ async fn register(nodes: &Nodes, node: &str, info: PluginInfo) -> Result<Server>
         Box::pin(answer) as futures::future::BoxFuture<'static, Result<Answer>>
     });
     let server = Server::start(&socket, handler)?;
-    let status = tokio::time::timeout(PATIENCE, answers.recv()).await;
-    let status = status.ok().flatten().with_context(|| format!("the kubelet did not take {of}"))?;
-    anyhow::ensure!(status.plugin_registered, "the kubelet refused {of}: {}", status.error);
+    let status = tokio::time::timeout(TIMEOUT, statuses.recv()).await;
+    let status = status.ok().flatten().with_context(|| format!("the kubelet did not take {plugin}"))?;
+    anyhow::ensure!(status.plugin_registered, "the kubelet refused {plugin}: {}", status.error);
     Ok(server)
 }

@@ -4,7 +4,7 @@
 
 use super::{Fault, Plan, Proxy};
 use crate::{
-    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, PATIENCE, plain_job, stage_of, start_controller,
+    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, TIMEOUT, plain_job, stage_of, start_controller,
     template_on,
 };
 use anyhow::{Context, Result, bail};
@@ -24,7 +24,7 @@ const STEADY: Duration = Duration::from_millis(250);
 
 /// Polling interval of a lane. One poll takes seven calls, and most of the CPU time is spent in the
 /// API server.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL: Duration = Duration::from_millis(50);
 
 /// User actions and node events in the life of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -38,7 +38,7 @@ pub enum Scenario {
     /// A pod is evicted and the gang restarts, charged to a different budget.
     Evict,
     /// The restart budget is exhausted.
-    GiveUp,
+    Fail,
     /// Suspended while running.
     Suspend,
     /// Suspended, then resumed.
@@ -54,7 +54,7 @@ impl Scenario {
         Scenario::Finish,
         Scenario::Restart,
         Scenario::Evict,
-        Scenario::GiveUp,
+        Scenario::Fail,
         Scenario::Suspend,
         Scenario::Resume,
         Scenario::Delete,
@@ -63,7 +63,7 @@ impl Scenario {
     fn job(self, name: &str, nodes: &[String]) -> Value {
         let mut job = plain_job(name, 5, "run");
         job["spec"]["template"]["spec"] = template_on(nodes)["spec"].take();
-        job["spec"]["failurePolicy"] = json!({"maxRestarts": if self == Scenario::GiveUp { 0 } else { 1 }});
+        job["spec"]["failurePolicy"] = json!({"maxRestarts": if self == Scenario::Fail { 0 } else { 1 }});
         job
     }
 }
@@ -80,7 +80,7 @@ pub struct Lane<'a> {
     options: ControllerOptions,
     /// Timeout of one scenario step, including controller restarts on a loaded machine. It also
     /// limits the wait for the final state after the last step.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl<'a> Lane<'a> {
@@ -102,7 +102,7 @@ impl<'a> Lane<'a> {
         options.kubeconfig = Some(proxy.kubeconfig());
         options.namespace = Some(namespace);
         let controller = Lane::start(plane, &proxy, &options)?;
-        Ok(Lane { plane, kubelet, jobs, proxy, controller, options, patience: PATIENCE })
+        Ok(Lane { plane, kubelet, jobs, proxy, controller, options, timeout: TIMEOUT })
     }
 
     fn start(plane: &ControlPlane, proxy: &Proxy, options: &ControllerOptions) -> Result<Daemon> {
@@ -117,14 +117,14 @@ impl<'a> Lane<'a> {
     }
 
     /// Restarts the controller if a fault has killed it. Fails if it ended by itself.
-    fn tend(&mut self) -> Result<()> {
+    fn supervise(&mut self) -> Result<()> {
         if self.proxy.has_killed() {
             self.controller.kill();
             self.proxy.set(Plan::Quiet);
             self.controller = Lane::start(self.plane, &self.proxy, &self.options)?;
             return Ok(());
         }
-        let runs = self.controller.must_run();
+        let runs = self.controller.ensure_running();
         // The fault may have killed it between the two checks.
         if runs.is_err() && self.proxy.has_killed() { Ok(()) } else { runs.context("the controller ended") }
     }
@@ -133,7 +133,7 @@ impl<'a> Lane<'a> {
     ///
     /// # Errors
     /// The controller does not start.
-    pub fn start_again(&mut self) -> Result<()> {
+    pub fn restart(&mut self) -> Result<()> {
         self.controller.kill();
         self.controller = Lane::start(self.plane, &self.proxy, &self.options)?;
         Ok(())
@@ -144,21 +144,26 @@ impl<'a> Lane<'a> {
         std::fs::read_to_string(&self.controller.log).unwrap_or_default().matches("panicked at").count()
     }
 
-    async fn until(&mut self, what: &str, name: &str, is: impl Fn(Option<&TrainJob>, &[Pod]) -> bool) -> Result<()> {
-        let give_up = Instant::now() + self.patience;
+    async fn until(
+        &mut self,
+        what: &str,
+        name: &str,
+        condition: impl Fn(Option<&TrainJob>, &[Pod]) -> bool,
+    ) -> Result<()> {
+        let deadline = Instant::now() + self.timeout;
         loop {
-            self.tend()?;
+            self.supervise()?;
             let job = self.jobs.api().get_opt(name).await?;
             let pods = self.pods(name).await?;
-            if is(job.as_ref(), &pods) {
+            if condition(job.as_ref(), &pods) {
                 return Ok(());
             }
-            if Instant::now() > give_up {
+            if Instant::now() > deadline {
                 let status = job.map(|job| serde_json::to_string(&job.status).unwrap_or_default());
                 let pods: Vec<String> = pods.iter().map(ResourceExt::name_any).collect();
-                bail!("{name}: not {what} after {} s; pods {pods:?}; status {status:?}", self.patience.as_secs());
+                bail!("{name}: not {what} after {} s; pods {pods:?}; status {status:?}", self.timeout.as_secs());
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL).await;
         }
     }
 
@@ -175,13 +180,13 @@ impl<'a> Lane<'a> {
         self.until(stage, name, |job, _| job.is_some_and(|job| stage_of(job) == Some(stage))).await
     }
 
-    fn order(&self, pod: &str, command: Command) -> Result<()> {
-        self.kubelet.order(&self.jobs.namespace, pod, command)
+    fn send(&self, pod: &str, command: Command) -> Result<()> {
+        self.kubelet.send(&self.jobs.namespace, pod, command)
     }
 
     async fn pods(&self, name: &str) -> Result<Vec<Pod>> {
-        let of_job = ListParams::default().labels(&format!("{}={name}", labels::JOB_NAME));
-        Ok(self.jobs.pods_api().list(&of_job).await?.items)
+        let selector = ListParams::default().labels(&format!("{}={name}", labels::JOB_NAME));
+        Ok(self.jobs.pods_api().list(&selector).await?.items)
     }
 
     /// Runs a scenario under a fault plan.
@@ -196,20 +201,20 @@ impl<'a> Lane<'a> {
             Scenario::Create => {}
             Scenario::Finish => {
                 for rank in 0..5 {
-                    self.order(&format!("{name}-1-{rank}"), Command::Exit(0, String::new()))?;
+                    self.send(&format!("{name}-1-{rank}"), Command::Exit(0, String::new()))?;
                 }
                 self.stage(name, "Complete").await?;
             }
             Scenario::Restart => {
-                self.order(&format!("{name}-1-1"), Command::Exit(5, String::new()))?;
+                self.send(&format!("{name}-1-1"), Command::Exit(5, String::new()))?;
                 self.running(name, 2).await?;
             }
             Scenario::Evict => {
-                self.order(&format!("{name}-1-1"), Command::Evict)?;
+                self.send(&format!("{name}-1-1"), Command::Evict)?;
                 self.running(name, 2).await?;
             }
-            Scenario::GiveUp => {
-                self.order(&format!("{name}-1-1"), Command::Exit(5, String::new()))?;
+            Scenario::Fail => {
+                self.send(&format!("{name}-1-1"), Command::Exit(5, String::new()))?;
                 self.stage(name, "Failed").await?;
             }
             Scenario::Suspend => {
@@ -237,18 +242,18 @@ impl<'a> Lane<'a> {
     ///
     /// # Errors
     /// The controller ended, or the API server does not respond.
-    pub async fn settled(&mut self, name: &str) -> Result<Value> {
+    pub async fn settled_state(&mut self, name: &str) -> Result<Value> {
         let mut last = (self.state(name).await?, Instant::now());
-        let give_up = Instant::now() + self.patience;
+        let deadline = Instant::now() + self.timeout;
         loop {
-            self.tend()?;
+            self.supervise()?;
             let now = self.state(name).await?;
             if now != last.0 {
                 last = (now, Instant::now());
-            } else if last.1.elapsed() >= SETTLE || Instant::now() > give_up {
+            } else if last.1.elapsed() >= SETTLE || Instant::now() > deadline {
                 return Ok(last.0);
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL).await;
         }
     }
 
@@ -256,22 +261,22 @@ impl<'a> Lane<'a> {
     ///
     /// # Errors
     /// The job reached a different state; the error contains both.
-    pub async fn must_become(&mut self, name: &str, expected: &Value) -> Result<()> {
-        let give_up = Instant::now() + self.patience;
+    pub async fn expect_state(&mut self, name: &str, expected: &Value) -> Result<()> {
+        let deadline = Instant::now() + self.timeout;
         let mut since = None;
         loop {
-            self.tend()?;
+            self.supervise()?;
             let state = self.state(name).await?;
             if state == *expected {
                 if since.get_or_insert_with(Instant::now).elapsed() >= STEADY {
                     return Ok(());
                 }
-            } else if Instant::now() > give_up {
-                bail!("another final state after {} s:\n{state:#}\nexpected:\n{expected:#}", self.patience.as_secs());
+            } else if Instant::now() > deadline {
+                bail!("another final state after {} s:\n{state:#}\nexpected:\n{expected:#}", self.timeout.as_secs());
             } else {
                 since = None;
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL).await;
         }
     }
 
@@ -279,13 +284,13 @@ impl<'a> Lane<'a> {
     /// and with the name masked.
     async fn state(&self, name: &str) -> Result<Value> {
         let (client, namespace) = (self.jobs.client.clone(), self.jobs.namespace.as_str());
-        let of_job = ListParams::default().labels(&format!("{}={name}", labels::JOB_NAME));
+        let selector = ListParams::default().labels(&format!("{}={name}", labels::JOB_NAME));
         let mut objects: Vec<String> = Vec::new();
         macro_rules! list {
             ($type:ty) => {
                 let api = Api::<$type>::namespaced(client.clone(), namespace);
                 let names =
-                    api.list(&of_job).await?.items.into_iter().filter(|o| o.metadata.deletion_timestamp.is_none());
+                    api.list(&selector).await?.items.into_iter().filter(|o| o.metadata.deletion_timestamp.is_none());
                 objects.extend(names.map(|object| format!("{} {}", stringify!($type), object.name_any())));
             };
         }
@@ -334,7 +339,7 @@ impl<'a> Lane<'a> {
     ///
     /// # Errors
     /// The job or its pods still exist after the timeout.
-    pub async fn clear(&mut self, name: &str) -> Result<()> {
+    pub async fn clean_up(&mut self, name: &str) -> Result<()> {
         self.proxy.set(Plan::Quiet);
         if self.jobs.api().get_opt(name).await?.is_some() {
             self.jobs.api().delete(name, &Default::default()).await?;
@@ -347,27 +352,27 @@ impl<'a> Lane<'a> {
     ///
     /// # Errors
     /// The final states differ; the error contains the writes so far.
-    pub async fn point(&mut self, point: &Point, name: &str, expected: &Value) -> Result<bool> {
+    pub async fn run_point(&mut self, point: &FaultPoint, name: &str, expected: &Value) -> Result<bool> {
         let plan = Plan::AtWrite(point.write, point.fault.clone());
         let before = self.proxy.faults();
-        let played = self.play(point.scenario, name, plan).await;
-        let ended = match played {
-            Ok(()) => self.must_become(name, expected).await,
+        let result = self.play(point.scenario, name, plan).await;
+        let ended = match result {
+            Ok(()) => self.expect_state(name, expected).await,
             Err(error) => Err(error),
         };
-        let came = self.proxy.faults() > before;
+        let injected = self.proxy.faults() > before;
         let log = self.proxy.log();
-        let cleared = self.clear(name).await;
+        let cleared = self.clean_up(name).await;
         ended.and(cleared).with_context(|| {
             format!("{point:?}; the controller's log: {}; writes: {log:#?}", self.controller.log.display())
         })?;
-        Ok(came)
+        Ok(injected)
     }
 }
 
 /// A scenario with a fault at one write.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Point {
+pub struct FaultPoint {
     /// Scenario to run.
     pub scenario: Scenario,
     /// Number of the write, starting from 1.

@@ -10,6 +10,6 @@ mod plan;
 mod proxy;
 mod stream;
 
-pub use lane::{Lane, Point, Scenario};
-pub use plan::{Call, Fault, Plan, Weather};
+pub use lane::{FaultPoint, Lane, Scenario};
+pub use plan::{Call, Fault, Plan, RandomFaults};
 pub use proxy::Proxy;

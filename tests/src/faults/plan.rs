@@ -50,23 +50,23 @@ pub enum Plan {
     /// Inject a fault into the n-th write.
     AtWrite(u64, Fault),
     /// Drop the response of every n-th write.
-    EveryReplyOf(u64),
+    EveryNthReply(u64),
     /// Random faults from a seed.
-    Weather(Weather),
+    RandomFaults(RandomFaults),
 }
 
 /// A random share of calls fails. The seed determines the sequence.
 #[derive(Debug)]
-pub struct Weather {
+pub struct RandomFaults {
     /// Failing calls per thousand.
     pub per_mille: u64,
     random: Random,
 }
 
-impl Weather {
+impl RandomFaults {
     /// Creates the sequence for a seed.
-    pub fn new(seed: u64, per_mille: u64) -> Weather {
-        Weather { per_mille, random: Random::new(seed) }
+    pub fn new(seed: u64, per_mille: u64) -> RandomFaults {
+        RandomFaults { per_mille, random: Random::new(seed) }
     }
 }
 
@@ -77,19 +77,19 @@ impl Plan {
         match self {
             Plan::Quiet => Fault::Pass,
             Plan::AtWrite(n, fault) if is_write && call.write == *n => fault.clone(),
-            Plan::EveryReplyOf(n) if is_write && call.write.is_multiple_of(*n) => Fault::DropReply,
-            Plan::AtWrite(..) | Plan::EveryReplyOf(_) => Fault::Pass,
-            Plan::Weather(weather) => {
-                if call.is_watch || weather.random.next() % 1000 >= weather.per_mille {
+            Plan::EveryNthReply(n) if is_write && call.write.is_multiple_of(*n) => Fault::DropReply,
+            Plan::AtWrite(..) | Plan::EveryNthReply(_) => Fault::Pass,
+            Plan::RandomFaults(faults) => {
+                if call.is_watch || faults.random.next() % 1000 >= faults.per_mille {
                     return Fault::Pass;
                 }
-                match weather.random.next() % 6 {
+                match faults.random.next() % 6 {
                     0 => Fault::Answer(409),
                     1 => Fault::Answer(429),
                     2 => Fault::Answer(500),
                     3 => Fault::Answer(503),
                     4 if is_write => Fault::DropReply,
-                    _ => Fault::Delay(Duration::from_millis(weather.random.next() % 300)),
+                    _ => Fault::Delay(Duration::from_millis(faults.random.next() % 300)),
                 }
             }
         }
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nth_write_and_no_other_meets_the_fault() {
+    fn only_the_nth_write_gets_the_fault() {
         let plan = Plan::AtWrite(2, Fault::KillBefore);
         assert_eq!(plan.decide(&call("POST", 1)), Fault::Pass);
         assert_eq!(plan.decide(&call("GET", 2)), Fault::Pass);
@@ -114,14 +114,14 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_is_the_same_weather() {
+    fn the_same_seed_gives_the_same_faults() {
         let faults = |seed| -> Vec<Fault> {
-            let plan = Plan::Weather(Weather::new(seed, 100));
+            let plan = Plan::RandomFaults(RandomFaults::new(seed, 100));
             (0..2000).map(|n| plan.decide(&call("POST", n))).collect()
         };
         assert_eq!(faults(7), faults(7));
         assert_ne!(faults(7), faults(8));
-        let bad = faults(7).into_iter().filter(|fault| *fault != Fault::Pass).count();
-        assert!((120..300).contains(&bad), "{bad} of 2000");
+        let injected = faults(7).into_iter().filter(|fault| *fault != Fault::Pass).count();
+        assert!((120..300).contains(&injected), "{injected} of 2000");
     }
 }

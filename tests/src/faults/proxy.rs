@@ -80,9 +80,9 @@ impl Proxy {
                 let address = listener.as_ref().ok().and_then(|listener| listener.local_addr().ok());
                 let _ = ready.send(address);
                 let Ok(listener) = listener else { return };
-                let router = Router::new().fallback(treat).with_state(served);
+                let router = Router::new().fallback(handle).with_state(served);
                 tokio::select! {
-                    _ = axum::serve(listener.tap_io(at_once), router) => {}
+                    _ = axum::serve(listener.tap_io(disable_nagle), router) => {}
                     _ = stopped => {}
                 }
             });
@@ -179,7 +179,7 @@ impl Shared {
 }
 
 /// Disables Nagle's algorithm: otherwise each watch event would wait for an acknowledgement.
-fn at_once(stream: &mut TcpStream) {
+fn disable_nagle(stream: &mut TcpStream) {
     let _ = stream.set_nodelay(true);
 }
 
@@ -191,7 +191,7 @@ fn answer(status: u16) -> Response<Body> {
         _ => "InternalError",
     };
     let body = serde_json::json!({
-        "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status, "reason": reason, "message": "planted fault",
+        "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status, "reason": reason, "message": "injected fault",
     });
     let mut response = Response::new(Body::from(body.to_string()));
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -204,12 +204,12 @@ fn answer(status: u16) -> Response<Body> {
 }
 
 /// Returns a response that breaks off, so that the client sees a dropped connection.
-fn broken() -> Response<Body> {
-    let broken = futures::stream::once(async { Err::<bytes::Bytes, _>(std::io::Error::other("planted fault")) });
-    Response::new(Body::from_stream(broken))
+fn dropped_reply() -> Response<Body> {
+    let stream = futures::stream::once(async { Err::<bytes::Bytes, _>(std::io::Error::other("injected fault")) });
+    Response::new(Body::from_stream(stream))
 }
 
-async fn treat(State(shared): State<Arc<Shared>>, request: Request) -> Response<Body> {
+async fn handle(State(shared): State<Arc<Shared>>, request: Request) -> Response<Body> {
     let (method, path) = (request.method().to_string(), request.uri().path().to_string());
     let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
     let is_write = Call::is_write(&method, &path);
@@ -228,10 +228,10 @@ async fn treat(State(shared): State<Arc<Shared>>, request: Request) -> Response<
     match &fault {
         Fault::KillBefore => {
             shared.kill();
-            return broken();
+            return dropped_reply();
         }
         // The target is dead, so its calls in flight are lost as well.
-        _ if shared.killed.load(Ordering::SeqCst) => return broken(),
+        _ if shared.killed.load(Ordering::SeqCst) => return dropped_reply(),
         Fault::Answer(status) => return answer(*status),
         Fault::Delay(time) => tokio::time::sleep(*time).await,
         Fault::Hang => futures::future::pending::<()>().await,
@@ -239,24 +239,24 @@ async fn treat(State(shared): State<Arc<Shared>>, request: Request) -> Response<
     }
     // Run to completion even if the target's connection breaks. Otherwise load would decide whether
     // the API server received a call before the kill, and half-created gangs would be rare.
-    let passed_on = tokio::spawn({
+    let forwarded = tokio::spawn({
         let shared = Arc::clone(&shared);
         async move { forward(&shared, request, is_watch).await }
     });
-    let response = passed_on.await.unwrap_or_else(|_| answer(500));
+    let response = forwarded.await.unwrap_or_else(|_| answer(500));
     match fault {
         Fault::KillAfter => {
             shared.kill();
-            broken()
+            dropped_reply()
         }
-        Fault::DropReply => broken(),
+        Fault::DropReply => dropped_reply(),
         _ => response,
     }
 }
 
 async fn forward(shared: &Shared, request: Request, is_watch: bool) -> Response<Body> {
     let (mut parts, body) = request.into_parts();
-    let is_of_pods = parts.uri.path().ends_with("/pods");
+    let is_pod_request = parts.uri.path().ends_with("/pods");
     // The client adds the address and its own token.
     parts.uri = parts.uri.path_and_query().map(|path| path.as_str().parse().unwrap_or_default()).unwrap_or_default();
     for name in ["host", "authorization", "content-length", "accept-encoding"] {
@@ -268,11 +268,11 @@ async fn forward(shared: &Shared, request: Request, is_watch: bool) -> Response<
         Ok(response) => {
             let (parts, body) = response.into_parts();
             let data = http_body_util::BodyDataStream::new(body);
-            let held = is_of_pods.then(|| shared.pods_held.subscribe());
+            let held = is_pod_request.then(|| shared.pods_held.subscribe());
             let events = shared.events.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let events = Events { held, ..events };
-            let body = if is_watch && !events.is_nothing() {
-                Body::from_stream(stream::treat(data, events))
+            let body = if is_watch && !events.is_noop() {
+                Body::from_stream(stream::perturb(data, events))
             } else {
                 Body::from_stream(data)
             };

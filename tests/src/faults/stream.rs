@@ -18,7 +18,7 @@ pub(super) struct Events {
     /// watches would lose the same event every time.
     pub cut_one_in: u64,
     /// Random sequence shared by all watches.
-    pub dice: Arc<Random>,
+    pub random: Arc<Random>,
     /// Number of watches cut.
     pub cut: Arc<AtomicU64>,
     /// Events wait while this is true; `None` never waits.
@@ -27,13 +27,13 @@ pub(super) struct Events {
 
 impl Events {
     /// Returns whether events pass unchanged.
-    pub fn is_nothing(&self) -> bool {
+    pub fn is_noop(&self) -> bool {
         self.cut_one_in == 0 && self.delay.is_zero() && self.held.is_none()
     }
 }
 
 /// Applies faults to the lines of a watch.
-pub(super) fn treat<S, E>(source: S, events: Events) -> impl Stream<Item = Result<Bytes, E>> + Send
+pub(super) fn perturb<S, E>(source: S, events: Events) -> impl Stream<Item = Result<Bytes, E>> + Send
 where
     S: Stream<Item = Result<Bytes, E>> + Send + Unpin + 'static,
     E: Send + 'static,
@@ -41,12 +41,12 @@ where
     let (lines, received) = mpsc::unbounded_channel();
     tokio::spawn(read(source, lines));
     futures::stream::unfold((received, events), |(mut received, mut events)| async move {
-        let (came, line): (Instant, Result<Bytes, E>) = received.recv().await?;
-        if events.cut_one_in > 0 && events.dice.next().is_multiple_of(events.cut_one_in) {
+        let (arrived, line): (Instant, Result<Bytes, E>) = received.recv().await?;
+        if events.cut_one_in > 0 && events.random.next().is_multiple_of(events.cut_one_in) {
             events.cut.fetch_add(1, Ordering::Relaxed);
             return None;
         }
-        tokio::time::sleep_until((came + events.delay).into()).await;
+        tokio::time::sleep_until((arrived + events.delay).into()).await;
         if let Some(held) = &mut events.held {
             held.wait_for(|held| !held).await.ok()?;
         }

@@ -12,10 +12,10 @@ mod oracle;
 mod recorder;
 mod replay;
 
-pub use gpus::{double_gpus, half_gangs, mispredicted};
+pub use gpus::{double_gpus, mispredicted, partly_bound_gangs};
 pub use oracle::{
-    ORACLES, Violation, double_runs, ended_in_health, late_words, monotone_attempts, over_allocated, over_promised,
-    partial_gangs, status_writes, too_many_status_writes, waits_in_vain,
+    ORACLES, Violation, double_runs, late_messages, monotone_attempts, over_allocated, over_promised, partial_gangs,
+    status_writes, too_many_status_writes, unfounded_restarts, waits_despite_room,
 };
 pub use recorder::Recorder;
 pub use replay::{Replay, Replayed, replay};
@@ -35,7 +35,7 @@ use switchyard_plan::resources;
 
 /// Kind of change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum What {
+pub enum ChangeKind {
     /// The object was created, or existed when recording began.
     Added,
     /// The object was changed.
@@ -198,7 +198,7 @@ pub struct Change {
     /// Resource version.
     pub revision: u64,
     /// Kind of change.
-    pub what: What,
+    pub what: ChangeKind,
     /// `NAMESPACE/NAME`; for a node, its name.
     pub name: String,
     /// UID of the object.
@@ -224,14 +224,14 @@ impl History {
         let mut alive = BTreeSet::new();
         let mut last = 0;
         for Change { revision, what, name, uid, .. } in &changes {
-            ensure!(*revision > last, "revision {revision} is there twice: {name}");
+            ensure!(*revision > last, "revision {revision} occurs twice: {name}");
             last = *revision;
             let fits = match what {
-                What::Added => alive.insert(uid),
-                What::Modified => alive.contains(uid),
-                What::Deleted => alive.remove(uid),
+                ChangeKind::Added => alive.insert(uid),
+                ChangeKind::Modified => alive.contains(uid),
+                ChangeKind::Deleted => alive.remove(uid),
             };
-            ensure!(fits, "revision {revision}: {name} is {what:?}: a change before it is missing");
+            ensure!(fits, "revision {revision}: {name} is {what:?}, but the change before it is missing");
         }
         Ok(History { changes })
     }
@@ -243,13 +243,13 @@ impl History {
 
     /// Visits every change with the object's previous state and the world after the change. Returns
     /// the final world.
-    pub fn walk<'a>(&'a self, mut look: impl FnMut(Option<&'a Fact>, &World<'a>, &'a Change)) -> World<'a> {
+    pub fn walk<'a>(&'a self, mut visit: impl FnMut(Option<&'a Fact>, &World<'a>, &'a Change)) -> World<'a> {
         let mut world = World::default();
         let mut facts: BTreeMap<&str, &Fact> = BTreeMap::new();
         for change in &self.changes {
             world.apply(change);
-            look(facts.insert(&change.uid, &change.fact), &world, change);
-            if change.what == What::Deleted {
+            visit(facts.insert(&change.uid, &change.fact), &world, change);
+            if change.what == ChangeKind::Deleted {
                 facts.remove(change.uid.as_str());
             }
         }
@@ -276,7 +276,7 @@ pub struct World<'a> {
 
 impl<'a> World<'a> {
     fn apply(&mut self, change: &'a Change) {
-        let gone = change.what == What::Deleted;
+        let gone = change.what == ChangeKind::Deleted;
         let (uid, name) = (change.uid.as_str(), change.name.as_str());
         match &change.fact {
             Fact::Job(_) if gone => drop(self.jobs.remove(uid)),

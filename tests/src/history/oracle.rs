@@ -1,7 +1,7 @@
 //! Safety properties. Every oracle is a pure function of a history.
 
 use super::replay::{Replay, waits};
-use super::{Change, Fact, History, JobFact, PodFact, What, World, double_gpus, half_gangs};
+use super::{Change, ChangeKind, Fact, History, JobFact, PodFact, World, double_gpus, partly_bound_gangs};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use switchyard_core::quantity::Resources;
@@ -40,18 +40,18 @@ pub const ORACLES: [(&str, Oracle); 10] = [
     ("over_promised", over_promised),
     ("partial_gangs", partial_gangs),
     ("double_runs", double_runs),
-    ("ended_in_health", ended_in_health),
+    ("unfounded_restarts", unfounded_restarts),
     ("monotone_attempts", monotone_attempts),
     ("too_many_status_writes", too_many_status_writes),
-    ("waits_in_vain", waits_in_vain),
+    ("waits_despite_room", waits_despite_room),
     ("double_gpus", double_gpus),
-    ("half_gangs", half_gangs),
+    ("partly_bound_gangs", partly_bound_gangs),
 ];
 
 /// Total requests of a node's bound pods that have not ended.
 fn taken(world: &World<'_>, node: &str) -> Resources {
-    let on_it = world.pods.values().filter(|pod| pod.holds() == Some(node));
-    on_it.fold(Resources::default(), |sum, pod| sum.plus(&pod.view.requests))
+    let pods = world.pods.values().filter(|pod| pod.holds() == Some(node));
+    pods.fold(Resources::default(), |sum, pod| sum.plus(&pod.view.requests))
 }
 
 /// At no revision do the live, bound pods of a node request more than its allocatable resources.
@@ -68,7 +68,8 @@ pub fn over_allocated(history: &History) -> Vec<Violation> {
         let taken = taken(world, name);
         for resource in taken.names().filter(|resource| taken.get(resource) > allocatable.get(resource)) {
             let amount = |of: &Resources| Resources::amount(resource, of.get(resource));
-            let text = format!("node {name}: {resource}: {} of {} asked for", amount(&taken), amount(allocatable));
+            let text =
+                format!("node {name}: {resource}: {} requested, {} allocatable", amount(&taken), amount(allocatable));
             found.push(Violation::at(change, text));
         }
     });
@@ -88,13 +89,14 @@ pub fn over_promised(history: &History) -> Vec<Violation> {
         if before.is(PLACED) || !job.is(PLACED) {
             return;
         }
-        for place in job.status.placement.iter().flat_map(|placement| &placement.nodes) {
-            let node = place.node_name.as_str();
+        for planned in job.status.placement.iter().flat_map(|placement| &placement.nodes) {
+            let node = planned.node_name.as_str();
             let Some(allocatable) = world.nodes.get(node).and_then(|node| node.allocatable.as_ref()) else { continue };
             let sum = promised(world, node, |_| true);
             for resource in sum.names().filter(|resource| sum.get(resource) > allocatable.get(resource)) {
                 let amount = |of: &Resources| Resources::amount(resource, of.get(resource));
-                let text = format!("node {node}: {resource}: {} of {} promised", amount(&sum), amount(allocatable));
+                let text =
+                    format!("node {node}: {resource}: {} promised, {} allocatable", amount(&sum), amount(allocatable));
                 found.push(Violation::at(change, text));
             }
         }
@@ -118,8 +120,8 @@ pub fn partial_gangs(history: &History) -> Vec<Violation> {
                 complete.insert(attempt);
             }
             let was_gated = matches!(before, Some(Fact::Pod(before)) if before.view.gated);
-            if was_gated && !pod.view.gated && change.what == What::Modified && !complete.contains(&attempt) {
-                found.push(Violation::at(change, "its gate is lifted, and its attempt never had all pods".into()));
+            if was_gated && !pod.view.gated && change.what == ChangeKind::Modified && !complete.contains(&attempt) {
+                found.push(Violation::at(change, "its gate was lifted before its attempt had all pods".into()));
             }
         }
         _ => {}
@@ -130,7 +132,7 @@ pub fn partial_gangs(history: &History) -> Vec<Violation> {
         let holding = current().filter(|pod| pod.holds().is_some()).count();
         let done = current().filter(|pod| pod.view.phase == Phase::Succeeded).count();
         if holding > 0 && holding + done < job.nodes {
-            let text = format!("holds room for {holding} of {} pods at the end, {done} are done", job.nodes);
+            let text = format!("holds resources for {holding} of {} pods at the end, {done} succeeded", job.nodes);
             found.push(Violation { revision, name: (*name).into(), text });
         }
     }
@@ -139,37 +141,40 @@ pub fn partial_gangs(history: &History) -> Vec<Violation> {
 
 /// No attempt is charged to the infrastructure while its pods are healthy and its nodes report. A
 /// NotReady node does not end an attempt.
-pub fn ended_in_health(history: &History) -> Vec<Violation> {
+pub fn unfounded_restarts(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     // Attempts with a fault that can end them, by job UID and attempt number.
-    let mut met: BTreeSet<(String, u32)> = BTreeSet::new();
-    let is_away = |world: &World<'_>, node: &str| world.nodes.get(node).is_none_or(|node| node.silent);
-    let has_place = |job: &JobFact, node: &str| {
+    let mut excused: BTreeSet<(String, u32)> = BTreeSet::new();
+    let is_unavailable = |world: &World<'_>, node: &str| world.nodes.get(node).is_none_or(|node| node.silent);
+    let is_placed_on = |job: &JobFact, node: &str| {
         job.status.placement.iter().flat_map(|placement| &placement.nodes).any(|placed| placed.node_name == node)
     };
     history.walk(|before, world, change| match &change.fact {
-        Fact::Node(node) if node.silent || change.what == What::Deleted => {
-            let on_it = world.pods.values().filter(|pod| pod.view.node.as_deref() == Some(&change.name));
-            met.extend(on_it.map(|pod| (pod.job.clone(), pod.view.attempt)));
-            let planned = world.jobs.iter().filter(|(_, (_, job))| has_place(job, &change.name));
-            met.extend(planned.map(|(uid, (_, job))| ((*uid).to_string(), job.attempt())));
+        Fact::Node(node) if node.silent || change.what == ChangeKind::Deleted => {
+            let pods = world.pods.values().filter(|pod| pod.view.node.as_deref() == Some(&change.name));
+            excused.extend(pods.map(|pod| (pod.job.clone(), pod.view.attempt)));
+            let planned = world.jobs.iter().filter(|(_, (_, job))| is_placed_on(job, &change.name));
+            excused.extend(planned.map(|(uid, (_, job))| ((*uid).to_string(), job.attempt())));
         }
         Fact::Pod(pod) => {
             let view = &pod.view;
-            let is_well = !view.is_over() && !view.deleting && view.ended.is_none() && view.disruption.is_none();
-            let is_stopped = view.waiting.is_some() || view.reason.is_some() || change.what == What::Deleted;
-            if !is_well || is_stopped || view.node.as_deref().is_some_and(|node| is_away(world, node)) {
-                met.insert((pod.job.clone(), view.attempt));
+            let is_healthy = !view.is_over() && !view.deleting && view.ended.is_none() && view.disruption.is_none();
+            let is_stopped = view.waiting.is_some() || view.reason.is_some() || change.what == ChangeKind::Deleted;
+            if !is_healthy || is_stopped || view.node.as_deref().is_some_and(|node| is_unavailable(world, node)) {
+                excused.insert((pod.job.clone(), view.attempt));
             }
         }
         Fact::Job(job) => {
             let Some(Fact::Job(before)) = before else { return };
             let charged = |job: &JobFact| job.status.restarts.as_ref().map_or(0, |restarts| restarts.infrastructure);
             let places = before.status.placement.iter().flat_map(|placement| &placement.nodes);
-            let is_lost = places.map(|placed| placed.node_name.as_str()).any(|node| is_away(world, node));
-            if charged(job) > charged(before) && !is_lost && !met.contains(&(change.uid.clone(), before.attempt())) {
-                let text =
-                    format!("attempt {} is ended for its nodes, and they and its pods are well", before.attempt());
+            let is_lost = places.map(|placed| placed.node_name.as_str()).any(|node| is_unavailable(world, node));
+            if charged(job) > charged(before) && !is_lost && !excused.contains(&(change.uid.clone(), before.attempt()))
+            {
+                let text = format!(
+                    "attempt {} ended because of its nodes, but they and its pods are healthy",
+                    before.attempt()
+                );
                 found.push(Violation::at(change, text));
             }
         }
@@ -187,22 +192,22 @@ pub fn double_runs(history: &History) -> Vec<Violation> {
     let mut lifted: BTreeSet<(&str, u32, u32)> = BTreeSet::new();
     history.walk(|_, world, change| {
         let Fact::Pod(pod) = &change.fact else { return };
-        if pod.job.is_empty() || change.what == What::Deleted {
+        if pod.job.is_empty() || change.what == ChangeKind::Deleted {
             return;
         }
         let view = &pod.view;
-        let place = (pod.job.as_str(), view.attempt, view.node_rank);
-        if change.what == What::Added {
-            let twin = |other: &PodFact| (other.view.attempt, other.view.node_rank) == (place.1, place.2);
-            if world.pods_of(&pod.job).filter(|other| twin(other)).count() > 1 {
-                found.push(Violation::at(change, "there are two pods of this attempt and rank".into()));
+        let slot = (pod.job.as_str(), view.attempt, view.node_rank);
+        if change.what == ChangeKind::Added {
+            let is_twin = |other: &PodFact| (other.view.attempt, other.view.node_rank) == (slot.1, slot.2);
+            if world.pods_of(&pod.job).filter(|other| is_twin(other)).count() > 1 {
+                found.push(Violation::at(change, "two pods have this attempt and rank".into()));
             }
-            if lifted.contains(&place) {
+            if lifted.contains(&slot) {
                 found.push(Violation::at(change, "created again after its gate was lifted".into()));
             }
         }
         if !view.gated {
-            lifted.insert(place);
+            lifted.insert(slot);
         }
         let runs = |pod: &PodFact| pod.view.phase == Phase::Running;
         let is_lost = |pod: &PodFact| {
@@ -223,7 +228,7 @@ pub fn double_runs(history: &History) -> Vec<Violation> {
 }
 
 /// How a job ended: complete, failed.
-fn end_of(job: &JobFact) -> (bool, bool) {
+fn outcome(job: &JobFact) -> (bool, bool) {
     (job.is(COMPLETE), job.is(FAILED))
 }
 
@@ -238,19 +243,19 @@ pub fn monotone_attempts(history: &History) -> Vec<Violation> {
     };
     history.walk(|before, world, change| match (before, &change.fact) {
         (Some(Fact::Job(before)), Fact::Job(job)) => {
-            let ((was, counted), (is, counts)) = (counters(before), counters(job));
-            if is < was || counts.iter().zip(&counted).any(|(is, was)| is < was) {
-                let text = format!("attempt and restarts went from {was} {counted:?} to {is} {counts:?}");
+            let ((was, previous), (is, counts)) = (counters(before), counters(job));
+            if is < was || counts.iter().zip(&previous).any(|(is, was)| is < was) {
+                let text = format!("attempt and restarts went from {was} {previous:?} to {is} {counts:?}");
                 found.push(Violation::at(change, text));
             }
-            let (was, is) = (end_of(before), end_of(job));
+            let (was, is) = (outcome(before), outcome(job));
             if is == (true, true) || (was != (false, false) && is != was) {
                 found.push(Violation::at(change, format!("complete and failed went from {was:?} to {is:?}")));
             }
         }
         (None, Fact::Pod(pod)) => {
             let Some((_, job)) = world.jobs.get(pod.job.as_str()) else { return };
-            if end_of(job) != (false, false) {
+            if outcome(job) != (false, false) {
                 found.push(Violation::at(change, "created after the end of its job".into()));
             }
             if pod.view.attempt < job.attempt() {
@@ -276,7 +281,7 @@ pub struct StatusWrites {
     /// Total writes.
     pub writes: usize,
     /// Writes that change the stage, the attempt or the number of ready pods.
-    pub telling: usize,
+    pub informative: usize,
     /// Longest run of one job's writes without news for it.
     pub longest_burst: usize,
 }
@@ -291,7 +296,7 @@ pub fn too_many_status_writes(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     bursts(history, |change, burst| {
         if burst == LONGEST_BURST + 1 {
-            found.push(Violation::at(change, format!("{burst} writes of the status without news for it")));
+            found.push(Violation::at(change, format!("{burst} status writes without a change that requires them")));
         }
     });
     found
@@ -303,7 +308,7 @@ fn bursts(history: &History, mut each: impl FnMut(&Change, usize)) -> StatusWrit
     let mut bursts: BTreeMap<&str, usize> = BTreeMap::new();
     let mut sum = StatusWrites::default();
     history.walk(|before, world, change| {
-        let own_write = match (before, &change.fact) {
+        let status_write = match (before, &change.fact) {
             (Some(Fact::Job(before)), Fact::Job(job)) => (before.status != job.status).then_some((before, job)),
             _ => None,
         };
@@ -312,14 +317,16 @@ fn bursts(history: &History, mut each: impl FnMut(&Change, usize)) -> StatusWrit
             Fact::Node(_) | Fact::Offer(_) | Fact::Report(_) => bursts.clear(),
             Fact::Claim(claim) => bursts.retain(|uid, _| *uid != claim.job && !waits(uid)),
             Fact::Pod(pod) => bursts.retain(|uid, _| *uid != pod.job && !waits(uid)),
-            Fact::Job(_) => bursts.retain(|uid, _| if *uid == change.uid { own_write.is_some() } else { !waits(uid) }),
+            Fact::Job(_) => {
+                bursts.retain(|uid, _| if *uid == change.uid { status_write.is_some() } else { !waits(uid) })
+            }
         }
-        let Some((before, job)) = own_write else { return };
+        let Some((before, job)) = status_write else { return };
         let burst = bursts.entry(&change.uid).or_default();
         *burst += 1;
-        let told = |job: &JobFact| (job.stage().to_string(), job.status.attempt, job.status.ready.clone());
+        let reported = |job: &JobFact| (job.stage().to_string(), job.status.attempt, job.status.ready.clone());
         sum.writes += 1;
-        sum.telling += usize::from(told(before) != told(job));
+        sum.informative += usize::from(reported(before) != reported(job));
         sum.longest_burst = sum.longest_burst.max(*burst);
         each(change, *burst);
     });
@@ -330,15 +337,15 @@ fn bursts(history: &History, mut each: impl FnMut(&Change, usize)) -> StatusWrit
 /// queued job. The controller delays them by up to a minute, so they can arrive when nothing has
 /// happened for a while. Each job is included only once, because a repeated write is not a delayed
 /// one.
-pub fn late_words(history: &History, from: usize) -> Vec<&Change> {
+pub fn late_messages(history: &History, from: usize) -> Vec<&Change> {
     let mut found: Vec<&Change> = Vec::new();
     let mut number = 0;
     history.walk(|before, _, change| {
         if number >= from
             && let (Some(Fact::Job(before)), Fact::Job(job)) = (before, &change.fact)
-            && without_words(before) == without_words(job)
+            && without_messages(before) == without_messages(job)
             && job.stage() == Stage::Queued.reason()
-            && !found.iter().any(|told| told.uid == change.uid)
+            && !found.iter().any(|reported| reported.uid == change.uid)
         {
             found.push(change);
         }
@@ -347,7 +354,7 @@ pub fn late_words(history: &History, from: usize) -> Vec<&Change> {
     found
 }
 
-fn without_words(job: &JobFact) -> JobFact {
+fn without_messages(job: &JobFact) -> JobFact {
     let mut job = JobFact { whole: None, ..job.clone() };
     job.status.conditions.iter_mut().for_each(|condition| condition.message.clear());
     job
@@ -355,7 +362,7 @@ fn without_words(job: &JobFact) -> JobFact {
 
 /// At the end, when the cluster is quiet, the first queued job that could ever be placed does not
 /// fit. Jobs behind it may be waiting for its reservation.
-pub fn waits_in_vain(history: &History) -> Vec<Violation> {
+pub fn waits_despite_room(history: &History) -> Vec<Violation> {
     let end = history.walk(|_, _, _| {});
     let revision = history.changes().last().map_or(0, |change| change.revision);
     let mut found = Vec::new();
@@ -364,8 +371,8 @@ pub fn waits_in_vain(history: &History) -> Vec<Violation> {
             found.push(Violation { revision, name: (*name).into(), text: "waits for room without pods".into() });
         }
     }
-    if let Some((name, placed)) = Replay::default().waits_in_vain(&end) {
-        let text = format!("waits, and there is room: {}", placed.status.reason);
+    if let Some((name, placed)) = Replay::default().waits_despite_room(&end) {
+        let text = format!("waits although it has room: {}", placed.status.reason);
         found.push(Violation { revision, name: name.into(), text });
     }
     found
@@ -375,15 +382,15 @@ pub fn waits_in_vain(history: &History) -> Vec<Violation> {
 /// pods that `counts` selects.
 fn promised(world: &World<'_>, node: &str, counts: impl Fn(&PodFact) -> bool) -> Resources {
     let mut sum = Resources::default();
-    for (uid, (_, job)) in world.jobs.iter().filter(|(_, (_, job))| job.is(PLACED) && end_of(job) == (false, false)) {
+    for (uid, (_, job)) in world.jobs.iter().filter(|(_, (_, job))| job.is(PLACED) && outcome(job) == (false, false)) {
         let Some(placement) = &job.status.placement else { continue };
         let is_current = |pod: &&PodFact| pod.view.attempt == job.attempt() && !pod.view.is_over() && counts(pod);
-        if placement.nodes.iter().all(|place| place.node_name != node) {
+        if placement.nodes.iter().all(|planned| planned.node_name != node) {
             continue;
         }
         for pod in world.pods_of(uid).filter(is_current) {
-            let place = placement.nodes.get(pod.view.node_rank as usize);
-            if place.is_some_and(|place| place.node_name == node) {
+            let planned = placement.nodes.get(pod.view.node_rank as usize);
+            if planned.is_some_and(|planned| planned.node_name == node) {
                 sum = sum.plus(&pod.view.requests);
             }
         }

@@ -1,7 +1,7 @@
 //! Records every change of TrainJobs, pods, nodes, device claims, device offers and reports.
 
-use super::{Change, ClaimFact, Fact, History, JobFact, NodeFact, OfferFact, PodFact, What};
-use crate::PATIENCE;
+use super::{Change, ChangeKind, ClaimFact, Fact, History, JobFact, NodeFact, OfferFact, PodFact};
+use crate::TIMEOUT;
 use anyhow::{Context, Result, bail};
 use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -39,16 +39,16 @@ struct Record {
 }
 
 impl Record {
-    fn take<K: Resource<DynamicType = ()>>(&mut self, what: What, object: &K, fact: fn(&K) -> Fact) {
+    fn add<K: Resource<DynamicType = ()>>(&mut self, what: ChangeKind, object: &K, fact: fn(&K) -> Fact) {
         let version = object.resource_version().unwrap_or_default();
         let uid = object.uid().unwrap_or_default();
         let Ok(revision) = version.parse() else {
-            self.gap = Some(format!("{}: `{version}` is no resource version with an order", object.name_any()));
+            self.gap = Some(format!("{}: got the resource version `{version}`; expected a number", object.name_any()));
             return;
         };
         match what {
-            What::Deleted => drop(self.versions.remove(&uid)),
-            What::Added | What::Modified => drop(self.versions.insert(uid.clone(), version)),
+            ChangeKind::Deleted => drop(self.versions.remove(&uid)),
+            ChangeKind::Added | ChangeKind::Modified => drop(self.versions.insert(uid.clone(), version)),
         }
         let name = object.namespace().map_or_else(|| object.name_any(), |own| format!("{own}/{}", object.name_any()));
         self.changes.push(Change { revision, what, name, uid, fact: fact(object) });
@@ -95,25 +95,25 @@ impl Recorder {
     /// # Errors
     /// The history does not catch up in time, or has a gap.
     pub async fn history(&self) -> Result<History> {
-        let give_up = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
-            let mut exist = versions(&Api::<Node>::all(self.client.clone())).await?;
-            exist.extend(versions(&Api::<TrainJob>::all(self.client.clone())).await?);
-            exist.extend(versions(&Api::<Pod>::all(self.client.clone())).await?);
-            exist.extend(versions(&Api::<ResourceClaim>::all(self.client.clone())).await?);
-            exist.extend(versions(&Api::<ResourceSlice>::all(self.client.clone())).await?);
-            exist.extend(versions(&Api::<GPUTopology>::all(self.client.clone())).await?);
+            let mut existing = versions(&Api::<Node>::all(self.client.clone())).await?;
+            existing.extend(versions(&Api::<TrainJob>::all(self.client.clone())).await?);
+            existing.extend(versions(&Api::<Pod>::all(self.client.clone())).await?);
+            existing.extend(versions(&Api::<ResourceClaim>::all(self.client.clone())).await?);
+            existing.extend(versions(&Api::<ResourceSlice>::all(self.client.clone())).await?);
+            existing.extend(versions(&Api::<GPUTopology>::all(self.client.clone())).await?);
             {
                 let record = self.record();
                 if let Some(gap) = &record.gap {
                     bail!("the recording has a gap: {gap}");
                 }
-                if record.versions == exist {
+                if record.versions == existing {
                     return History::new(record.changes.clone());
                 }
-                if Instant::now() > give_up {
-                    let wrong = exist.iter().find(|(uid, version)| record.versions.get(*uid) != Some(version));
-                    bail!("the recording does not show what exists after {} s: {wrong:?}", PATIENCE.as_secs());
+                if Instant::now() > deadline {
+                    let wrong = existing.iter().find(|(uid, version)| record.versions.get(*uid) != Some(version));
+                    bail!("the recording differs from the cluster after {} s: {wrong:?}", TIMEOUT.as_secs());
                 }
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -146,7 +146,7 @@ where
 {
     let list = api.list(&ListParams::default()).await?;
     let mut version = list.metadata.resource_version.clone().context("a list without a resource version")?;
-    list.items.iter().for_each(|object| lock(record).take(What::Added, object, fact));
+    list.items.iter().for_each(|object| lock(record).add(ChangeKind::Added, object, fact));
     let record = record.clone();
     Ok(tokio::spawn(async move {
         loop {
@@ -172,9 +172,9 @@ where
     let mut events = std::pin::pin!(api.watch(&WatchParams::default(), version).await?);
     while let Some(event) = events.try_next().await? {
         let (what, object) = match event {
-            WatchEvent::Added(object) => (What::Added, object),
-            WatchEvent::Modified(object) => (What::Modified, object),
-            WatchEvent::Deleted(object) => (What::Deleted, object),
+            WatchEvent::Added(object) => (ChangeKind::Added, object),
+            WatchEvent::Modified(object) => (ChangeKind::Modified, object),
+            WatchEvent::Deleted(object) => (ChangeKind::Deleted, object),
             WatchEvent::Bookmark(bookmark) => {
                 *version = bookmark.metadata.resource_version;
                 continue;
@@ -182,7 +182,7 @@ where
             WatchEvent::Error(status) => return Err(kube::Error::Api(status)),
         };
         *version = object.resource_version().unwrap_or_default();
-        lock(record).take(what, &object, fact);
+        lock(record).add(what, &object, fact);
     }
     Ok(())
 }

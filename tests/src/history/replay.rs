@@ -42,7 +42,7 @@ pub struct Replay<'a> {
 }
 
 /// Resources held on a node.
-struct Taken<'a> {
+struct Usage<'a> {
     by: &'a str,
     node: &'a str,
     amount: Resources,
@@ -85,7 +85,7 @@ impl<'a> Replay<'a> {
                 NodeView { facts, free, allocatable, offered, in_use, machine, ..NodeView::default() },
             );
         }
-        for Taken { node, amount, gpus, .. } in takers(world, uid, job) {
+        for Usage { node, amount, gpus, .. } in usages(world, uid, job) {
             let Some(node) = nodes.get_mut(node) else { continue };
             node.free = node.free.less(&amount);
             node.taken |= node.described().map_or(0, |machine| machine.mask(gpus));
@@ -96,51 +96,51 @@ impl<'a> Replay<'a> {
     /// Returns the job's placement in this world, or `None` if it does not fit.
     pub fn place(&mut self, world: &World<'a>, uid: &str, job: &TrainJob) -> Option<Placed> {
         let nodes = self.nodes(world, uid, job);
-        self.ask(&nodes, job, |question, nodes| gang::place(question, nodes).ok())
+        self.query(&nodes, job, |question, nodes| gang::place(question, nodes).ok())
     }
 
     /// Returns whether the job would not fit even in an empty cluster.
-    fn is_hopeless(&mut self, world: &World<'a>, uid: &str, job: &TrainJob) -> bool {
+    fn never_fits(&mut self, world: &World<'a>, uid: &str, job: &TrainJob) -> bool {
         let nodes = self.nodes(world, uid, job);
-        self.ask(&nodes, job, |question, nodes| reserve(question, nodes, &[])).is_none()
+        self.query(&nodes, job, |question, nodes| reserve(question, nodes, &[])).is_none()
     }
 
-    fn ask<T>(
+    fn query<T>(
         &self,
         nodes: &BTreeMap<String, NodeView>,
         job: &TrainJob,
-        ask: impl Fn(&PlacementRequest<'_>, &BTreeMap<String, NodeView>) -> Option<T>,
+        query: impl Fn(&PlacementRequest<'_>, &BTreeMap<String, NodeView>) -> Option<T>,
     ) -> Option<T> {
         let valid = plan::validate(job).ok()?;
         // Reports in a test never expire.
         let now = jiff::Timestamp::MIN;
         let rules = PlacementRules { defaults: &Defaults::default(), levels: &self.levels, now };
         let admitted = &Admitted::of_template(&valid, job.status.as_ref());
-        ask(&PlacementRequest { job, valid: &valid, rules, admitted, avoided_nodes: &BTreeMap::new() }, nodes)
+        query(&PlacementRequest { job, valid: &valid, rules, admitted, avoided_nodes: &BTreeMap::new() }, nodes)
     }
 
     /// Returns a job that waits although it fits, whichever job of its priority is the queue head:
     /// all placeable jobs of the highest priority fit. Which one is the head depends on when the
     /// controller looked.
-    pub(super) fn waits_in_vain(&mut self, world: &World<'a>) -> Option<(&'a str, Placed)> {
+    pub(super) fn waits_despite_room(&mut self, world: &World<'a>) -> Option<(&'a str, Placed)> {
         let waiting = world.jobs.iter().filter(|(_, (_, job))| waits(job));
         let mut waiting: Vec<_> = waiting
             .filter_map(|(uid, (name, job))| Some((priority_of(world, uid), *uid, *name, job.whole.as_ref()?)))
             .collect();
         waiting.sort_by_key(|(priority, ..)| Reverse(*priority));
-        let (mut highest, mut vain) = (None, None);
+        let (mut highest, mut found) = (None, None);
         for (priority, uid, name, job) in waiting {
             if highest.is_some_and(|highest| priority < highest) {
                 break;
             }
             match self.place(world, uid, job) {
-                Some(placed) => vain = vain.or(Some((name, placed))),
-                None if self.is_hopeless(world, uid, job) => continue,
+                Some(placed) => found = found.or(Some((name, placed))),
+                None if self.never_fits(world, uid, job) => continue,
                 None => return None,
             }
             highest = Some(priority);
         }
-        vain
+        found
     }
 }
 
@@ -166,18 +166,18 @@ pub(super) fn promised<'a>(world: &World<'a>, pod: &PodFact) -> Option<&'a Place
 }
 
 /// Returns resources held by others, and by the job itself unless it is about to release them.
-fn takers<'a>(world: &World<'a>, uid: &str, job: &TrainJob) -> Vec<Taken<'a>> {
+fn usages<'a>(world: &World<'a>, uid: &str, job: &TrainJob) -> Vec<Usage<'a>> {
     let status = job.status.as_ref();
     let attempt = status.and_then(|status| status.attempt).unwrap_or(0).unsigned_abs();
     let repairs = status.is_some_and(|status| status.placement.is_some());
     // The job holds nothing for this attempt yet, even if a later world shows it.
-    let gives_back = |owner: &str, of: u32| owner == uid && (repairs || of == attempt) && of <= attempt;
-    let mut taken = Vec::new();
-    for pod in world.pods.values().filter(|pod| !pod.view.is_over() && !gives_back(&pod.job, pod.view.attempt)) {
+    let releases = |owner: &str, of: u32| owner == uid && (repairs || of == attempt) && of <= attempt;
+    let mut usages = Vec::new();
+    for pod in world.pods.values().filter(|pod| !pod.view.is_over() && !releases(&pod.job, pod.view.attempt)) {
         let place = promised(world, pod);
         let Some(node) = pod.view.node.as_deref().or(place.map(|place| place.node_name.as_str())) else { continue };
         let gpus = place.filter(|place| place.node_name == node).map(|place| place.gpus.iter().map(String::as_str));
-        taken.push(Taken {
+        usages.push(Usage {
             by: &pod.view.name,
             node,
             amount: pod.view.requests.clone(),
@@ -187,13 +187,13 @@ fn takers<'a>(world: &World<'a>, uid: &str, job: &TrainJob) -> Vec<Taken<'a>> {
     let claims = world
         .claims
         .values()
-        .filter(|(name, claim)| ownership::position(name).is_none_or(|(attempt, _)| !gives_back(&claim.job, attempt)));
+        .filter(|(name, claim)| ownership::position(name).is_none_or(|(attempt, _)| !releases(&claim.job, attempt)));
     for (by, claim) in claims {
         let pools: BTreeSet<&str> = claim.devices.iter().map(|(pool, _)| pool.as_str()).collect();
         for offer in world.offers.values() {
             if offer.gpus.keys().any(|(pool, _)| pools.contains(pool.as_str())) {
                 let gpus = world.gpus_of(claim).collect();
-                taken.push(Taken { by, node: &offer.node, amount: Resources::default(), gpus });
+                usages.push(Usage { by, node: &offer.node, amount: Resources::default(), gpus });
             }
         }
     }
@@ -203,16 +203,17 @@ fn takers<'a>(world: &World<'a>, uid: &str, job: &TrainJob) -> Vec<Taken<'a>> {
         let placed = fact.status.conditions.iter().find(|condition| condition.type_ == PLACED);
         let restarts = placed.is_some_and(|placed| placed.status == "False" && placed.reason == RESTARTING);
         let is_lower = priority_of(world, other) < priority;
-        let holes = fact.status.placement.iter().filter(|_| restarts && !is_lower).flat_map(|place| &place.nodes);
+        let reservations =
+            fact.status.placement.iter().filter(|_| restarts && !is_lower).flat_map(|place| &place.nodes);
         let gpus = |place: &'a PlacedNode| place.gpus.iter().map(String::as_str).collect();
-        taken.extend(holes.map(|place| Taken {
+        usages.extend(reservations.map(|place| Usage {
             by: name,
             node: &place.node_name,
             amount: Resources::default(),
             gpus: gpus(place),
         }));
     }
-    taken
+    usages
 }
 
 /// A placement decision: the job before and after, and the surrounding worlds, first backwards from
@@ -224,8 +225,8 @@ pub(super) struct Decision<'b, 'a> {
     pub worlds: Vec<&'b World<'a>>,
 }
 
-/// Visits every placement decision of a history, with up to `most` worlds before it.
-pub(super) fn decisions<'a>(history: &'a History, most: usize, mut look: impl FnMut(&Decision<'_, 'a>)) {
+/// Visits every placement decision of a history, with up to `max` worlds before it.
+pub(super) fn decisions<'a>(history: &'a History, max: usize, mut visit: impl FnMut(&Decision<'_, 'a>)) {
     // Worlds after each of the last changes, and open decisions by change number.
     let mut worlds: VecDeque<World<'a>> = VecDeque::new();
     let mut open: VecDeque<(usize, &'a Change, &'a JobFact, &'a JobFact)> = VecDeque::new();
@@ -233,9 +234,9 @@ pub(super) fn decisions<'a>(history: &'a History, most: usize, mut look: impl Fn
     let mut number = 0;
     let mut show = |worlds: &VecDeque<World<'a>>, last: usize, (at, change, before, after): (usize, _, _, _)| {
         let first = last + 1 - worlds.len();
-        let (earlier, later) = (first.max(at.saturating_sub(most))..at, at..=last.min(at + AFTER));
+        let (earlier, later) = (first.max(at.saturating_sub(max))..at, at..=last.min(at + AFTER));
         let worlds = earlier.rev().chain(later).map(|number| &worlds[number - first]).collect();
-        look(&Decision { change, before, after, worlds });
+        visit(&Decision { change, before, after, worlds });
     };
     history.walk(|_, world, change| {
         if let Fact::Job(after) = &change.fact
@@ -246,7 +247,7 @@ pub(super) fn decisions<'a>(history: &'a History, most: usize, mut look: impl Fn
             open.push_back((number, change, before, after));
         }
         worlds.push_back(world.clone());
-        if worlds.len() > most + 1 + AFTER {
+        if worlds.len() > max + 1 + AFTER {
             worlds.pop_front();
         }
         while let Some(next) = open.pop_front_if(|(at, ..)| *at + AFTER <= number) {
@@ -286,7 +287,7 @@ pub fn replay(history: &History, levels: Levels) -> Replayed {
             if known.as_ref() == Some(&nodes) {
                 return false;
             }
-            let placed = replay.ask(&nodes, job, |question, nodes| gang::place(question, nodes).ok());
+            let placed = replay.query(&nodes, job, |question, nodes| gang::place(question, nodes).ok());
             known = Some(nodes);
             let is_same = placed.as_ref().is_some_and(|placed| placed.status.nodes == place.nodes);
             first.get_or_insert(placed);
@@ -295,14 +296,14 @@ pub fn replay(history: &History, levels: Levels) -> Replayed {
         match found {
             Some(0) => sum.exact += 1,
             Some(_) => sum.around += 1,
-            None if worlds.iter().any(|world| is_behind(world, &change.uid)) => sum.behind += 1,
+            None if worlds.iter().any(|world| is_behind_in_queue(world, &change.uid)) => sum.behind += 1,
             None => {
                 let again = first.flatten().map(|placed| placed.status.reason);
                 let (revision, name, reason) = (change.revision, &change.name, &place.reason);
-                let others = worlds.first().map(|world| others_on(world, &change.uid, job, &place.nodes));
+                let others = worlds.first().map(|world| conflicting_users(world, &change.uid, job, &place.nodes));
                 let others = others.unwrap_or_default().join(", ");
                 sum.unexplained.push(format!(
-                    "revision {revision}: {name}: {reason}; planned again: {again:?}; others with its GPUs: {others}"
+                    "revision {revision}: {name}: {reason}; replanned: {again:?}; other users of its GPUs: {others}"
                 ));
             }
         }
@@ -311,19 +312,19 @@ pub fn replay(history: &History, levels: Levels) -> Replayed {
 }
 
 /// Returns the holders of these placements' GPUs in this world.
-fn others_on(world: &World<'_>, uid: &str, job: &TrainJob, places: &[PlacedNode]) -> Vec<String> {
-    let has = |taken: &Taken<'_>| {
-        places.iter().any(|place| taken.gpus.iter().any(|gpu| place.gpus.iter().any(|own| own == gpu)))
+fn conflicting_users(world: &World<'_>, uid: &str, job: &TrainJob, places: &[PlacedNode]) -> Vec<String> {
+    let has = |usage: &Usage<'_>| {
+        places.iter().any(|place| usage.gpus.iter().any(|gpu| place.gpus.iter().any(|own| own == gpu)))
     };
-    takers(world, uid, job)
+    usages(world, uid, job)
         .iter()
-        .filter(|taken| has(taken))
-        .map(|taken| format!("{} on {}", taken.by, taken.node))
+        .filter(|usage| has(usage))
+        .map(|usage| format!("{} on {}", usage.by, usage.node))
         .collect()
 }
 
 /// Returns whether a queued job may be ahead of this one, and may hold reservations.
-fn is_behind(world: &World<'_>, uid: &str) -> bool {
+fn is_behind_in_queue(world: &World<'_>, uid: &str) -> bool {
     let mut others = world.jobs.iter().filter(|(other, (_, fact))| **other != uid && waits(fact));
     others.any(|(other, _)| priority_of(world, other) >= priority_of(world, uid))
 }

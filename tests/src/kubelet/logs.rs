@@ -59,8 +59,8 @@ async fn answer(
     Path((namespace, pod, container)): Path<(String, String, String)>,
     Query(query): Query<HashMap<String, String>>,
 ) -> (StatusCode, String) {
-    let of_container = read(&shared, &namespace, &format!("{pod}/{container}"));
-    let Some(text) = of_container.or_else(|| read(&shared, &namespace, &pod)) else {
+    let container_log = read(&shared, &namespace, &format!("{pod}/{container}"));
+    let Some(text) = container_log.or_else(|| read(&shared, &namespace, &pod)) else {
         return (StatusCode::NOT_FOUND, format!("no log of pod {namespace}/{pod}"));
     };
     let number = |name: &str| query.get(name).and_then(|text| text.parse::<usize>().ok());

@@ -27,7 +27,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 /// Annotation that selects a pod's policy.
 pub const POLICY: &str = "bench.switchyard.dev/policy";
 /// Concurrent writes.
-const WRITES: usize = 64;
+const MAX_WRITES: usize = 64;
 
 /// Behaviour of a pod.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -65,7 +65,9 @@ impl FromStr for Policy {
     fn from_str(text: &str) -> Result<Policy> {
         let seconds = |text: &str| -> Result<Duration> {
             Ok(Duration::from_secs_f64(
-                text.trim_end_matches('s').parse().with_context(|| format!("`{text}` is no time"))?,
+                text.trim_end_matches('s')
+                    .parse()
+                    .with_context(|| format!("got the time `{text}`; expected seconds such as 2s"))?,
             ))
         };
         Ok(match text.split_once('=') {
@@ -76,17 +78,20 @@ impl FromStr for Policy {
                 "hang" => Policy::Hang,
                 "ignore-delete" => Policy::IgnoreDelete,
                 "worker" => Policy::Worker,
-                _ => anyhow::bail!("`{text}` is no policy"),
+                _ => anyhow::bail!("got the policy `{text}`; expected for example run, fail=3@2s or worker"),
             },
             Some(("succeed-after", time)) => Policy::SucceedAfter(seconds(time)?),
             Some(("fail", rest)) => {
                 let (code, time) = rest.split_once('@').unwrap_or((rest, "0s"));
-                Policy::Fail(code.parse().with_context(|| format!("`{code}` is no exit code"))?, seconds(time)?)
+                Policy::Fail(
+                    code.parse().with_context(|| format!("got the exit code `{code}`; expected a number"))?,
+                    seconds(time)?,
+                )
             }
             Some(("image", "missing")) => Policy::ImageMissing,
             Some(("image", "root")) => Policy::RootImage,
             Some(("mount", "missing")) => Policy::MountMissing,
-            _ => anyhow::bail!("`{text}` is no policy"),
+            _ => anyhow::bail!("got the policy `{text}`; expected for example run, fail=3@2s or worker"),
         })
     }
 }
@@ -122,7 +127,7 @@ pub struct KubeletOptions {
     /// Folder searched first for commands.
     pub programs: Option<PathBuf>,
     /// If set, the nodes already exist, and only pods with these labels are accepted.
-    pub only: Option<String>,
+    pub selector: Option<String>,
 }
 
 impl KubeletOptions {
@@ -135,7 +140,7 @@ impl KubeletOptions {
             capacity: capacity.map(|(name, amount)| (name.to_string(), amount.to_string())).into(),
             policy: Policy::Run,
             programs: None,
-            only: None,
+            selector: None,
         }
     }
 }
@@ -224,7 +229,7 @@ impl Kubelet {
                 Err(error) => return drop(ready.send(Err(error.into()))),
             };
             runtime.block_on(async {
-                match begin(config, options, path).await {
+                match start_nodes(config, options, path).await {
                     Ok(shared) => {
                         let _ = ready.send(Ok(shared.clone()));
                         let _ = stopped.await;
@@ -243,11 +248,11 @@ impl Kubelet {
     ///
     /// # Errors
     /// The pod was not seen, or has ended.
-    pub fn order(&self, namespace: &str, pod: &str, command: Command) -> Result<()> {
+    pub fn send(&self, namespace: &str, pod: &str, command: Command) -> Result<()> {
         let state = self.shared.state();
         let (uid, _) = state.names.get(&(namespace.into(), pod.into())).with_context(|| format!("no pod {pod}"))?;
-        let signals = state.pods.get(uid).with_context(|| format!("pod {pod} is gone"))?;
-        signals.send(pods::Signal::Order(command)).ok().context("the pod has ended")
+        let signals = state.pods.get(uid).with_context(|| format!("pod {pod} was deleted"))?;
+        signals.send(pods::Signal::Command(command)).ok().context("the pod has ended")
     }
 
     /// Sets the log of a pod without processes, or of one container with `POD/CONTAINER`.
@@ -296,7 +301,7 @@ impl Kubelet {
     /// # Errors
     /// The condition cannot be written.
     pub async fn recover_node(&self, node: &str) -> Result<()> {
-        self.find(node);
+        self.mark_found(node);
         nodes::set_ready(&self.shared.client, node, "True").await
     }
 
@@ -317,15 +322,15 @@ impl Kubelet {
     /// # Errors
     /// The node cannot be registered.
     pub async fn register_node(&self, node: &str) -> Result<()> {
-        self.find(node);
-        nodes::make(&self.shared, node).await
+        self.mark_found(node);
+        nodes::create_node(&self.shared, node).await
     }
 
-    fn find(&self, node: &str) {
+    fn mark_found(&self, node: &str) {
         let mut state = self.shared.state();
         state.lost.remove(node);
         for signals in state.pods.values() {
-            let _ = signals.send(pods::Signal::Look);
+            let _ = signals.send(pods::Signal::Recheck);
         }
     }
 }
@@ -339,13 +344,13 @@ impl Drop for Kubelet {
     }
 }
 
-async fn begin(config: kube::Config, options: KubeletOptions, folder: PathBuf) -> Result<Shared> {
+async fn start_nodes(config: kube::Config, options: KubeletOptions, folder: PathBuf) -> Result<Shared> {
     let shared = Shared {
         client: Client::try_from(config)?,
         options: Arc::new(options),
         folder,
         state: Arc::default(),
-        writes: Arc::new(Semaphore::new(WRITES)),
+        writes: Arc::new(Semaphore::new(MAX_WRITES)),
     };
     let port = logs::serve(shared.clone()).await?;
     shared.state().port = port;

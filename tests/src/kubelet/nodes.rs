@@ -15,11 +15,11 @@ pub(super) async fn register(shared: &Shared) -> Result<()> {
     let names = (0..shared.options.nodes).map(|number| format!("{}-{number:0width$}", shared.options.prefix));
     let names: Vec<String> = names.collect();
     shared.state().nodes.extend(names.iter().cloned());
-    if shared.options.only.is_some() {
+    if shared.options.selector.is_some() {
         return Ok(());
     }
     futures::stream::iter(names.into_iter().map(Ok))
-        .try_for_each_concurrent(super::WRITES, |name| async move { make(shared, &name).await })
+        .try_for_each_concurrent(super::MAX_WRITES, |name| async move { create_node(shared, &name).await })
         .await?;
     // New nodes are tainted until the controller manager sees that they are Ready. Without a
     // controller manager, nothing else removes the taint.
@@ -28,7 +28,7 @@ pub(super) async fn register(shared: &Shared) -> Result<()> {
         |node: &Node| node.spec.as_ref().is_some_and(|spec| spec.taints.as_ref().is_some_and(|t| !t.is_empty()));
     let stream = futures::stream::iter(api.list(&Default::default()).await?.items.into_iter().filter(tainted));
     stream
-        .for_each_concurrent(super::WRITES, |node| {
+        .for_each_concurrent(super::MAX_WRITES, |node| {
             let api = api.clone();
             async move {
                 let name = node.metadata.name.unwrap_or_default();
@@ -41,7 +41,7 @@ pub(super) async fn register(shared: &Shared) -> Result<()> {
 }
 
 /// Creates one node, in the Ready state.
-pub(super) async fn make(shared: &Shared, name: &str) -> Result<()> {
+pub(super) async fn create_node(shared: &Shared, name: &str) -> Result<()> {
     let api = Api::<Node>::all(shared.client.clone());
     let node: Node = serde_json::from_value(json!({
         "metadata": {"name": name, "labels": {

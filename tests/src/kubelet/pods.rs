@@ -15,27 +15,27 @@ use tokio::sync::mpsc::{self, UnboundedReceiver};
 #[derive(Debug, Clone)]
 pub(super) enum Signal {
     /// The object changed, or the node has recovered.
-    Look,
+    Recheck,
     /// The pod is being deleted, with this grace period in seconds.
     Delete(i64),
     /// The pod is gone from the API server.
     Gone,
     /// Command from a test.
-    Order(Command),
+    Command(Command),
 }
 
 /// Watches all pods bound to this kubelet's nodes.
 pub(super) async fn watch(shared: Shared) {
     let mut bound = watcher::Config::default().fields("spec.nodeName!=");
-    if let Some(labels) = &shared.options.only {
+    if let Some(labels) = &shared.options.selector {
         bound = bound.labels(labels);
     }
     let api = Api::<Pod>::all(shared.client.clone());
     let mut events = Box::pin(watcher(api, bound).default_backoff());
     loop {
         match events.try_next().await {
-            Ok(Some(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod))) => shared.see(pod),
-            Ok(Some(watcher::Event::Delete(pod))) => shared.tell(&pod, Signal::Gone),
+            Ok(Some(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod))) => shared.observe(pod),
+            Ok(Some(watcher::Event::Delete(pod))) => shared.notify(&pod, Signal::Gone),
             Ok(Some(_)) => {}
             Ok(None) => return,
             // The API server is down; the watcher retries.
@@ -45,13 +45,13 @@ pub(super) async fn watch(shared: Shared) {
 }
 
 impl Shared {
-    fn tell(&self, pod: &Pod, signal: Signal) {
+    fn notify(&self, pod: &Pod, signal: Signal) {
         if let Some(signals) = self.state().pods.get(&pod.uid().unwrap_or_default()) {
             let _ = signals.send(signal);
         }
     }
 
-    fn see(&self, pod: Pod) {
+    fn observe(&self, pod: Pod) {
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
         if !self.state().nodes.contains(&node) {
             return;
@@ -68,14 +68,15 @@ impl Shared {
             let (signals, received) = mpsc::unbounded_channel();
             self.state().pods.insert(uid.clone(), signals);
             let shared = self.clone();
-            let own = pod.clone();
+            let pod_clone = pod.clone();
             tokio::spawn(async move {
-                let task = Task { address: shared.address(&own), started: status::now(), node, shared, pod: own };
+                let task =
+                    Task { address: shared.address(&pod_clone), started: status::now(), node, shared, pod: pod_clone };
                 task.run(received, is_over).await;
             });
         }
         if deleting {
-            self.tell(&pod, Signal::Delete(grace));
+            self.notify(&pod, Signal::Delete(grace));
         }
     }
 
@@ -96,7 +97,7 @@ pub(super) struct Task {
 }
 
 /// Result of a container.
-pub(super) struct End {
+pub(super) struct Exit {
     pub code: i32,
     pub reason: String,
     pub message: String,
@@ -113,8 +114,8 @@ impl Task {
     }
 
     fn policy(&self) -> Policy {
-        let own = self.pod.annotations().get(POLICY).and_then(|text| text.parse().ok());
-        own.unwrap_or_else(|| self.shared.options.policy.clone())
+        let annotated = self.pod.annotations().get(POLICY).and_then(|text| text.parse().ok());
+        annotated.unwrap_or_else(|| self.shared.options.policy.clone())
     }
 
     /// Writes a status, and retries while the API server is down. A lost node writes nothing.
@@ -126,7 +127,7 @@ impl Task {
                 continue;
             }
             let written = {
-                let _turn = self.shared.writes.acquire().await;
+                let _permit = self.shared.writes.acquire().await;
                 self.api().patch_status(&self.pod.name_any(), &PatchParams::default(), &Patch::Strategic(&patch)).await
             };
             match written {
@@ -156,7 +157,7 @@ impl Task {
     async fn run(self, mut signals: UnboundedReceiver<Signal>, is_over: bool) {
         let mut is_over = is_over;
         if !is_over {
-            is_over = self.live(&mut signals).await;
+            is_over = self.run_policy(&mut signals).await;
             // A finalizer keeps the pod after its end: a kubelet reports the end before it releases
             // the pod.
             if !is_over && self.pod.metadata.finalizers.iter().flatten().next().is_some() {
@@ -203,7 +204,7 @@ impl Task {
             preconditions: Some(preconditions),
             ..DeleteParams::default()
         };
-        let _turn = self.shared.writes.acquire().await;
+        let _permit = self.shared.writes.acquire().await;
         match self.api().delete(&self.pod.name_any(), &params).await {
             Ok(_) => true,
             Err(kube::Error::Api(status)) => [404, 409].contains(&status.code),
@@ -212,7 +213,7 @@ impl Task {
     }
 
     /// Runs from the first status to the end of the container. Returns whether the pod is over.
-    async fn live(&self, signals: &mut UnboundedReceiver<Signal>) -> bool {
+    async fn run_policy(&self, signals: &mut UnboundedReceiver<Signal>) -> bool {
         let policy = self.policy();
         match &policy {
             Policy::Initialize => self.write(State::Initializing).await,
@@ -231,7 +232,7 @@ impl Task {
                 let note = "MountVolume.SetUp failed for volume \"text\" : configmap \"texxt\" not found";
                 self.warn("FailedMount", note).await;
             }
-            Policy::Worker => return self.work(signals).await,
+            Policy::Worker => return self.run_worker(signals).await,
             _ => self.write(State::Running).await,
         }
         let end = match policy {
@@ -256,18 +257,18 @@ impl Task {
             match signal {
                 None | Some(Signal::Gone) => return true,
                 Some(Signal::Delete(_)) if policy != Policy::IgnoreDelete => return false,
-                Some(Signal::Order(command)) => {
-                    self.obey(&command).await;
+                Some(Signal::Command(command)) => {
+                    self.execute(&command).await;
                     if !matches!(command, Command::ExitInit(0, _) | Command::ExitSidecar(..)) {
                         return true;
                     }
                 }
-                Some(Signal::Delete(_) | Signal::Look) => {}
+                Some(Signal::Delete(_) | Signal::Recheck) => {}
             }
         }
     }
 
-    pub(super) async fn obey(&self, command: &Command) {
+    pub(super) async fn execute(&self, command: &Command) {
         match command {
             Command::Exit(code, message) => {
                 let reason = if *code == 0 { "Completed" } else { "Error" };
@@ -289,7 +290,7 @@ impl Task {
     }
 
     /// Starts the pod's processes and follows them.
-    async fn work(&self, signals: &mut UnboundedReceiver<Signal>) -> bool {
+    async fn run_worker(&self, signals: &mut UnboundedReceiver<Signal>) -> bool {
         let mut worker = match worker::Worker::start(self).await {
             Ok(worker) => worker,
             Err(error) => {
@@ -309,7 +310,7 @@ impl Task {
                     Some(Signal::Delete(grace)) if !self.shared.is_lost(&self.node) => {
                         break worker.stop(Duration::from_secs(grace.unsigned_abs())).await;
                     }
-                    Some(Signal::Order(_)) => worker.kill(),
+                    Some(Signal::Command(_)) => worker.kill(),
                     Some(_) => {}
                 },
             }

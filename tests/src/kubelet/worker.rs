@@ -7,7 +7,7 @@
 //! termination message, signals, and one process group.
 
 use super::logs::Log;
-use super::pods::{End, Task};
+use super::pods::{Exit, Task};
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::{ConfigMap, Container, Secret, Volume};
 use kube::{Api, ResourceExt};
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use tokio::process::{Child, Command};
 
 /// Timeout for another pod to get its address.
-const NAMES: Duration = Duration::from_secs(60);
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A pod's running processes.
 pub(super) struct Worker {
@@ -83,7 +83,7 @@ impl Worker {
     }
 
     /// Waits until the container ends.
-    pub async fn wait(&mut self) -> End {
+    pub async fn wait(&mut self) -> Exit {
         let status = self.child.wait().await;
         // Child processes end with the container.
         self.kill();
@@ -97,11 +97,11 @@ impl Worker {
             message = String::from_utf8_lossy(&log[log.len().saturating_sub(2048)..]).into_owned();
         }
         let reason = if code == 0 { "Completed" } else { "Error" };
-        End { code, reason: reason.into(), message: message.chars().take(4096).collect() }
+        Exit { code, reason: reason.into(), message: message.chars().take(4096).collect() }
     }
 
     /// Sends SIGTERM, then SIGKILL after the grace period.
-    pub async fn stop(&mut self, grace: Duration) -> End {
+    pub async fn stop(&mut self, grace: Duration) -> Exit {
         let _ = kill_process_group(self.group, Signal::TERM);
         if let Ok(end) = tokio::time::timeout(grace, self.wait()).await {
             return end;
@@ -118,9 +118,9 @@ impl Worker {
 
 fn command(task: &Task, container: &Container, mounts: &[(String, PathBuf)]) -> Result<Command> {
     let words: Vec<&String> = container.command.iter().flatten().chain(container.args.iter().flatten()).collect();
-    let Some((program, arguments)) = words.split_first() else { bail!("an image's own command is not known here") };
-    let own = task.shared.options.programs.as_ref().map(|folder| folder.join(program.as_str()));
-    let program = own.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from(program.as_str()));
+    let Some((program, arguments)) = words.split_first() else { bail!("an image's default command is not supported") };
+    let bundled = task.shared.options.programs.as_ref().map(|folder| folder.join(program.as_str()));
+    let program = bundled.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from(program.as_str()));
     let mut command = Command::new(program);
     command.args(arguments.iter().map(|argument| mapped(mounts, argument)));
     command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
@@ -140,7 +140,7 @@ fn value_of(task: &Task, entry: &k8s_openapi::api::core::v1::EnvVar) -> Result<S
         Some("metadata.uid") => task.pod.uid().unwrap_or_default(),
         Some("spec.nodeName") => task.node.clone(),
         Some("status.podIP") => task.address.to_string(),
-        Some(other) => bail!("env {}: fieldRef {other} is not known here", entry.name),
+        Some(other) => bail!("env {}: fieldRef {other} is not supported", entry.name),
     })
 }
 
@@ -161,8 +161,8 @@ async fn resolved(task: &Task, value: &str) -> Result<String> {
     let suffix = format!(".{namespace}.svc");
     let (mut done, mut rest) = (String::new(), value);
     while let Some(position) = rest.find(&suffix) {
-        let is_of_name = |c: char| c.is_ascii_alphanumeric() || ['-', '.'].contains(&c);
-        let start = rest[..position].trim_end_matches(is_of_name).len();
+        let is_name_char = |c: char| c.is_ascii_alphanumeric() || ['-', '.'].contains(&c);
+        let start = rest[..position].trim_end_matches(is_name_char).len();
         let name = rest[start..position].split('.').next().unwrap_or_default().to_string();
         let address = address_of(task, &namespace, &name).await?;
         done.push_str(&rest[..start]);
@@ -174,15 +174,15 @@ async fn resolved(task: &Task, value: &str) -> Result<String> {
 
 /// Returns a pod's address, waiting if it has none yet.
 async fn address_of(task: &Task, namespace: &str, name: &str) -> Result<Ipv4Addr> {
-    let give_up = Instant::now() + NAMES;
-    while Instant::now() < give_up {
+    let deadline = Instant::now() + RESOLVE_TIMEOUT;
+    while Instant::now() < deadline {
         let key = (namespace.to_string(), name.to_string());
         if let Some((_, address)) = task.shared.state().names.get(&key) {
             return Ok(*address);
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    bail!("no address of pod {name} after {} s", NAMES.as_secs())
+    bail!("no address of pod {name} after {} s", RESOLVE_TIMEOUT.as_secs())
 }
 
 async fn fill(task: &Task, volume: &Volume, path: &Path) -> Result<()> {
@@ -208,7 +208,7 @@ async fn fill(task: &Task, volume: &Volume, path: &Path) -> Result<()> {
             write(name, &bytes.0, source.default_mode.unwrap_or(0o644))?;
         }
     } else if volume.empty_dir.is_none() {
-        bail!("only ConfigMap, Secret and emptyDir are known here");
+        bail!("only ConfigMap, Secret and emptyDir are supported");
     }
     Ok(())
 }

@@ -81,16 +81,16 @@ pub(super) fn folders(group: &str) -> Result<Vec<PathBuf>> {
 /// Kills all processes in a group and its descendants, and removes the groups.
 ///
 /// # Errors
-/// A group still exists after `patience`.
-pub(super) fn remove(group: &str, patience: Duration) -> Result<()> {
-    let give_up = Instant::now() + patience;
+/// A group still exists after `timeout`.
+pub(super) fn remove(group: &str, timeout: Duration) -> Result<()> {
+    let deadline = Instant::now() + timeout;
     loop {
         let mut error = None;
         for folder in folders(group)? {
             error = error.or(remove_folder(&folder).err());
         }
         let Some(error) = error else { return Ok(()) };
-        ensure!(Instant::now() < give_up, "{error:#}");
+        ensure!(Instant::now() < deadline, "{error:#}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

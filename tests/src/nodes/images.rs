@@ -57,11 +57,11 @@ impl Image<'_> {
         fs::create_dir_all(root.join("tmp"))?;
         fs::create_dir(&parts)?;
         for (from, to) in &self.files {
-            let to = place(&root, to)?;
+            let to = prepare_path(&root, to)?;
             fs::copy(from, to).with_context(|| from.display().to_string())?;
         }
         for (at, to) in &self.links {
-            symlink(to, place(&root, at)?)?;
+            symlink(to, prepare_path(&root, at)?)?;
         }
         tar(&root, &parts.join("layer.tar"))?;
         let digest = Sha256::digest(fs::read(parts.join("layer.tar"))?);
@@ -103,10 +103,10 @@ pub(super) fn tools(folder: &Path) -> Result<PathBuf> {
 }
 
 /// Returns a path below `root`, and creates its parent folder.
-fn place(root: &Path, path: &str) -> Result<PathBuf> {
-    let place = root.join(path.trim_start_matches('/'));
-    fs::create_dir_all(place.parent().context("a file lies in a folder")?)?;
-    Ok(place)
+fn prepare_path(root: &Path, path: &str) -> Result<PathBuf> {
+    let target = root.join(path.trim_start_matches('/'));
+    fs::create_dir_all(target.parent().context("the file has no parent folder")?)?;
+    Ok(target)
 }
 
 /// Archives a folder reproducibly: the same files give the same archive.

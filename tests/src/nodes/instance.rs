@@ -17,11 +17,11 @@ use std::time::{Duration, Instant};
 /// of a killed one.
 const BASE: &str = "/var/lib/switchyard-nodes";
 /// Maximum number of concurrent clusters; each has a /16 of addresses.
-const NUMBERS: u8 = 16;
+const MAX_CLUSTERS: u8 = 16;
 /// Second byte of cluster 0's addresses.
 const FIRST_NETWORK: u8 = 224;
 /// Timeout for the kernel to end a killed owner's processes and namespaces.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A cluster number, locked until drop, which also removes everything that carries it.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl Instance {
     /// All numbers are taken, or a leftover cannot be removed.
     pub(super) fn take() -> Result<Instance> {
         clean_all()?;
-        for number in 0..NUMBERS {
+        for number in 0..MAX_CLUSTERS {
             if let Some(lock) = lock(number)? {
                 let instance = Instance { number, _lock: lock };
                 // Another route uses these addresses. Dropping the value releases the number.
@@ -47,7 +47,9 @@ impl Instance {
                 }
             }
         }
-        bail!("{NUMBERS} clusters of real nodes run here, or their addresses (10.{FIRST_NETWORK}.0.0 on) are taken")
+        bail!(
+            "{MAX_CLUSTERS} clusters of real nodes run here, or their addresses (10.{FIRST_NETWORK}.0.0 on) are taken"
+        )
     }
 
     /// Cluster number.
@@ -123,9 +125,9 @@ fn lock(number: u8) -> Result<Option<File>> {
 /// A leftover cannot be removed.
 pub fn clean_all() -> Result<Vec<String>> {
     let mut cleaned = Vec::new();
-    for number in 0..NUMBERS {
-        let is_there = lock_file(number).exists() || folder(number).exists();
-        if (is_there || !cgroups::folders(&name(number))?.is_empty())
+    for number in 0..MAX_CLUSTERS {
+        let exists = lock_file(number).exists() || folder(number).exists();
+        if (exists || !cgroups::folders(&name(number))?.is_empty())
             && let Some(_lock) = lock(number)?
         {
             clean(number)?;
@@ -138,11 +140,11 @@ pub fn clean_all() -> Result<Vec<String>> {
 /// Removes everything that carries a number. The caller must hold its lock.
 fn clean(number: u8) -> Result<()> {
     // Processes started by the owner end with it; processes of pods end with their node's init.
-    let give_up = Instant::now() + PATIENCE;
-    cgroups::remove(&name(number), PATIENCE)?;
-    while !(processes(number).is_empty() && own_interface(number).is_none()) {
-        if Instant::now() > give_up {
-            bail!("still there after {} s: {}", PATIENCE.as_secs(), left(number)?.join("; "));
+    let deadline = Instant::now() + TIMEOUT;
+    cgroups::remove(&name(number), TIMEOUT)?;
+    while !(processes(number).is_empty() && existing_interface(number).is_none()) {
+        if Instant::now() > deadline {
+            bail!("left over after {} s: {}", TIMEOUT.as_secs(), leftovers_of(number)?.join("; "));
         }
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -164,9 +166,9 @@ fn clean(number: u8) -> Result<()> {
 ///
 /// # Errors
 /// The system cannot be inspected.
-pub fn left(number: u8) -> Result<Vec<String>> {
+pub fn leftovers_of(number: u8) -> Result<Vec<String>> {
     let mut found = processes(number);
-    found.extend(own_interface(number));
+    found.extend(existing_interface(number));
     found.extend(routes(number)?);
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let own = folder(number).display().to_string();
@@ -196,7 +198,7 @@ fn processes(number: u8) -> Vec<String> {
 }
 
 /// Name of the cluster's interface, if it exists.
-fn own_interface(number: u8) -> Option<String> {
+fn existing_interface(number: u8) -> Option<String> {
     let name = interface(number);
     Path::new("/sys/class/net").join(&name).exists().then(|| format!("interface {name}"))
 }

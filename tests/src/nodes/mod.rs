@@ -18,12 +18,12 @@ mod instance;
 mod namespace;
 mod network;
 mod node;
-mod remains;
+mod pod_leftovers;
 mod rights;
 mod settings;
 
 pub use images::{Image, TOOLS};
-pub use instance::{clean_all, left};
+pub use instance::{clean_all, leftovers_of};
 pub use rights::missing;
 
 use crate::control_plane::{Reach, free_port};
@@ -39,14 +39,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Maximum number of nodes; each uses about 150 MB of memory.
-pub const MOST: u8 = 4;
+pub const MAX_NODES: u8 = 4;
 /// Timeout for all nodes to become ready, on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Options of a cluster.
 #[derive(Debug, Clone)]
 pub struct NodesOptions {
-    /// Number of nodes, from 1 to [`MOST`]: `node-1`, `node-2`, and so on.
+    /// Number of nodes, from 1 to [`MAX_NODES`]: `node-1`, `node-2`, and so on.
     pub nodes: u8,
     /// Options of the control plane; its folder and addresses are set by [`Nodes::start`].
     pub plane: Options,
@@ -88,7 +88,7 @@ impl Programs {
             let is_hidden = path.starts_with("/var") || path.starts_with("/run");
             ensure!(
                 !is_hidden,
-                "{} is not seen by a node, whose /var and /run are its own: set XDG_CACHE_HOME",
+                "nodes cannot see {}, because their /var and /run are private: set XDG_CACHE_HOME",
                 path.display()
             );
         }
@@ -97,24 +97,24 @@ impl Programs {
 }
 
 impl Nodes {
-    /// Starts a cluster and waits until all nodes are ready. Calls `tell` after each step with its
-    /// name and duration.
+    /// Starts a cluster and waits until all nodes are ready. Calls `report` after each step with
+    /// its name and duration.
     ///
     /// # Errors
     /// The machine lacks a requirement (see [`missing`]), or a program does not become ready; then
     /// the error contains the end of its log.
-    pub fn start(options: &NodesOptions, tell: impl Fn(&str, Duration)) -> Result<Nodes> {
-        ensure!((1..=MOST).contains(&options.nodes), "{} nodes; expected 1 to {MOST}", options.nodes);
+    pub fn start(options: &NodesOptions, report: impl Fn(&str, Duration)) -> Result<Nodes> {
+        ensure!((1..=MAX_NODES).contains(&options.nodes), "{} nodes; expected 1 to {MAX_NODES}", options.nodes);
         let mut begin = Instant::now();
-        let mut part = |what: &str| {
-            tell(what, begin.elapsed());
+        let mut finished = |what: &str| {
+            report(what, begin.elapsed());
             begin = Instant::now();
         };
         let programs = Programs::find()?;
-        part("programs found");
+        finished("programs found");
         let instance = Instance::take()?;
         let network = Network::start(&instance)?;
-        part("network");
+        finished("network");
         let plan = Plan::of(&instance);
         let names = (1..=options.nodes).map(node::name).collect();
         let folder = Some(instance.folder().join("plane"));
@@ -132,14 +132,14 @@ impl Nodes {
             (ControlPlane::start(&plane), nodes.into_iter().map(joined).collect::<Result<Vec<Node>>>())
         });
         let mut cluster = Nodes { nodes: nodes?, dns: None, plane: plane?, network, programs, instance };
-        part("control plane, namespaces and containerd");
+        finished("control plane, namespaces and containerd");
         cluster.start_dns()?;
         for node in &mut cluster.nodes {
             node.join(&cluster.plane, plan, &cluster.programs)?;
         }
-        part("DNS, kubelets and kube-proxies started");
+        finished("DNS, kubelets and kube-proxies started");
         cluster.wait_ready()?;
-        part("nodes ready");
+        finished("nodes ready");
         Ok(cluster)
     }
 
@@ -152,7 +152,7 @@ impl Nodes {
         let arguments = ["-conf".to_string(), file.display().to_string()];
         let log = self.instance.folder().join("coredns.log");
         let daemon = Daemon::start(&self.programs.coredns.join("coredns"), &arguments, &[], &log)?;
-        self.dns.insert(daemon).until("ready", PATIENCE, || Ok(TcpStream::connect((plan.host(), port)).is_ok()))?;
+        self.dns.insert(daemon).until("ready", TIMEOUT, || Ok(TcpStream::connect((plan.host(), port)).is_ok()))?;
         let ports = |target: u16| {
             ["UDP", "TCP"]
                 .map(|protocol| json!({"name": protocol.to_lowercase(), "protocol": protocol, "port": target}))
@@ -169,7 +169,7 @@ impl Nodes {
     }
 
     fn wait_ready(&mut self) -> Result<()> {
-        let give_up = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let path = r#"jsonpath={range .items[*].status.conditions[?(@.type=="Ready")]}{.status} {end}"#;
         loop {
             let seen = self.plane.kubectl(&["get", "nodes", "-o", path]).stdout;
@@ -177,12 +177,12 @@ impl Nodes {
                 return Ok(());
             }
             for node in &mut self.nodes {
-                node.must_run()?;
+                node.ensure_running()?;
             }
-            if Instant::now() > give_up {
-                let said = self.plane.kubectl(&["describe", "nodes"]).stdout;
+            if Instant::now() > deadline {
+                let description = self.plane.kubectl(&["describe", "nodes"]).stdout;
                 let logs: String = self.nodes.iter().map(Node::tail).collect();
-                bail!("{} nodes are not ready after {} s\n{said}\n{logs}", self.nodes.len(), PATIENCE.as_secs());
+                bail!("{} nodes are not ready after {} s\n{description}\n{logs}", self.nodes.len(), TIMEOUT.as_secs());
             }
             std::thread::sleep(Duration::from_millis(200));
         }
@@ -193,7 +193,7 @@ impl Nodes {
         self.nodes.iter().map(|node| node.name.clone()).collect()
     }
 
-    /// Cluster number, for [`left`].
+    /// Cluster number, for [`leftovers_of`].
     pub fn number(&self) -> u8 {
         self.instance.number()
     }
@@ -226,7 +226,7 @@ impl Nodes {
     fn node_mut(&mut self, name: &str) -> Result<(&mut Node, &Programs)> {
         self.node(name)?;
         let found = self.nodes.iter_mut().find(|node| node.name == name);
-        Ok((found.context("invariant: it was found")?, &self.programs))
+        Ok((found.context("invariant: the node was found")?, &self.programs))
     }
 
     /// Returns the path on this machine of a node's path below `/var` or `/run`. It shows files and
@@ -281,12 +281,15 @@ impl Nodes {
             named.join(", "),
             self.names().join(", ")
         );
-        ensure!(inside > 0 && between > 0, "racks at {inside} and {between} bit/s; to cut a link, pull its plug");
-        let of_rack = |names: &Vec<String>| -> Result<Vec<_>> {
-            let of_node = |name: &String| self.node(name).map(|node| (node.index, &node.namespace));
-            names.iter().map(of_node).collect()
+        ensure!(
+            inside > 0 && between > 0,
+            "racks at {inside} and {between} bit/s; expected more than 0, or use `set_link`"
+        );
+        let rack_nodes = |names: &Vec<String>| -> Result<Vec<_>> {
+            let node_port = |name: &String| self.node(name).map(|node| (node.index, &node.namespace));
+            names.iter().map(node_port).collect()
         };
-        let racks: Vec<Vec<_>> = racks.iter().map(of_rack).collect::<Result<_>>()?;
+        let racks: Vec<Vec<_>> = racks.iter().map(rack_nodes).collect::<Result<_>>()?;
         self.network.set_racks(&racks, inside, between)
     }
 
@@ -340,7 +343,7 @@ impl Drop for Nodes {
                     let _ = fs::copy(&log, folder.join(format!("{}-{name}", node.name)));
                 }
             }
-            eprintln!("logs of the nodes: {}", folder.display());
+            eprintln!("node logs: {}", folder.display());
         }
     }
 }

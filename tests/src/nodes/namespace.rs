@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Timeout for the init process to set up its namespaces, on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Printed by the init process when setup is complete.
 const READY: &str = "ready";
 
@@ -56,7 +56,7 @@ impl Namespace {
         let log = folder.join(format!("{name}.log"));
         let mut init = Daemon::start(Path::new("unshare"), &arguments, &[], &log)?;
         let is_ready = || Ok(fs::read_to_string(&log)?.lines().any(|line| line == READY));
-        init.until("in its namespaces", PATIENCE, is_ready)?;
+        init.until("in its namespaces", TIMEOUT, is_ready)?;
         let children = format!("/proc/{0}/task/{0}/children", init.pid());
         let pid = fs::read_to_string(&children)?.trim().parse().with_context(|| children)?;
         Ok(Namespace { init, pid, kinds, groups, folder: folder.to_path_buf() })
@@ -97,7 +97,7 @@ impl Namespace {
     /// Runs a program in the namespaces until it ends.
     pub(super) fn run(&self, program: &str, arguments: &[&str]) -> Ended {
         let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
-        Program::new(Path::new("nsenter"), &self.folder, self.enter(Path::new(program), &arguments)).run(PATIENCE)
+        Program::new(Path::new("nsenter"), &self.folder, self.enter(Path::new(program), &arguments)).run(TIMEOUT)
     }
 
     /// Runs a shell script in the namespaces.
@@ -105,15 +105,15 @@ impl Namespace {
     /// # Errors
     /// A command fails.
     pub(super) fn shell(&self, script: &str) -> Result<String> {
-        done(script, self.run("sh", &["-ec", script]))
+        checked(script, self.run("sh", &["-ec", script]))
     }
 
     /// Checks that the init process is still running.
     ///
     /// # Errors
     /// It has ended; the error contains its output.
-    pub(super) fn must_run(&mut self) -> Result<()> {
-        self.init.must_run()
+    pub(super) fn ensure_running(&mut self) -> Result<()> {
+        self.init.ensure_running()
     }
 }
 
@@ -122,10 +122,10 @@ impl Namespace {
 /// # Errors
 /// A command fails.
 pub(super) fn shell(script: &str, folder: &Path) -> Result<String> {
-    done(script, Program::new(Path::new("sh"), folder, ["-ec", script]).run(PATIENCE))
+    checked(script, Program::new(Path::new("sh"), folder, ["-ec", script]).run(TIMEOUT))
 }
 
-fn done(what: &str, ended: Ended) -> Result<String> {
+fn checked(what: &str, ended: Ended) -> Result<String> {
     if ended.code != Some(0) {
         bail!("{what}\n{:?}: {}{}", ended.code, ended.stdout, ended.stderr);
     }

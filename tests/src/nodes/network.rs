@@ -134,7 +134,7 @@ impl Network {
     /// # Errors
     /// The kernel has no HTB qdisc, or the rate is zero.
     pub(super) fn limit(&self, node: &Namespace, to: u8, bits_per_second: Option<u64>) -> Result<()> {
-        ensure!(bits_per_second != Some(0), "a link of 0 bit/s; to cut a link, pull its plug");
+        ensure!(bits_per_second != Some(0), "a link of 0 bit/s; expected more than 0, or use `set_link`");
         let mut script = format!(
             "tc qdisc show dev eth0 root | grep -q htb || tc qdisc add dev eth0 root handle 1: htb\n\
              tc filter del dev eth0 parent 1: prio {to} 2>/dev/null || true\ntc class del dev eth0 classid 1:{to} 2>/dev/null || true\n"
@@ -183,9 +183,9 @@ impl Network {
             self.switch.shell(&script)?;
         }
         // Flush the forwarding tables, because the switches still send to the nodes' old ports.
-        let forget = |name: String| format!("ip link set {name} type bridge fdb_flush\n");
+        let flush = |name: String| format!("ip link set {name} type bridge fdb_flush\n");
         let names = (1..=racks.len()).map(|rack| format!("rack-{rack}"));
-        let script: String = names.chain(["switch".to_string()]).map(forget).collect();
+        let script: String = names.chain(["switch".to_string()]).map(flush).collect();
         self.switch.shell(&script)?;
         Ok(())
     }

@@ -16,7 +16,7 @@ use std::process::Command;
 use std::time::Duration;
 
 /// Startup timeout of a program, on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running node.
 #[derive(Debug)]
@@ -121,7 +121,7 @@ impl Node {
         let program = programs.containerd.join("containerd");
         let daemon = self.namespace.daemon(&program, &arguments, &[("PATH", search)])?;
         let socket = self.path("/run/containerd/containerd.sock");
-        self.containerd.insert(daemon).until("ready", PATIENCE, || Ok(UnixStream::connect(&socket).is_ok()))
+        self.containerd.insert(daemon).until("ready", TIMEOUT, || Ok(UnixStream::connect(&socket).is_ok()))
     }
 
     /// Starts the kubelet and kube-proxy.
@@ -188,8 +188,8 @@ impl Node {
         command.arg("--address").arg(self.path("/run/containerd/containerd.sock"));
         command.args(["--namespace", "k8s.io", "images"]).args(arguments);
         let output = command.output().context("cannot start ctr")?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{}: ctr images {}: {said}", self.name, arguments.join(" "));
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{}: ctr images {}: {stderr}", self.name, arguments.join(" "));
         Ok(())
     }
 
@@ -197,10 +197,10 @@ impl Node {
     ///
     /// # Errors
     /// A program has ended; the error contains the end of its log.
-    pub(super) fn must_run(&mut self) -> Result<()> {
-        self.namespace.must_run()?;
+    pub(super) fn ensure_running(&mut self) -> Result<()> {
+        self.namespace.ensure_running()?;
         let daemons = [&mut self.containerd, &mut self.kubelet, &mut self.proxy];
-        daemons.into_iter().flatten().try_for_each(Daemon::must_run).with_context(|| self.name.clone())
+        daemons.into_iter().flatten().try_for_each(Daemon::ensure_running).with_context(|| self.name.clone())
     }
 
     /// Returns the end of the kubelet's log.

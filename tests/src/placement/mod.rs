@@ -127,11 +127,11 @@ pub fn injection(devices: &Devices, set: &[usize]) -> u32 {
     for gpu in set {
         let Some(best) = (0..count).map(|nic| devices.nic_paths[gpu * count + nic]).min() else { continue };
         for nic in (0..count).filter(|nic| devices.nic_paths[gpu * count + nic] == best) {
-            let way = match best {
+            let path_rate = match best {
                 PathClass::Sys => devices.gpus[*gpu].pcie_rate.min(devices.socket_rate),
                 _ => devices.gpus[*gpu].pcie_rate,
             };
-            carried[nic] = carried[nic].max(way.min(devices.nics[nic].rate));
+            carried[nic] = carried[nic].max(path_rate.min(devices.nics[nic].rate));
         }
     }
     match carried.iter().sum::<u32>() {

@@ -54,11 +54,11 @@ impl World {
         })
     }
 
-    /// Returns a world with up to `most` nodes, 3 levels, and up to 3 node types with up to 4 GPUs.
-    pub fn random(random: &Random, most: usize) -> World {
+    /// Returns a world with up to `max` nodes, 3 levels, and up to 3 node types with up to 4 GPUs.
+    pub fn random(random: &Random, max: usize) -> World {
         let (a, b) = (1 + random.below(1000) as u32, 1 + random.below(1000) as u32);
         let shapes: Vec<Devices> = (0..1 + random.below(3)).map(|_| any_devices(random, 4)).collect();
-        World::around(random, shapes, 1 + random.below(most), [a.max(b), a.min(b)])
+        World::around(random, shapes, 1 + random.below(max), [a.max(b), a.min(b)])
     }
 
     /// Returns a world with these node types: racks with two blocks each, these shares of the
@@ -137,7 +137,7 @@ impl World {
                 return;
             };
             let domains = self.domains(&nodes);
-            let is_better = |(most, fewest): &(u32, Vec<usize>)| value > *most || value == *most && domains < *fewest;
+            let is_better = |(max, fewest): &(u32, Vec<usize>)| value > *max || value == *max && domains < *fewest;
             if best.as_ref().is_none_or(is_better) {
                 best = Some((value, domains));
             }
@@ -180,14 +180,15 @@ impl World {
     }
 
     /// Counts idle nodes in a node's domain at each level, from smallest to largest.
-    pub fn whole_beside(&self, node: usize) -> Vec<usize> {
-        let is_whole = |site: &Site| {
+    pub fn idle_nodes_nearby(&self, node: usize) -> Vec<usize> {
+        let is_idle = |site: &Site| {
             let all = (1_u32 << self.shapes[site.shape as usize].gpus.len()) - 1;
             site.open && all > 0 && site.free & all == all
         };
-        let whole: Vec<usize> = (0..self.sites.len()).filter(|other| is_whole(&self.sites[*other])).collect();
-        let beside = |level| whole.iter().filter(|other| self.name(**other, level) == self.name(node, level)).count();
-        (0..self.levels.len()).map(beside).collect()
+        let idle: Vec<usize> = (0..self.sites.len()).filter(|other| is_idle(&self.sites[*other])).collect();
+        let count_nearby =
+            |level| idle.iter().filter(|other| self.name(**other, level) == self.name(node, level)).count();
+        (0..self.levels.len()).map(count_nearby).collect()
     }
 
     /// Returns the number of domains that these nodes span at each level, from largest to smallest.
@@ -230,9 +231,9 @@ impl World {
 
 const PATHS: [PathClass; 5] = [PathClass::Pix, PathClass::Pxb, PathClass::Phb, PathClass::Node, PathClass::Sys];
 
-/// Returns a node with up to `most` GPUs: switched, meshed, bridged or without NVLink.
-pub fn any_devices(random: &Random, most: usize) -> Devices {
-    let (count, nics, kind) = (random.below(most + 1), random.below(4), random.below(4));
+/// Returns a node with up to `max` GPUs: switched, meshed, bridged or without NVLink.
+pub fn any_devices(random: &Random, max: usize) -> Devices {
+    let (count, nics, kind) = (random.below(max + 1), random.below(4), random.below(4));
     let mut devices = Devices { socket_rate: 10_000 + 1000 * random.below(30) as u32, ..Devices::default() };
     let link_rate = *random.pick(&[18_000, 20_000, 20_600]);
     for _ in 0..count {
@@ -251,9 +252,9 @@ pub fn any_devices(random: &Random, most: usize) -> Devices {
                 _ => 0,
             };
             let path = *random.pick(&PATHS);
-            for place in [a * count + b, b * count + a] {
-                devices.direct_links[place] = links;
-                devices.gpu_paths[place] = path;
+            for index in [a * count + b, b * count + a] {
+                devices.direct_links[index] = links;
+                devices.gpu_paths[index] = path;
             }
         }
     }

@@ -9,18 +9,18 @@
 //! There are three node pools: nodes with GPUs held by foreign pods, nodes for the queue, and free
 //! nodes.
 
+mod job_tracker;
 mod objects;
 mod phases;
-mod seen;
 
 use crate::{
-    ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, SYSTEM, cargo, gpus, merge, page,
-    pages_of, start_controller,
+    ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, SYSTEM, cargo, gpus, http_address,
+    merge, page, start_controller,
 };
 use anyhow::{Context, Result, bail, ensure};
+use job_tracker::JobTracker;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Api;
-use seen::Seen;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -83,7 +83,7 @@ impl Scale {
 struct Bench {
     scale: Scale,
     jobs: Jobs,
-    seen: Seen,
+    tracker: JobTracker,
     kubelet: Kubelet,
     controller: Daemon,
     plane: ControlPlane,
@@ -105,16 +105,16 @@ pub async fn measure(scale: &Scale) -> Result<Value> {
     let begin = Instant::now();
     let mut result = json!({"nodes": scale.nodes, "otherPods": scale.others, "runningJobs": scale.running, "waitingJobs": scale.waiting});
     let (mut bench, sync) = Bench::start(scale).await?;
-    result["sync"] = told(begin, "sync", sync);
-    result["free"] = told(begin, "free cluster, apply to placed", bench.probes("free").await?);
-    result["gang"] = told(begin, "gang", bench.gang().await?);
-    result["running"] = told(begin, "running", bench.run_all().await?);
-    result["queue"] = told(begin, "queue", bench.queue_up().await?);
-    result["withQueue"] = told(begin, "with the queue, apply to placed", bench.probes("behind").await?);
-    result["quiet"] = told(begin, "quiet", bench.quiet().await?);
-    result["churn"] = told(begin, "churn", bench.churn().await?);
-    result["passes"] = told(begin, "passes of the controller", bench.passes()?);
-    result["failover"] = told(begin, "failover", bench.failover().await?);
+    result["sync"] = report(begin, "sync", sync);
+    result["free"] = report(begin, "free cluster, apply to placed", bench.probes("free").await?);
+    result["gang"] = report(begin, "gang", bench.gang().await?);
+    result["running"] = report(begin, "running", bench.run_all().await?);
+    result["queue"] = report(begin, "queue", bench.queue_up().await?);
+    result["withQueue"] = report(begin, "with the queue, apply to placed", bench.probes("behind").await?);
+    result["quiet"] = report(begin, "quiet", bench.quiet().await?);
+    result["churn"] = report(begin, "churn", bench.churn().await?);
+    result["passes"] = report(begin, "controller passes", bench.passes()?);
+    result["failover"] = report(begin, "failover", bench.failover().await?);
     result["controlPlaneRssMiB"] = bench.plane.api_server().map_or(0, |server| server.usage().rss_bytes >> 20).into();
     result["seconds"] = seconds(begin.elapsed()).into();
     Ok(result)
@@ -136,7 +136,7 @@ pub fn day() -> Result<Value> {
     Ok(serde_json::from_str(line)?)
 }
 
-fn told(begin: Instant, what: &str, value: Value) -> Value {
+fn report(begin: Instant, what: &str, value: Value) -> Value {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load = load.split(' ').next().unwrap_or_default().to_string();
     println!("{:6.1} s, load {load}: {what}: {value}", begin.elapsed().as_secs_f64());
@@ -189,7 +189,7 @@ impl Bench {
         let stored = plane.store(objects::all(scale)).await?;
         println!("{stored} objects stored in {:.1} s", begin.elapsed().as_secs_f64());
         // Start watching before jobs are created. The watch covers only our namespace.
-        let seen = Seen::watch(client.clone(), &namespace);
+        let tracker = JobTracker::watch(client.clone(), &namespace);
         let begin = Instant::now();
         let mut controller = candidate(&plane, "first", scale)?;
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -197,10 +197,11 @@ impl Bench {
         synced(&mut controller)?;
         let listed = begin.elapsed();
         let sync = json!({"storedObjects": stored, "listedSeconds": seconds(listed), "rssMiBAtStart": start, "rssMiBAfterSync": mib(&controller)});
-        let options = KubeletOptions { only: Some(labels::JOB_UID.into()), ..KubeletOptions::new(PREFIX, scale.nodes) };
+        let options =
+            KubeletOptions { selector: Some(labels::JOB_UID.into()), ..KubeletOptions::new(PREFIX, scale.nodes) };
         let kubelet = Kubelet::start(plane.config().await?, options).await?;
         let jobs = Jobs::new(client, &namespace);
-        Ok((Bench { scale: scale.clone(), jobs, seen, kubelet, controller, plane }, sync))
+        Ok((Bench { scale: scale.clone(), jobs, tracker, kubelet, controller, plane }, sync))
     }
 
     /// Returns a job with all GPUs of `nodes` nodes in a pool.
@@ -211,7 +212,7 @@ impl Bench {
 
     /// Returns statistics of reconcile and plan times, from the metrics' histogram buckets.
     fn passes(&self) -> Result<Value> {
-        let address = pages_of(&self.controller).context("the controller serves no pages")?;
+        let address = http_address(&self.controller).context("the controller serves no pages")?;
         let text = page(address, "/metrics").context("no metrics")?;
         let mut passes = json!({"rssMiB": mib(&self.controller)});
         for name in ["reconcile", "plan"] {
@@ -243,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_is_below_the_first_bound_that_has_all() {
+    fn the_longest_duration_is_in_the_first_full_bucket() {
         let text = "a_seconds_sum 3.0\na_seconds_count 2\na_seconds_bucket{le=\"1.0\"} 1\na_seconds_bucket{le=\"4.0\"} 2\n\
                     a_seconds_bucket{le=\"+Inf\"} 2\n";
         let expected = json!({"count": 2.0, "meanMilliseconds": 1500.0, "longestAtMostSeconds": "4.0"});
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn every_node_is_of_one_pool() {
+    fn every_node_is_in_one_pool() {
         let scale =
             Scale { nodes: 30, others: 0, running: 5, waiting: 0, gang: 10, probes: 0, seconds: 0, program: None };
         let count = |pool| (0..scale.nodes).filter(|node| scale.pool(*node) == pool).count();

@@ -22,7 +22,7 @@ pub(super) fn all(scale: &Scale) -> impl Iterator<Item = (String, Value)> {
         ]
     });
     nodes.chain((0..scale.others).map(move |number| {
-        let pod = pod_of_others(scale, number, &format!("other-{number}"));
+        let pod = foreign_pod(scale, number, &format!("other-{number}"));
         (format!("pods/{OTHERS}/other-{number}"), pod)
     }))
 }
@@ -82,7 +82,7 @@ fn node(scale: &Scale, number: usize) -> Value {
 
 /// Returns a foreign pod on the node selected by its number. The first pod on each node of the
 /// foreign pool has all GPUs.
-pub(super) fn pod_of_others(scale: &Scale, number: usize, name: &str) -> Value {
+pub(super) fn foreign_pod(scale: &Scale, number: usize, name: &str) -> Value {
     let node = number % scale.nodes;
     let has_gpus = number < scale.nodes && scale.pool(node) == "others";
     let mut requests = json!({"cpu": "100m", "memory": "256Mi"});

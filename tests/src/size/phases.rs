@@ -1,8 +1,8 @@
 //! Phases of the benchmark.
 
-use super::objects::pod_of_others;
+use super::objects::foreign_pod;
 use super::{Bench, LIMIT, OTHERS, USER, candidate, mib, seconds, synced};
-use crate::{Command, PodsSeen};
+use crate::{Command, PodTracker};
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
@@ -31,9 +31,9 @@ impl Bench {
             let job = self.job(&name, PROBE_NODES, "free", "run");
             let begin = Instant::now();
             self.jobs.create(job).await?;
-            self.seen.until("placed", &name, 1, |job| job.placed.is_some()).await?;
-            let placed = self.seen.with(|jobs| jobs.get(&name).and_then(|job| job.placed));
-            times.push(placed.context("it was placed a moment ago")?.duration_since(begin));
+            self.tracker.until("placed", &name, 1, |job| job.placed.is_some()).await?;
+            let placed = self.tracker.with(|jobs| jobs.get(&name).and_then(|job| job.placed));
+            times.push(placed.context("it was just placed")?.duration_since(begin));
             self.jobs.api().delete(&name, &DeleteParams::default()).await?;
             self.jobs.wait_gone(&name).await?;
         }
@@ -43,14 +43,14 @@ impl Bench {
 
     /// Waits until no pod with this name prefix is left.
     async fn pods_gone(&self, prefix: &str) -> Result<()> {
-        let give_up = Instant::now() + LIMIT;
+        let deadline = Instant::now() + LIMIT;
         loop {
             let pods = self.jobs.pods_api().list_metadata(&ListParams::default()).await?.items;
             let left = pods.iter().filter(|pod| pod.name_any().starts_with(prefix)).count();
             if left == 0 {
                 return Ok(());
             }
-            ensure!(Instant::now() < give_up, "{left} pods of {prefix} are left");
+            ensure!(Instant::now() < deadline, "{left} pods of {prefix} are left");
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     }
@@ -58,10 +58,10 @@ impl Bench {
     /// Measures the large gang: the time until its gates are lifted, and the size of its objects.
     pub(super) async fn gang(&mut self) -> Result<Value> {
         let nodes = self.scale.gang;
-        let pods = PodsSeen::watch(self.jobs.client.clone(), &self.jobs.namespace);
+        let pods = PodTracker::watch(self.jobs.client.clone(), &self.jobs.namespace);
         let mut job = self.job("gang", nodes, "free", "run");
         job["spec"]["trainer"]["framework"] = "Torch".into();
-        let (before, cpu) = (self.writes_of_all(), self.cpu_seconds());
+        let (before, cpu) = (self.total_writes(), self.cpu_seconds());
         let begin = Instant::now();
         self.jobs.create(job).await?;
         pods.until("created", nodes, |_, _| true).await?;
@@ -73,9 +73,9 @@ impl Bench {
             .into_iter()
             .map(|(name, now)| (name, round(now - cpu.get(name).unwrap_or(&0.0))))
             .collect();
-        self.seen.until("running", "gang", 1, |job| job.stage == "Running").await?;
+        self.tracker.until("running", "gang", 1, |job| job.stage == "Running").await?;
         let running = begin.elapsed();
-        let placed = self.seen.with(|jobs| jobs.get("gang").and_then(|job| job.placed)).context("no place")?;
+        let placed = self.tracker.with(|jobs| jobs.get("gang").and_then(|job| job.placed)).context("no placement")?;
         let job = self.jobs.api().get("gang").await?;
         let slices = Api::<PlacementSlice>::namespaced(self.jobs.client.clone(), &self.jobs.namespace);
         let slices = slices.list(&ListParams::default()).await?.items;
@@ -88,7 +88,7 @@ impl Bench {
             "liftedSeconds": seconds(lifted), "runningSeconds": seconds(running), "trainJobKiB": kib(&job)?,
             "slices": slices.len(), "nodesInSlices": placed_nodes, "largestSliceKiB": largest(&slices)?,
             "configMaps": configs.len(), "largestConfigMapKiB": largest(&configs)?,
-            "writes": self.writes_of_all() - before, "rssMiB": mib(&self.controller), "cpuSecondsUntilLifted": used,
+            "writes": self.total_writes() - before, "rssMiB": mib(&self.controller), "cpuSecondsUntilLifted": used,
         });
         let begin = Instant::now();
         self.jobs.api().delete("gang", &DeleteParams::default()).await?;
@@ -110,7 +110,7 @@ impl Bench {
         let begin = Instant::now();
         let jobs = (0..self.scale.running).map(|number| self.job(&format!("{RUNNING}{number}"), 1, "queue", "run"));
         self.create_all(jobs.collect()).await?;
-        self.seen.until("running", RUNNING, self.scale.running, |job| job.stage == "Running").await?;
+        self.tracker.until("running", RUNNING, self.scale.running, |job| job.stage == "Running").await?;
         Ok(
             json!({"jobs": self.scale.running, "runningSeconds": seconds(begin.elapsed()), "rssMiB": mib(&self.controller)}),
         )
@@ -122,7 +122,7 @@ impl Bench {
         let jobs = (0..self.scale.waiting)
             .map(|number| self.job(&format!("{WAITING}{number}"), 1 + number % 4, "queue", "run"));
         self.create_all(jobs.collect()).await?;
-        self.seen.until("queued", WAITING, self.scale.waiting, |job| job.stage == "Queued").await?;
+        self.tracker.until("queued", WAITING, self.scale.waiting, |job| job.stage == "Queued").await?;
         Ok(
             json!({"jobs": self.scale.waiting, "queuedSeconds": seconds(begin.elapsed()), "rssMiB": mib(&self.controller)}),
         )
@@ -141,7 +141,7 @@ impl Bench {
     /// Counts the controller's writes so far by object name. Audit entries of events have no name.
     fn writes(&self) -> BTreeMap<String, usize> {
         let mut writes = BTreeMap::new();
-        for entry in self.plane.audited() {
+        for entry in self.plane.audit_entries() {
             let text = |path: &str| entry.pointer(path).and_then(Value::as_str).unwrap_or_default();
             if text("/user/username") == USER && text("/objectRef/resource") != "leases" {
                 *writes.entry(text("/objectRef/name").to_string()).or_default() += 1;
@@ -150,16 +150,16 @@ impl Bench {
         writes
     }
 
-    fn writes_of_all(&self) -> usize {
+    fn total_writes(&self) -> usize {
         self.writes().values().sum()
     }
 
     /// Counts writes while nothing happens.
     pub(super) async fn quiet(&mut self) -> Result<Value> {
-        let (before, cpu, begin) = (self.writes_of_all(), self.controller.usage().cpu_seconds, Instant::now());
+        let (before, cpu, begin) = (self.total_writes(), self.controller.usage().cpu_seconds, Instant::now());
         tokio::time::sleep(Duration::from_secs(self.scale.seconds)).await;
         let passed = begin.elapsed().as_secs_f64();
-        let writes = self.writes_of_all() - before;
+        let writes = self.total_writes() - before;
         let percent = 100.0 * (self.controller.usage().cpu_seconds - cpu) / passed;
         Ok(json!({"seconds": passed.round(), "writes": writes, "writesPerSecond": round(writes as f64 / passed),
             "cpuPercent": round(percent), "rssMiB": mib(&self.controller)}))
@@ -175,7 +175,7 @@ impl Bench {
         let stride = (self.scale.others / 10).max(1);
         while Instant::now() < end && rounds < self.scale.running {
             let next = Instant::now() + Duration::from_secs(1);
-            self.kubelet.order(
+            self.kubelet.send(
                 &self.jobs.namespace,
                 &format!("{RUNNING}{rounds}-1-0"),
                 Command::Exit(0, String::new()),
@@ -188,7 +188,7 @@ impl Bench {
                 if others.delete(&old, &DeleteParams::default().grace_period(0)).await.is_err() {
                     continue;
                 }
-                let mut pod = pod_of_others(&self.scale, number, &new);
+                let mut pod = foreign_pod(&self.scale, number, &new);
                 for field in ["uid", "creationTimestamp"] {
                     pod["metadata"].as_object_mut().map(|metadata| metadata.remove(field));
                 }
@@ -200,19 +200,19 @@ impl Bench {
             tokio::time::sleep_until(next.into()).await;
         }
         let passed = begin.elapsed().as_secs_f64();
-        self.seen.until("ended", RUNNING, rounds, |job| job.stage == "Complete").await?;
+        self.tracker.until("ended", RUNNING, rounds, |job| job.stage == "Complete").await?;
         let cpu = self.controller.usage().cpu_seconds - cpu;
         // Count only jobs that stay queued, because placements are not part of this measurement.
-        let still: Vec<String> = self.seen.with(|jobs| {
-            let still = jobs.iter().filter(|(name, job)| name.starts_with(WAITING) && job.placed.is_none());
-            still.map(|(name, _)| name.clone()).collect()
+        let waiting: Vec<String> = self.tracker.with(|jobs| {
+            let waiting = jobs.iter().filter(|(name, job)| name.starts_with(WAITING) && job.placed.is_none());
+            waiting.map(|(name, _)| name.clone()).collect()
         });
-        let is_still = |name: &str| still.iter().any(|job| name == job || name.starts_with(&format!("{job}-")));
-        let after = self.writes().into_iter().filter(|(name, _)| is_still(name));
+        let is_waiting = |name: &str| waiting.iter().any(|job| name == job || name.starts_with(&format!("{job}-")));
+        let after = self.writes().into_iter().filter(|(name, _)| is_waiting(name));
         let writes: usize = after.map(|(name, count)| count - before.get(&name).copied().unwrap_or(0)).sum();
-        let placed = self.scale.waiting - still.len();
+        let placed = self.scale.waiting - waiting.len();
         Ok(
-            json!({"seconds": passed.round(), "jobsEnded": rounds, "jobsCame": rounds, "podsOfOthersChanged": foreign, "placed": placed, "stillWaiting": still.len(),
+            json!({"seconds": passed.round(), "jobsEnded": rounds, "jobsCame": rounds, "podsOfOthersChanged": foreign, "placed": placed, "stillWaiting": waiting.len(),
             "writesOfWaiting": writes, "writesOfWaitingPerSecond": round(writes as f64 / passed),
             "cpuPercent": round(100.0 * cpu / passed), "rssMiB": mib(&self.controller)}),
         )
@@ -226,14 +226,14 @@ impl Bench {
         self.controller.kill();
         let begin = Instant::now();
         self.jobs.create(self.job("after", PROBE_NODES, "free", "run")).await?;
-        let give_up = begin + LIMIT;
+        let deadline = begin + LIMIT;
         let pod = self.jobs.pods_api();
         while pod.get_opt("after-1-0").await?.is_none() {
-            ensure!(Instant::now() < give_up, "nobody took over: {}", second.tail());
+            ensure!(Instant::now() < deadline, "no controller took over: {}", second.tail());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         let first = begin.elapsed();
-        self.seen.until("placed", "after", 1, |job| job.placed.is_some()).await?;
+        self.tracker.until("placed", "after", 1, |job| job.placed.is_some()).await?;
         let placed = begin.elapsed();
         self.controller = second;
         Ok(json!({"firstActionSeconds": seconds(first), "placedSeconds": seconds(placed), "standbyRssMiB": rss}))
@@ -266,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_of_what_was_measured() {
+    fn percentiles_match_the_measurements() {
         let found = percentiles((1..=200).rev().map(Duration::from_millis).collect());
         assert_eq!(found, json!({"jobs": 200, "p50Seconds": 0.1, "p99Seconds": 0.198, "longestSeconds": 0.2}));
         assert_eq!(percentiles(vec![Duration::from_secs(3)])["p50Seconds"], 3.0);

@@ -1,7 +1,7 @@
 //! Limits of an agent's token: its rights, and the policy that restricts it to its own node,
 //! checked against `fence.yaml`.
 
-use super::PATIENCE;
+use super::TIMEOUT;
 use super::rights::plane;
 use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
@@ -114,14 +114,15 @@ async fn request(client: &Client, does: &str, node: &str) -> Result<(), Error> {
 }
 
 /// Replies that differ from the table.
-fn faults(told: &Matrix, answered: &Matrix) -> Vec<String> {
-    let is_told = |told: &str, answer: &str| if told == "yes" { answer == told } else { answer.contains(told) };
+fn faults(expected: &Matrix, actual: &Matrix) -> Vec<String> {
+    let is_expected =
+        |expected: &str, answer: &str| if expected == "yes" { answer == expected } else { answer.contains(expected) };
     let mut faults = Vec::new();
-    for (cell, answer) in answered {
-        match told.get(cell) {
-            Some(told) if is_told(told, answer) => {}
-            Some(told) => faults.push(format!("{cell:?}: got {answer}; expected {told}")),
-            None => faults.push(format!("{cell:?}: got {answer}; the table does not tell")),
+    for (cell, answer) in actual {
+        match expected.get(cell) {
+            Some(expected) if is_expected(expected, answer) => {}
+            Some(expected) => faults.push(format!("{cell:?}: got {answer}; expected {expected}")),
+            None => faults.push(format!("{cell:?}: got {answer}; the table has no entry")),
         }
     }
     faults
@@ -129,8 +130,12 @@ fn faults(told: &Matrix, answered: &Matrix) -> Vec<String> {
 
 /// Runs these operations with all tokens on all nodes until the server's replies match or the
 /// deadline has passed, because a policy takes effect late.
-async fn ask(clients: &BTreeMap<&'static str, Client>, told: &Matrix, does: &[&str]) -> Result<(usize, Vec<String>)> {
-    let asked = Instant::now();
+async fn ask(
+    clients: &BTreeMap<&'static str, Client>,
+    expected: &Matrix,
+    does: &[&str],
+) -> Result<(usize, Vec<String>)> {
+    let begin = Instant::now();
     loop {
         let cells = clients.iter().flat_map(|(token, client)| {
             does.iter().flat_map(move |does| {
@@ -141,17 +146,17 @@ async fn ask(clients: &BTreeMap<&'static str, Client>, told: &Matrix, does: &[&s
                 })
             })
         });
-        let answered: Matrix = try_join_all(cells).await?.into_iter().collect();
-        let faults = faults(told, &answered);
-        if faults.is_empty() || asked.elapsed() > PATIENCE {
-            return Ok((answered.len(), faults));
+        let actual: Matrix = try_join_all(cells).await?.into_iter().collect();
+        let faults = faults(expected, &actual);
+        if faults.is_empty() || begin.elapsed() > TIMEOUT {
+            return Ok((actual.len(), faults));
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_writes_about_its_own_node_only() -> Result<()> {
-    let (plane, told) = (plane(), table()?);
+async fn an_agent_can_write_only_its_own_report() -> Result<()> {
+    let (plane, expected) = (plane(), table()?);
     for node in NODES {
         // Create the nodes: the pods of missing nodes would be garbage-collected, which invalidates
         // their tokens.
@@ -162,16 +167,16 @@ async fn an_agent_writes_about_its_own_node_only() -> Result<()> {
         ensure!(made.code == Some(0), "{}", made.stderr);
     }
     let clients = clients(plane).await?;
-    let (anew, mut found) = ask(&clients, &told, &ANEW).await?;
+    let (anew, mut found) = ask(&clients, &expected, &ANEW).await?;
     let api = Api::<GPUTopology>::all(plane.client().await?);
     for node in NODES {
         api.create(&Default::default(), &serde_json::from_value(json!({"metadata": {"name": node}, "spec": {}}))?)
             .await?;
     }
-    let (then, more) = ask(&clients, &told, &THEN).await?;
+    let (then, more) = ask(&clients, &expected, &THEN).await?;
     found.extend(more);
     println!("{} checks", anew + then);
-    assert_eq!(anew + then, told.len(), "the table lists something that no test does");
+    assert_eq!(anew + then, expected.len(), "the table lists requests that no test sends");
     assert!(found.is_empty(), "{}", found.join("\n"));
     for node in NODES {
         let labels = api.get(node).await?.metadata.labels;
@@ -181,15 +186,15 @@ async fn an_agent_writes_about_its_own_node_only() -> Result<()> {
 }
 
 #[test]
-fn an_answer_that_is_not_told_is_noticed() -> Result<()> {
-    let told = table()?;
+fn unexpected_answers_are_detected() -> Result<()> {
+    let expected = table()?;
     let cell = |token: &str, does: &str, node: &str| [token, does, node].map(str::to_string);
-    let one = |cell, answer: &str| faults(&told, &Matrix::from([(cell, answer.to_string())]));
+    let one = |cell, answer: &str| faults(&expected, &Matrix::from([(cell, answer.to_string())]));
     assert!(one(cell("on a", "patch", "a"), "yes").is_empty());
     assert!(one(cell("on a", "patch", "b"), "yes")[0].contains("expected metadata.name: got b"));
     assert!(one(cell("on a", "delete", "a"), "expected a, the node of this agent")[0].contains("expected cannot"));
-    assert!(one(cell("on c", "patch", "a"), "yes")[0].contains("does not tell"));
-    let words = told.get(&cell("unbound", "create", "a")).context("a row")?;
-    assert!(words.contains("a token that names a node"));
+    assert!(one(cell("on c", "patch", "a"), "yes")[0].contains("has no entry"));
+    let expected_answer = expected.get(&cell("unbound", "create", "a")).context("a row")?;
+    assert!(expected_answer.contains("a token that names a node"));
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Authorization matrix: every verb for every resource in every scope, checked on a real API server
 //! against `rights.yaml`.
 
-use super::PATIENCE;
+use super::TIMEOUT;
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
@@ -15,9 +15,9 @@ use switchyard_tests::chart::render;
 use switchyard_tests::{ControlPlane, Options};
 
 /// Reviews sent concurrently.
-const AT_ONCE: usize = 32;
+const CONCURRENCY: usize = 32;
 /// Fewer cells than this mean that the matrix is incomplete.
-const LEAST: usize = 400;
+const MIN_CHECKS: usize = 400;
 /// The scope of all namespaces at once. A right granted there holds in each namespace.
 const ALL: &str = "all";
 /// The scope of cluster-wide resources.
@@ -146,7 +146,7 @@ impl Table {
             let answer = api.create(&Default::default(), &self.review(subject, cell)?).await?;
             Ok(answer.status.is_some_and(|status| status.allowed).then(|| cell.clone()))
         };
-        let answers = stream::iter(cells).map(ask).buffer_unordered(AT_ONCE);
+        let answers = stream::iter(cells).map(ask).buffer_unordered(CONCURRENCY);
         answers.try_filter_map(async |cell| Ok(cell)).try_collect().await
     }
 }
@@ -176,13 +176,13 @@ fn rules(cells: &BTreeSet<Cell>) -> Vec<String> {
 }
 
 /// Differences between the table and the server.
-fn faults(name: &str, told: &BTreeSet<Cell>, answered: &BTreeSet<Cell>) -> Vec<String> {
+fn faults(name: &str, allowed: &BTreeSet<Cell>, actual: &BTreeSet<Cell>) -> Vec<String> {
     let differences =
-        [("may, and the table does not say so", answered - told), ("may not, as the table says", told - answered)];
-    let said = |(words, cells): &(&str, BTreeSet<Cell>)| {
+        [("has rights that the table lacks", actual - allowed), ("lacks rights that the table has", allowed - actual)];
+    let describe = |(words, cells): &(&str, BTreeSet<Cell>)| {
         (!cells.is_empty()).then(|| format!("{name} {words}:\n{}", rules(cells).join("\n")))
     };
-    differences.iter().filter_map(said).collect()
+    differences.iter().filter_map(describe).collect()
 }
 
 /// A control plane with the chart, and with all its roles bound to subjects.
@@ -204,21 +204,21 @@ pub(super) fn plane() -> &'static ControlPlane {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn everybody_may_do_what_the_table_says_and_no_more() -> Result<()> {
+async fn accounts_have_exactly_the_rights_in_the_table() -> Result<()> {
     let table = Table::read()?;
     let client = plane().client().await?;
     let cells = table.all();
     let (begin, mut found) = (Instant::now(), Vec::new());
     for subject in &table.who {
-        let told = table.allowed(subject)?;
-        let unknown: BTreeSet<Cell> = &told - &cells;
-        ensure!(unknown.is_empty(), "{}: asked nowhere: {:#?}", subject.name, rules(&unknown));
+        let allowed = table.allowed(subject)?;
+        let unknown: BTreeSet<Cell> = &allowed - &cells;
+        ensure!(unknown.is_empty(), "{}: in the table, but not checked: {:#?}", subject.name, rules(&unknown));
         // Roles are aggregated and take effect with a delay.
-        let asked = Instant::now();
+        let begin = Instant::now();
         loop {
-            let faults = faults(&subject.name, &told, &table.ask(&client, subject, &cells).await?);
-            if faults.is_empty() || asked.elapsed() > PATIENCE {
-                println!("{}: {} of {} allowed", subject.name, told.len(), cells.len());
+            let faults = faults(&subject.name, &allowed, &table.ask(&client, subject, &cells).await?);
+            if faults.is_empty() || begin.elapsed() > TIMEOUT {
+                println!("{}: {} of {} allowed", subject.name, allowed.len(), cells.len());
                 found.extend(faults);
                 break;
             }
@@ -226,36 +226,36 @@ async fn everybody_may_do_what_the_table_says_and_no_more() -> Result<()> {
     }
     let checks = cells.len() * table.who.len();
     println!("{checks} checks in {:.1} s", begin.elapsed().as_secs_f64());
-    assert!(checks >= LEAST, "{checks} checks");
+    assert!(checks >= MIN_CHECKS, "{checks} checks");
     assert!(found.is_empty(), "{}", found.join("\n"));
     Ok(())
 }
 
 #[test]
-fn a_right_too_many_and_one_too_few_are_noticed() -> Result<()> {
+fn extra_and_missing_rights_are_detected() -> Result<()> {
     let table = Table::read()?;
     let controller = table.who.iter().find(|subject| subject.name == "controller").context("no controller")?;
-    let told = table.allowed(controller)?;
+    let allowed = table.allowed(controller)?;
     let cell = |place: &str, group: &str, resource: &str, verb: &str| -> Cell {
         [place, group, resource, verb].map(str::to_string)
     };
     let (secret, pod) = (cell("team", "core", "secrets", "get"), cell("team", "core", "pods", "create"));
-    assert!(table.all().contains(&secret) && !told.contains(&secret) && told.contains(&pod));
-    let mut answered = told.clone();
-    answered.insert(secret);
-    answered.remove(&pod);
-    let said = faults("controller", &told, &answered);
+    assert!(table.all().contains(&secret) && !allowed.contains(&secret) && allowed.contains(&pod));
+    let mut actual = allowed.clone();
+    actual.insert(secret);
+    actual.remove(&pod);
+    let reported = faults("controller", &allowed, &actual);
     let expected = [
-        "controller may, and the table does not say so:\n- {in: [team], group: core, resources: [secrets], verbs: [get]}",
-        "controller may not, as the table says:\n- {in: [team], group: core, resources: [pods], verbs: [create]}",
+        "controller has rights that the table lacks:\n- {in: [team], group: core, resources: [secrets], verbs: [get]}",
+        "controller lacks rights that the table has:\n- {in: [team], group: core, resources: [pods], verbs: [create]}",
     ];
-    assert_eq!(said, expected);
+    assert_eq!(reported, expected);
     Ok(())
 }
 
 /// No two rules of a subject may cover the same cell, because people read the table.
 #[test]
-fn no_right_is_told_twice() -> Result<()> {
+fn no_right_is_listed_twice() -> Result<()> {
     let table = Table::read()?;
     for subject in &table.who {
         let count: usize =

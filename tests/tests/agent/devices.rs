@@ -30,9 +30,9 @@ async fn devices_in_use_follow_the_kubelet() -> Result<()> {
     let agent = scene.agent(&[])?;
     let without = scene.kernel("1.0.0").await?;
     let source = |report: &GPUTopology| report.status.as_ref().and_then(|status| status.source(Facts::InUse).cloned());
-    let told = source(&without).context("no source")?;
-    assert_eq!(told.state, SourceState::Unavailable);
-    assert!(told.message.is_some_and(|message| message.contains("kubelet.sock: No such file")));
+    let status = source(&without).context("no source")?;
+    assert_eq!(status.state, SourceState::Unavailable);
+    assert!(status.message.is_some_and(|message| message.contains("kubelet.sock: No such file")));
     assert_eq!(condition(&without, "Reported"), "Reported=True Complete", "without a kubelet the machine is the same");
 
     let kubelet = PodResources::start(&scene.host.path(""))?;
@@ -59,7 +59,7 @@ async fn devices_in_use_follow_the_kubelet() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_that_make_no_sense_are_told_and_do_no_harm() -> Result<()> {
+async fn malformed_answers_are_reported_and_do_no_harm() -> Result<()> {
     let scene = Scene::new("agent-malformed").await?;
     let kubelet = PodResources::start(&scene.host.path(""))?;
     let mut agent = scene.agent(&[])?;
@@ -80,9 +80,9 @@ async fn answers_that_make_no_sense_are_told_and_do_no_harm() -> Result<()> {
         let report = scene.report(expected, |report| in_use(report).is_empty()).await?;
         let source = report.status.as_ref().and_then(|status| status.source(Facts::InUse)).context("no source")?;
         let message = source.message.clone().unwrap_or_default();
-        assert!(message.contains(expected), "`{message}` does not say `{expected}`");
+        assert!(message.contains(expected), "`{message}` does not contain `{expected}`");
         assert_eq!(kernel(&report), Some("1.0.0"), "no other fact is lost");
-        agent.daemon.must_run()?;
+        agent.daemon.ensure_running()?;
     }
     assert!(agent.metric("switchyard_agent_pod_resources_failures_total") >= 16.0, "each is tried four times");
     Ok(())
@@ -90,14 +90,14 @@ async fn answers_that_make_no_sense_are_told_and_do_no_harm() -> Result<()> {
 
 /// Compares the GPUs that the kubelet reports with the machine's GPUs; this machine has none.
 #[tokio::test(flavor = "multi_thread")]
-async fn gpus_of_the_kubelet_that_are_not_there_are_a_contradiction() -> Result<()> {
+async fn missing_gpus_contradict_the_kubelet() -> Result<()> {
     let scene = Scene::new("agent-allocatable").await?;
     let kubelet = PodResources::start(&scene.host.path(""))?;
     let gpus = message([(1, &b"nvidia.com/gpu"[..]), (2, b"GPU-7"), (2, b"GPU-8")]);
     kubelet.set(Reply::Message(Vec::new()), Reply::Message(message([(1, &gpus[..])])));
     let _agent = scene.agent(&[])?;
-    let told = |report: &GPUTopology| condition(report, "Consistent") == "Consistent=False Contradiction";
-    let report = scene.report("inconsistent", told).await?;
+    let is_contradictory = |report: &GPUTopology| condition(report, "Consistent") == "Consistent=False Contradiction";
+    let report = scene.report("inconsistent", is_contradictory).await?;
     let message =
         report.status.iter().flat_map(|status| &status.conditions).map(|c| c.message.clone()).collect::<String>();
     assert_eq!(

@@ -23,7 +23,7 @@ spec:
 
 /// Long enough for a debug build while other tests run. A hanging program is killed after this
 /// time.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(180);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Input that must be refused.
 pub(crate) struct Case {
@@ -31,7 +31,7 @@ pub(crate) struct Case {
     pub(crate) make: Make,
     pub(crate) code: i32,
     /// Texts that the error must contain.
-    pub(crate) says: &'static [&'static str],
+    pub(crate) expected: &'static [&'static str],
 }
 
 /// How to create a case from a folder with good data and a good manifest.
@@ -46,7 +46,7 @@ impl Make {
     fn arguments(&self, scene: &Scene) -> Vec<String> {
         match self {
             Make::Replace(from, to) => {
-                assert!(GOOD.contains(from), "the good manifest does not hold `{from}`");
+                assert!(GOOD.contains(from), "the valid manifest does not contain `{from}`");
                 scene.write("job.yaml", GOOD.replacen(from, to, 1));
                 arguments("run job.yaml --run-dir out")
             }
@@ -73,7 +73,7 @@ pub(crate) fn arguments(line: &str) -> Vec<String> {
 pub(crate) fn unprivileged(scene: &Scene, line: &str) -> Ended {
     use std::os::unix::fs::PermissionsExt;
     if !rustix::process::geteuid().is_root() {
-        return scene.switchyard(arguments(line)).run(DEADLINE);
+        return scene.switchyard(arguments(line)).run(TIMEOUT);
     }
     let open = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(scene.path(), open).expect("the scene is ours");
@@ -85,11 +85,11 @@ pub(crate) fn unprivileged(scene: &Scene, line: &str) -> Ended {
     assert!(copied.is_ok_and(|status| status.success()), "cp {from:?}");
     let program = scene.join("switchyard").display().to_string();
     let user = ["--reuid=65534", "--regid=65534", "--clear-groups", &program].map(str::to_string);
-    Program::new("setpriv".as_ref(), scene.path(), user.into_iter().chain(arguments(line))).run(DEADLINE)
+    Program::new("setpriv".as_ref(), scene.path(), user.into_iter().chain(arguments(line))).run(TIMEOUT)
 }
 
 /// Runs all cases; fails with every deviation.
-pub(crate) fn judge(cases: &[Case]) {
+pub(crate) fn check_cases(cases: &[Case]) {
     let faults: Vec<String> =
         cases.iter().flat_map(|case| fault(case).map(|fault| format!("{}: {fault}", case.name))).collect();
     assert!(faults.is_empty(), "{} of {} cases:\n\n{}", faults.len(), cases.len(), faults.join("\n\n"));
@@ -100,13 +100,13 @@ pub(crate) fn fault(case: &Case) -> Option<String> {
     let scene = scene();
     let arguments = case.make.arguments(&scene);
     let before = scene.entries();
-    let ended = scene.switchyard(&arguments).run(DEADLINE);
+    let ended = scene.switchyard(&arguments).run(TIMEOUT);
     let text = format!("switchyard {}\n{}{}", arguments.join(" "), ended.stdout, ended.stderr);
     if ended.code != Some(case.code) {
         return Some(format!("exit code {:?}, signal {:?}; expected {}\n{text}", ended.code, ended.signal, case.code));
     }
-    if let Some(missing) = case.says.iter().find(|words| !ended.stderr.contains(**words)) {
-        return Some(format!("the error does not say `{missing}`\n{text}"));
+    if let Some(missing) = case.expected.iter().find(|text| !ended.stderr.contains(**text)) {
+        return Some(format!("the error lacks `{missing}`\n{text}"));
     }
     if ended.stderr.contains('\u{1b}') || ended.stderr.contains("panicked") {
         return Some(format!("escape codes or a panic\n{text}"));
@@ -123,34 +123,34 @@ pub(crate) fn fault(case: &Case) -> Option<String> {
 #[test]
 fn the_good_manifest_is_accepted() {
     let scene = scene();
-    let ended = scene.switchyard(["plan", "job.yaml"]).run(DEADLINE);
+    let ended = scene.switchyard(["plan", "job.yaml"]).run(TIMEOUT);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }
 
 #[test]
 fn a_case_that_is_not_refused_as_expected_is_reported() {
-    let case = |code, says, make: fn(&Scene) -> Vec<String>| {
-        fault(&Case { name: "planted", make: Make::Scene(make), code, says }).unwrap_or_default()
+    let case = |code, expected, make: fn(&Scene) -> Vec<String>| {
+        fault(&Case { name: "planted", make: Make::Scene(make), code, expected }).unwrap_or_default()
     };
     assert!(case(2, &[], |_| arguments("plan job.yaml")).contains("exit code Some(0)"));
-    assert!(case(2, &["no such words"], |_| arguments("plan gone.yaml")).contains("does not say `no such words`"));
+    assert!(case(2, &["missing text"], |_| arguments("plan gone.yaml")).contains("lacks `missing text`"));
     assert_eq!(case(2, &["gone.yaml"], |_| arguments("plan gone.yaml")), "");
 }
 
 #[test]
-fn what_is_left_behind_is_found() {
+fn leftover_processes_are_found() {
     let scene = scene();
     let sleeper = switchyard_tests::Program::new("sleep".as_ref(), scene.path(), ["60"]).start();
     // Leftovers are found by their environment, but for a moment after `exec` the kernel shows a
     // process without one.
-    let give_up = Instant::now() + DEADLINE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut left = scene.leftovers(Duration::ZERO);
-    while left.is_empty() && Instant::now() < give_up {
+    while left.is_empty() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
         left = scene.leftovers(Duration::ZERO);
     }
     assert!(left.iter().any(|left| left.pid == sleeper.pid() && left.command == "sleep 60"), "{left:?}");
-    left.iter().for_each(switchyard_tests::Leftover::end);
-    assert_eq!(sleeper.wait(DEADLINE).signal, Some(9));
+    left.iter().for_each(switchyard_tests::Leftover::kill);
+    assert_eq!(sleeper.wait(TIMEOUT).signal, Some(9));
     scene.assert_nothing_left();
 }

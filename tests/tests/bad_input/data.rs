@@ -1,6 +1,6 @@
 //! Invalid training data: refused before any rank starts.
 
-use crate::bad_input::case::{Case, GOOD, Make, arguments, judge, unprivileged};
+use crate::bad_input::case::{Case, GOOD, Make, arguments, check_cases, unprivileged};
 use crate::bad_input::files::make_fifo;
 use std::fs;
 use switchyard_tests::Scene;
@@ -17,19 +17,19 @@ pub(crate) const CASES: &[Case] = &[
         name: "missing",
         make: Make::Scene(|scene| run_on(scene, "gone", "")),
         code: 3,
-        says: &["spec.engine.data.path", "/gone", "expected a file or a directory"],
+        expected: &["spec.engine.data.path", "/gone", "expected a file or a directory"],
     },
     Case {
         name: "a device",
         make: Make::Scene(|scene| run_on(scene, "/dev/null", "")),
         code: 3,
-        says: &["spec.engine.data.path", "/dev/null is a", "device", "expected a file or a directory"],
+        expected: &["spec.engine.data.path", "/dev/null is a", "device", "expected a file or a directory"],
     },
     Case {
         name: "an endless device",
         make: Make::Scene(|scene| run_on(scene, "/dev/zero", "")),
         code: 3,
-        says: &["spec.engine.data.path", "/dev/zero is a", "device"],
+        expected: &["spec.engine.data.path", "/dev/zero is a", "device"],
     },
     Case {
         name: "a pipe",
@@ -38,7 +38,7 @@ pub(crate) const CASES: &[Case] = &[
             run_on(scene, "pipe", "")
         }),
         code: 3,
-        says: &["spec.engine.data.path", "/pipe is a", "pipe"],
+        expected: &["spec.engine.data.path", "/pipe is a", "pipe"],
     },
     Case {
         name: "a pipe in the directory",
@@ -47,7 +47,7 @@ pub(crate) const CASES: &[Case] = &[
             run_on(scene, "data", ", include: [pipe]")
         }),
         code: 3,
-        says: &["data/pipe is a", "pipe"],
+        expected: &["data/pipe is a", "pipe"],
     },
     Case {
         name: "a link to itself",
@@ -56,19 +56,19 @@ pub(crate) const CASES: &[Case] = &[
             run_on(scene, "loop", "")
         }),
         code: 3,
-        says: &["spec.engine.data.path", "/loop", "symbolic links"],
+        expected: &["spec.engine.data.path", "/loop", "symbolic links"],
     },
     Case {
         name: "nothing matches",
         make: Make::Scene(|scene| run_on(scene, "data", ", include: [\"*.rs\"]")),
         code: 3,
-        says: &["spec.engine.data.include", "none of the 1 files", "*.rs", "expected at least one"],
+        expected: &["spec.engine.data.include", "none of the 1 files", "*.rs", "expected at least one"],
     },
     Case {
         name: "everything is left out",
         make: Make::Scene(|scene| run_on(scene, "data", ", exclude: [\"**\"]")),
         code: 3,
-        says: &["none of the 1 files", "expected at least one"],
+        expected: &["none of the 1 files", "expected at least one"],
     },
     Case {
         name: "an empty directory",
@@ -77,7 +77,7 @@ pub(crate) const CASES: &[Case] = &[
             run_on(scene, "empty", "")
         }),
         code: 3,
-        says: &["spec.engine.data", "/empty"],
+        expected: &["spec.engine.data", "/empty"],
     },
     Case {
         name: "empty files only",
@@ -87,7 +87,7 @@ pub(crate) const CASES: &[Case] = &[
             run_on(scene, "hollow", "")
         }),
         code: 3,
-        says: &["spec.engine.data.path", "all 2 files", "are empty", "expected text"],
+        expected: &["spec.engine.data.path", "all 2 files", "are empty", "expected text"],
     },
     Case {
         name: "too short for a step",
@@ -96,29 +96,29 @@ pub(crate) const CASES: &[Case] = &[
             run_on(scene, "short.txt", ", validationFraction: \"0\"")
         }),
         code: 3,
-        says: &["70 tokens", "one step needs", "expected more text"],
+        expected: &["70 tokens", "one step needs", "expected more text"],
     },
     Case {
         name: "a pattern that is none",
         make: Make::Scene(|scene| run_on(scene, "data", ", include: [\"[a-\"]")),
         code: 3,
-        says: &["spec.engine.data.include[0]", "`[a-`", "expected for example"],
+        expected: &["spec.engine.data.include[0]", "`[a-`", "expected for example"],
     },
     Case {
         name: "patterns for a file",
         make: Make::Scene(|scene| run_on(scene, "data/text.txt", ", include: [\"*.txt\"]")),
         code: 3,
-        says: &["spec.engine.data.include", "data/text.txt is a file", "expected none, or a directory"],
+        expected: &["spec.engine.data.include", "data/text.txt is a file", "expected none, or a directory"],
     },
 ];
 
 #[test]
-fn data_that_cannot_be_used_is_refused() {
-    judge(CASES);
+fn unusable_data_is_refused() {
+    check_cases(CASES);
 }
 
 #[test]
-fn a_file_that_may_not_be_read_is_refused() {
+fn an_unreadable_file_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let scene = crate::bad_input::case::scene();
     fs::set_permissions(scene.join("data/text.txt"), fs::Permissions::from_mode(0o000)).unwrap();

@@ -1,6 +1,6 @@
 //! The disk fills up while a job runs: its event log and its checkpoints.
 
-use crate::bad_input::case::DEADLINE;
+use crate::bad_input::case::TIMEOUT;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use switchyard_tests::{Ended, Manifest, Program, Scene, programs};
 fn shell(scene: &Scene, wrapper: &[&str], script: &str) -> Ended {
     let programs = programs().display().to_string();
     let words: Vec<&str> = wrapper.iter().copied().chain(["sh", "-c", script, &programs]).collect();
-    Program::new(words[0].as_ref(), scene.path(), &words[1..]).run(DEADLINE)
+    Program::new(words[0].as_ref(), scene.path(), &words[1..]).run(TIMEOUT)
 }
 
 /// A job that writes more events than there is room for.
@@ -24,22 +24,22 @@ fn scene() -> Scene {
 
 /// Command prefix for a private mount namespace, so that mounts are invisible to other processes
 /// and disappear on exit.
-fn own_mounts() -> &'static [&'static str] {
-    let ways: [&'static [&'static str]; 2] = [&["unshare", "-m"], &["unshare", "-r", "-m"]];
-    let way = ways.into_iter().find(|way| {
-        let mut probe = Command::new(way[0]);
+fn mount_namespace() -> &'static [&'static str] {
+    let wrappers: [&'static [&'static str]; 2] = [&["unshare", "-m"], &["unshare", "-r", "-m"]];
+    let wrapper = wrappers.into_iter().find(|wrapper| {
+        let mut probe = Command::new(wrapper[0]);
         probe
-            .args(&way[1..])
+            .args(&wrapper[1..])
             .args(["mount", "-t", "tmpfs", "tmpfs", "/mnt"])
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         probe.status().is_ok_and(|status| status.success())
     });
-    way.expect("a small disk needs a mount: run this test as root, or where users have namespaces")
+    wrapper.expect("a small disk needs a mount: run this test as root, or where users have namespaces")
 }
 
 /// The run ends with this code, and reports once that it is no longer recorded, and why.
-fn judge(scene: &Scene, ended: &Ended, code: i32, reason: &str) {
+fn check_failure(scene: &Scene, ended: &Ended, code: i32, reason: &str) {
     assert_eq!(ended.code, Some(code), "signal {:?}\n{}", ended.signal, ended.stderr);
     for words in ["warning: cannot write", "/out/", reason] {
         assert!(ended.stderr.contains(words), "`{words}` is missing:\n{}", ended.stderr);
@@ -54,21 +54,21 @@ fn judge(scene: &Scene, ended: &Ended, code: i32, reason: &str) {
 const WITH_LIMIT: &str = "trap '' XFSZ; ulimit -f 2048; exec \"$0/switchyard\" run job.yaml --run-dir out";
 
 #[test]
-fn a_log_that_cannot_grow_costs_the_log_and_not_the_training() {
+fn a_full_disk_stops_the_log_but_not_the_training() {
     let scene = scene();
     let ended = shell(&scene, &["env"], WITH_LIMIT);
-    judge(&scene, &ended, 0, "events.jsonl: File too large");
+    check_failure(&scene, &ended, 0, "events.jsonl: File too large");
     assert!(scene.join("out/model.safetensors").is_file(), "the model is written");
 }
 
 #[test]
-fn a_full_disk_lets_the_training_end_and_names_what_could_not_be_written() {
+fn a_full_disk_names_the_lost_files() {
     let scene = scene();
-    let way = own_mounts();
+    let wrapper = mount_namespace();
     let mount = "mkdir small && mount -t tmpfs -o size=64k tmpfs small";
-    let ended = shell(&scene, way, &format!("{mount} && exec \"$0/switchyard\" run job.yaml --run-dir small/out"));
+    let ended = shell(&scene, wrapper, &format!("{mount} && exec \"$0/switchyard\" run job.yaml --run-dir small/out"));
     // The model is lost, because it belongs on the same disk.
-    judge(&scene, &ended, 5, "No space left on device");
+    check_failure(&scene, &ended, 5, "No space left on device");
     assert!(ended.stderr.contains("model.safetensors"), "{}", ended.stderr);
 }
 
@@ -86,8 +86,8 @@ const FULL: &str = "mkdir small && mount -t tmpfs -o size=640k tmpfs small \
     && mount -o remount,size=64m small && \"$0/switchyard\" run job.yaml --run-dir roomy";
 
 #[test]
-fn a_disk_that_is_full_of_checkpoints_costs_checkpoints_alone() {
-    let way = own_mounts();
+fn a_full_checkpoint_disk_loses_only_checkpoints() {
+    let wrapper = mount_namespace();
     let scene = Scene::new();
     scene.write_text("data/text.txt", 32);
     scene.manifest("plain.yaml", &Manifest::small("data"));
@@ -95,7 +95,7 @@ fn a_disk_that_is_full_of_checkpoints_costs_checkpoints_alone() {
     scene.manifest("job.yaml", &Manifest::small("data").with("checkpoint", checkpoint));
     let plain = shell(&scene, &["env"], "exec \"$0/switchyard\" run plain.yaml --run-dir plain");
     assert_eq!(plain.code, Some(0), "{}", plain.stderr);
-    let ended = shell(&scene, way, FULL);
+    let ended = shell(&scene, wrapper, FULL);
     assert_eq!(ended.code, Some(0), "{}{}", ended.stdout, ended.stderr);
     let digest = |run_dir| events(&scene, run_dir, "finished")[0]["weightsDigest"].clone();
     assert_eq!([digest("full"), digest("roomy")], [digest("plain"), digest("plain")]);
@@ -106,12 +106,12 @@ fn a_disk_that_is_full_of_checkpoints_costs_checkpoints_alone() {
         let Some(cause) = event["failure"].as_str() else { continue };
         let step = event["step"].as_u64().expect("a checkpoint has a step");
         steps.insert(step);
-        assert!(causes.insert((step, cause.to_owned())), "told twice: {cause}");
+        assert!(causes.insert((step, cause.to_owned())), "reported twice: {cause}");
         for words in [&format!("small/saved/step-{step:09}.attempt-1"), "No space left on device", "bytes"] {
             assert!(cause.contains(words), "`{words}` is missing: {cause}");
         }
-        let told = format!("warning: the checkpoint of step {step} is not saved: {cause}");
-        assert_eq!(ended.stderr.matches(&told).count(), 1, "{told}\n{}", ended.stderr);
+        let warning = format!("warning: the checkpoint of step {step} is not saved: {cause}");
+        assert_eq!(ended.stderr.matches(&warning).count(), 1, "{warning}\n{}", ended.stderr);
     }
     assert_eq!(steps, [15, 20, 25, 30].into(), "{}", ended.stderr);
     // `ls` lists both complete checkpoints, and `verify` confirms each of them.

@@ -1,10 +1,15 @@
 //! Manifests with one wrong field each.
 
-use crate::bad_input::case::{Case, DEADLINE, GOOD, Make, arguments, fault, judge, scene};
+use crate::bad_input::case::{Case, GOOD, Make, TIMEOUT, arguments, check_cases, fault, scene};
 
 /// Replaces one piece of the good manifest.
-const fn field(name: &'static str, [from, to]: [&'static str; 2], code: i32, says: &'static [&'static str]) -> Case {
-    Case { name, make: Make::Replace(from, to), code, says }
+const fn field(
+    name: &'static str,
+    [from, to]: [&'static str; 2],
+    code: i32,
+    expected: &'static [&'static str],
+) -> Case {
+    Case { name, make: Make::Replace(from, to), code, expected }
 }
 
 /// Every error shows the user's file and the line.
@@ -323,8 +328,8 @@ pub(crate) const CASES: &[Case] = &[
 ];
 
 #[test]
-fn wrong_fields_are_refused() {
-    judge(CASES);
+fn invalid_fields_are_refused() {
+    check_cases(CASES);
 }
 
 #[test]
@@ -339,17 +344,17 @@ fn two_nodes_required_of_one_machine() {
             arguments("run job.yaml --run-dir out")
         }),
         code: 8,
-        says: &["not placeable: bad-input", "needs 2 nodes, 1 present", "trainer.numNodes: 1"],
+        expected: &["not placeable: bad-input", "needs 2 nodes, 1 present", "trainer.numNodes: 1"],
     };
     assert_eq!(fault(&case), None);
 }
 
 #[test]
-fn all_faults_of_a_manifest_are_named_at_once() {
+fn all_errors_in_a_manifest_are_reported_at_once() {
     let scene = scene();
     let text = GOOD.replace("steps: 3", "steps: 0\n    sed: 1").replace("layers: 1", "layers: none");
     scene.write("job.yaml", text);
-    let ended = scene.switchyard(["run", "job.yaml"]).run(DEADLINE);
+    let ended = scene.switchyard(["run", "job.yaml"]).run(TIMEOUT);
     assert_eq!(ended.code, Some(2));
     for words in
         ["spec.engine.steps", "spec.engine.sed", "spec.engine.model.gpt.layers", "3 errors; nothing was started"]

@@ -1,6 +1,6 @@
 //! Unparseable manifests, and other unusable files and arguments.
 
-use crate::bad_input::case::{Case, GOOD, Make, arguments, judge, unprivileged};
+use crate::bad_input::case::{Case, GOOD, Make, arguments, check_cases, unprivileged};
 use std::fs;
 use switchyard_tests::Scene;
 
@@ -15,19 +15,19 @@ pub(crate) const CASES: &[Case] = &[
         name: "missing manifest",
         make: Make::Scene(|_| arguments("run gone.yaml")),
         code: 2,
-        says: &["SY0001", "gone.yaml", "No such file"],
+        expected: &["SY0001", "gone.yaml", "No such file"],
     },
     Case {
         name: "manifest is a directory",
         make: Make::Scene(|_| arguments("run data")),
         code: 2,
-        says: &["SY0001", "data", "got a directory; expected a file with a TrainJob"],
+        expected: &["SY0001", "data", "got a directory; expected a file with a TrainJob"],
     },
     Case {
         name: "manifest is a device",
         make: Make::Scene(|_| arguments("run /dev/zero")),
         code: 2,
-        says: &["SY0001", "/dev/zero", "not a regular file"],
+        expected: &["SY0001", "/dev/zero", "not a regular file"],
     },
     Case {
         name: "manifest is a pipe that nobody writes",
@@ -36,7 +36,7 @@ pub(crate) const CASES: &[Case] = &[
             arguments("run job.fifo")
         }),
         code: 2,
-        says: &["SY0001", "job.fifo", "not a regular file"],
+        expected: &["SY0001", "job.fifo", "not a regular file"],
     },
     Case {
         name: "manifest is a link to itself",
@@ -45,97 +45,97 @@ pub(crate) const CASES: &[Case] = &[
             arguments("run loop.yaml")
         }),
         code: 2,
-        says: &["SY0001", "loop.yaml", "Too many levels of symbolic links"],
+        expected: &["SY0001", "loop.yaml", "Too many levels of symbolic links"],
     },
     Case {
         name: "empty standard input",
         make: Make::Scene(|_| arguments("run -")),
         code: 2,
-        says: &["SY0002", "standard input", "no document"],
+        expected: &["SY0002", "standard input", "no document"],
     },
     Case {
         name: "empty file",
         make: Make::Scene(|scene| run_text(scene, "")),
         code: 2,
-        says: &["SY0002", "job.yaml", "got no document; expected one TrainJob"],
+        expected: &["SY0002", "job.yaml", "got no document; expected one TrainJob"],
     },
     Case {
         name: "comments only",
         make: Make::Scene(|scene| run_text(scene, "# nothing\n")),
         code: 2,
-        says: &["SY0002", "job.yaml"],
+        expected: &["SY0002", "job.yaml"],
     },
     Case {
         name: "10 MB",
         make: Make::Scene(|scene| run_text(scene, format!("{GOOD}# {}\n", "x".repeat(10_000_000)))),
         code: 2,
-        says: &["SY0001", "job.yaml", "got more than 1 MiB", "expected a TrainJob of at most 1 MiB"],
+        expected: &["SY0001", "job.yaml", "got more than 1 MiB", "expected a TrainJob of at most 1 MiB"],
     },
     Case {
         name: "two documents",
         make: Make::Scene(|scene| run_text(scene, format!("{GOOD}---\n{GOOD}"))),
         code: 2,
-        says: &["SY0002", "job.yaml", "got 2 documents; expected one TrainJob"],
+        expected: &["SY0002", "job.yaml", "got 2 documents; expected one TrainJob"],
     },
     Case {
         name: "a list",
         make: Make::Scene(|scene| run_text(scene, "[1, 2]")),
         code: 2,
-        says: &["SY0002", "job.yaml", "expected", "a TrainJob"],
+        expected: &["SY0002", "job.yaml", "expected", "a TrainJob"],
     },
     Case {
         name: "a word",
         make: Make::Scene(|scene| run_text(scene, "hello")),
         code: 2,
-        says: &["SY0002", "job.yaml", "hello"],
+        expected: &["SY0002", "job.yaml", "hello"],
     },
     Case {
         name: "another group",
         make: Make::Scene(|scene| run_text(scene, GOOD.replace("training.switchyard.dev/v1alpha1", "batch/v1"))),
         code: 2,
-        says: &["SY0002", "apiVersion", "`batch/v1`", "`training.switchyard.dev/v1alpha1`"],
+        expected: &["SY0002", "apiVersion", "`batch/v1`", "`training.switchyard.dev/v1alpha1`"],
     },
     Case {
         name: "another version",
         make: Make::Scene(|scene| run_text(scene, GOOD.replace("/v1alpha1", "/v1"))),
         code: 2,
-        says: &["SY0002", "`training.switchyard.dev/v1`", "`training.switchyard.dev/v1alpha1`"],
+        expected: &["SY0002", "`training.switchyard.dev/v1`", "`training.switchyard.dev/v1alpha1`"],
     },
     Case {
         name: "Kubeflow's TrainJob",
         make: Make::Scene(|scene| run_text(scene, GOOD.replace("training.switchyard.dev", "trainer.kubeflow.org"))),
         code: 2,
-        says: &["SY0002", "a TrainJob of Kubeflow Trainer, another product's kind"],
+        expected: &["SY0002", "a TrainJob of Kubeflow Trainer, another product's kind"],
     },
     Case {
         name: "another kind",
         make: Make::Scene(|scene| run_text(scene, GOOD.replace("kind: TrainJob", "kind: Job"))),
         code: 2,
-        says: &["SY0002", "kind", "`Job`", "`TrainJob`"],
+        expected: &["SY0002", "kind", "`Job`", "`TrainJob`"],
     },
     Case {
         name: "not UTF-8",
         make: Make::Scene(|scene| run_text(scene, [GOOD.as_bytes(), b"# \xff\n"].concat())),
         code: 2,
-        says: &["SY0001", "job.yaml", "not UTF-8 at offset", "expected text"],
+        expected: &["SY0001", "job.yaml", "not UTF-8 at offset", "expected text"],
     },
     Case {
         name: "indented with a tab",
         make: Make::Scene(|scene| run_text(scene, GOOD.replace("  trainer:", "\ttrainer:"))),
         code: 2,
-        says: &["SY0001", "job.yaml is not valid YAML", "tab"],
+        expected: &["SY0001", "job.yaml is not valid YAML", "tab"],
     },
     Case {
         name: "open bracket",
         make: Make::Scene(|scene| run_text(scene, "kind: [TrainJob\n")),
         code: 2,
-        says: &["SY0001", "job.yaml is not valid YAML"],
+        expected: &["SY0001", "job.yaml is not valid YAML"],
     },
     Case {
         name: "a key twice",
         make: Make::Scene(|scene| run_text(scene, format!("{GOOD}    steps: 4\n"))),
         code: 2,
-        says: &["SY0001", "job.yaml is not valid YAML", "steps"],
+        expected: &["SY0001", "job.yaml is not valid YAML", "steps"],
     },
     Case {
         name: "aliases that multiply",
@@ -148,43 +148,43 @@ pub(crate) const CASES: &[Case] = &[
             run_text(scene, text)
         }),
         code: 2,
-        says: &["SY0001", "job.yaml is not valid YAML"],
+        expected: &["SY0001", "job.yaml is not valid YAML"],
     },
     Case {
         name: "run directory is a file",
         make: Make::Scene(|_| arguments("run job.yaml --run-dir data/text.txt")),
         code: 2,
-        says: &["data/text.txt", "Not a directory", "--run-dir"],
+        expected: &["data/text.txt", "Not a directory", "--run-dir"],
     },
     Case {
         name: "run directory below a file",
         make: Make::Scene(|_| arguments("run job.yaml --run-dir data/text.txt/out")),
         code: 2,
-        says: &["data/text.txt/out", "Not a directory", "--run-dir"],
+        expected: &["data/text.txt/out", "Not a directory", "--run-dir"],
     },
     Case {
         name: "run directory where nobody may write",
         make: Make::Scene(|_| arguments("run job.yaml --run-dir /proc/switchyard-run")),
         code: 2,
-        says: &["cannot make the run directory /proc/switchyard-run", "choose another with --run-dir"],
+        expected: &["cannot make the run directory /proc/switchyard-run", "choose another with --run-dir"],
     },
     Case {
         name: "run directory is not empty",
         make: Make::Scene(|_| arguments("run job.yaml --run-dir data")),
         code: 2,
-        says: &["data is not empty", "expected a new or an empty directory"],
+        expected: &["data is not empty", "expected a new or an empty directory"],
     },
     Case {
         name: "missing topology",
         make: Make::Scene(|_| arguments("plan job.yaml --topology gone.yaml")),
         code: 2,
-        says: &["gone.yaml", "No such file"],
+        expected: &["gone.yaml", "No such file"],
     },
     Case {
         name: "a TrainJob as topology",
         make: Make::Scene(|_| arguments("plan job.yaml --topology job.yaml")),
         code: 2,
-        says: &["job.yaml is not a GPUTopology"],
+        expected: &["job.yaml is not a GPUTopology"],
     },
     Case {
         name: "another kind as topology",
@@ -193,7 +193,7 @@ pub(crate) const CASES: &[Case] = &[
             arguments("topo node.yaml")
         }),
         code: 2,
-        says: &[
+        expected: &[
             "node.yaml is not a GPUTopology",
             "apiVersion: got `v1`",
             "expected `training.switchyard.dev/v1alpha1`",
@@ -206,7 +206,7 @@ pub(crate) const CASES: &[Case] = &[
             arguments("topo import topo.txt")
         }),
         code: 2,
-        says: &[
+        expected: &[
             "topo.txt cannot be used as output of `nvidia-smi topo -m`",
             "row GPU1: got no row",
             "expected one row",
@@ -216,19 +216,19 @@ pub(crate) const CASES: &[Case] = &[
         name: "a TrainJob as matrix",
         make: Make::Scene(|_| arguments("topo import job.yaml")),
         code: 2,
-        says: &["job.yaml", "got no header", "GPU0 GPU1 NIC0 CPU Affinity"],
+        expected: &["job.yaml", "got no header", "GPU0 GPU1 NIC0 CPU Affinity"],
     },
     Case {
         name: "a file before import",
         make: Make::Scene(|_| arguments("topo job.yaml import job.yaml")),
         code: 2,
-        says: &["got a FILE before `import`", "expected it after"],
+        expected: &["got a FILE before `import`", "expected it after"],
     },
     Case {
         name: "a TrainJob as topology file of NCCL",
         make: Make::Scene(|_| arguments("topo xml --check job.yaml")),
         code: 2,
-        says: &["job.yaml is no topology file of NCCL", "got no tag", "expected <system version=\"1\">"],
+        expected: &["job.yaml is no topology file of NCCL", "got no tag", "expected <system version=\"1\">"],
     },
     Case {
         name: "a topology file of a machine that is not there",
@@ -237,19 +237,19 @@ pub(crate) const CASES: &[Case] = &[
             arguments("topo xml --check topo.xml --topology gone.yaml")
         }),
         code: 2,
-        says: &["gone.yaml", "No such file"],
+        expected: &["gone.yaml", "No such file"],
     },
     Case {
         name: "a missing matrix",
         make: Make::Scene(|_| arguments("topo import gone.txt")),
         code: 2,
-        says: &["gone.txt", "No such file"],
+        expected: &["gone.txt", "No such file"],
     },
     Case {
         name: "an imported machine with a name that no node has",
         make: Make::Scene(|_| arguments("topo import job.yaml --name GPU_7")),
         code: 2,
-        says: &["--name", "GPU_7", "expected a node name"],
+        expected: &["--name", "GPU_7", "expected a node name"],
     },
     Case {
         name: "a topology without a machine",
@@ -260,13 +260,13 @@ pub(crate) const CASES: &[Case] = &[
             arguments("plan job.yaml --topology node.yaml")
         }),
         code: 2,
-        says: &["node.yaml: status: got nothing", "expected the description of a machine"],
+        expected: &["node.yaml: status: got nothing", "expected the description of a machine"],
     },
     Case {
         name: "an endless topology",
         make: Make::Scene(|_| arguments("topo /dev/zero")),
         code: 2,
-        says: &["SY0001", "/dev/zero", "not a regular file; expected a file with a GPUTopology"],
+        expected: &["SY0001", "/dev/zero", "not a regular file; expected a file with a GPUTopology"],
     },
     Case {
         name: "a topology from a pipe that nobody writes",
@@ -275,31 +275,31 @@ pub(crate) const CASES: &[Case] = &[
             arguments("plan job.yaml --topology node.fifo")
         }),
         code: 2,
-        says: &["SY0001", "node.fifo", "not a regular file"],
+        expected: &["SY0001", "node.fifo", "not a regular file"],
     },
     Case {
         name: "a text as machine",
         make: Make::Scene(|_| arguments("topo data/text.txt")),
         code: 2,
-        says: &["data/text.txt is not a GPUTopology"],
+        expected: &["data/text.txt is not a GPUTopology"],
     },
     Case {
         name: "unknown subcommand",
         make: Make::Scene(|_| arguments("rum job.yaml")),
         code: 2,
-        says: &["unrecognized subcommand 'rum'", "'run'"],
+        expected: &["unrecognized subcommand 'rum'", "'run'"],
     },
     Case {
         name: "unknown flag",
         make: Make::Scene(|_| arguments("run job.yaml --rundir out")),
         code: 2,
-        says: &["'--rundir'", "'--run-dir'"],
+        expected: &["'--rundir'", "'--run-dir'"],
     },
     Case {
         name: "unknown error code",
         make: Make::Scene(|_| arguments("explain SY9999")),
         code: 2,
-        says: &["no error code `SY9999`", "SY0001"],
+        expected: &["no error code `SY9999`", "SY0001"],
     },
 ];
 
@@ -310,8 +310,8 @@ pub(crate) fn make_fifo(scene: &Scene, name: &str) {
 }
 
 #[test]
-fn files_that_cannot_be_used_are_refused() {
-    judge(CASES);
+fn unusable_files_are_refused() {
+    check_cases(CASES);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use switchyard_tests::{Ended, Program, programs_of, root};
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn promtool(folder: &Path, arguments: &[&str]) -> Ended {
     static PROGRAM: OnceLock<std::path::PathBuf> = OnceLock::new();
@@ -18,7 +18,7 @@ fn promtool(folder: &Path, arguments: &[&str]) -> Ended {
         let folders = programs_of(&["promtool"]).unwrap_or_else(|error| panic!("{error:#}"));
         folders[0].join("promtool")
     });
-    Program::new(program, folder, arguments).run(PATIENCE)
+    Program::new(program, folder, arguments).run(TIMEOUT)
 }
 
 /// A folder with these rules and the tests of `alerts.yaml`.
@@ -62,7 +62,7 @@ fn alerts_fire_when_they_should_and_only_then() -> Result<()> {
 }
 
 #[test]
-fn every_panel_of_the_board_asks_in_the_language_of_prometheus() -> Result<()> {
+fn every_dashboard_panel_has_a_valid_query() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let parses = |expression: &str| {
         // Grafana substitutes its variables.
@@ -71,8 +71,8 @@ fn every_panel_of_the_board_asks_in_the_language_of_prometheus() -> Result<()> {
     };
     let boards = boards()?;
     assert!(boards.len() > 20, "{} expressions", boards.len());
-    for (place, expression) in boards {
-        assert!(parses(&expression), "{place}: {expression}");
+    for (location, expression) in boards {
+        assert!(parses(&expression), "{location}: {expression}");
     }
     assert!(!parses("sum(rate(switchyard_events_total[$__rate_interval])"));
     Ok(())

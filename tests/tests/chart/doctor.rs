@@ -1,7 +1,7 @@
 //! `switchyard doctor cluster` on a real API server: faults that an administrator could cause. Each
 //! is reported with a fix, and applying the fix clears it.
 
-use crate::chart::policies::{PATIENCE, findings};
+use crate::chart::policies::{TIMEOUT, findings};
 use crate::chart::server::must;
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::rbac::v1::PolicyRule;
@@ -35,18 +35,18 @@ fn install(plane: &ControlPlane) -> Result<()> {
 }
 
 /// Summary and fix of the finding that contains this text.
-fn found(plane: &ControlPlane, says: &str) -> Result<Option<(String, String)>> {
+fn found(plane: &ControlPlane, fragment: &str) -> Result<Option<(String, String)>> {
     let text = |found: &Value, field: &str| found[field].as_str().unwrap_or_default().to_string();
     let all = findings(plane)?;
-    let found = all.iter().find(|found| text(found, "what").contains(says));
+    let found = all.iter().find(|found| text(found, "what").contains(fragment));
     Ok(found.map(|found| (text(found, "what"), text(found, "fix"))))
 }
 
 /// Waits for a finding: the API server applies changed roles and labels with a delay.
-fn must_find(plane: &ControlPlane, says: &str, fix: &str) -> Result<String> {
+fn expect_finding(plane: &ControlPlane, fragment: &str, fix: &str) -> Result<String> {
     let mut finding = None;
-    until(says, PATIENCE, || {
-        finding = found(plane, says)?;
+    until(fragment, TIMEOUT, || {
+        finding = found(plane, fragment)?;
         Ok(finding.is_some())
     })
     .with_context(|| format!("{:#?}", findings(plane)))?;
@@ -55,8 +55,8 @@ fn must_find(plane: &ControlPlane, says: &str, fix: &str) -> Result<String> {
     Ok(what)
 }
 
-fn must_not_find(plane: &ControlPlane, says: &str) -> Result<()> {
-    until(&format!("without `{says}`"), PATIENCE, || Ok(found(plane, says)?.is_none()))
+fn expect_no_finding(plane: &ControlPlane, fragment: &str) -> Result<()> {
+    until(&format!("without `{fragment}`"), TIMEOUT, || Ok(found(plane, fragment)?.is_none()))
         .with_context(|| format!("{:#?}", findings(plane)))?;
     Ok(())
 }
@@ -77,20 +77,20 @@ fn named(rules: &[PolicyRule]) -> BTreeSet<String> {
 
 /// With an emptied role, the finding must list exactly the rights that the chart grants.
 #[test]
-fn rights_that_an_account_lost_are_named() -> Result<()> {
+fn missing_rights_are_named() -> Result<()> {
     let plane = plane()?;
-    must_not_find(&plane, "system:serviceaccount:")?;
-    let nothing = r#"{"rules": []}"#;
+    expect_no_finding(&plane, "system:serviceaccount:")?;
+    let no_rules = r#"{"rules": []}"#;
     for name in ["clusterrole/switchyard-controller", "clusterrole/switchyard-node-agent"] {
-        must(&plane, &["patch", name, "--type=merge", "-p", nothing], "")?;
+        must(&plane, &["patch", name, "--type=merge", "-p", no_rules], "")?;
     }
-    must(&plane, &["patch", "role/switchyard-controller-election", "-n", SYSTEM, "--type=merge", "-p", nothing], "")?;
+    must(&plane, &["patch", "role/switchyard-controller-election", "-n", SYSTEM, "--type=merge", "-p", no_rules], "")?;
     // The three changes do not take effect at the same time.
     let lacks = |account: &str, expected: &BTreeSet<String>| -> Result<()> {
-        let says = format!("system:serviceaccount:{SYSTEM}:{account} cannot ");
+        let fragment = format!("system:serviceaccount:{SYSTEM}:{account} cannot ");
         let mut rights = BTreeSet::new();
-        until("all rights", PATIENCE, || {
-            let what = must_find(&plane, &says, "helm upgrade")?;
+        until("all rights", TIMEOUT, || {
+            let what = expect_finding(&plane, &fragment, "helm upgrade")?;
             let (_, list) = what.split_once(" cannot ").context("rights")?;
             rights = list.split(", ").map(str::to_string).collect();
             Ok(rights == *expected)
@@ -110,34 +110,34 @@ fn rights_that_an_account_lost_are_named() -> Result<()> {
         .collect();
     lacks("switchyard-node-agent", &expected)?;
     install(&plane)?;
-    must_not_find(&plane, "system:serviceaccount:")
+    expect_no_finding(&plane, "system:serviceaccount:")
 }
 
 #[test]
-fn faults_around_the_installation_are_found_with_their_fixes() -> Result<()> {
+fn installation_faults_are_found_with_their_fixes() -> Result<()> {
     let plane = plane()?;
     let quiet =
         ["no report of", "older than half an hour", "Pod Security forbids", "no pod behind", "no ResourceSlice"];
-    for says in quiet {
-        ensure!(found(&plane, says)?.is_none(), "{says}: {:#?}", findings(&plane)?);
+    for fragment in quiet {
+        ensure!(found(&plane, fragment)?.is_none(), "{fragment}: {:#?}", findings(&plane)?);
     }
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-1"}});
     must(&plane, &["create", "-f", "-"], &node.to_string())?;
     let gpus = json!({"status": {"allocatable": {"nvidia.com/gpu": "8"}, "capacity": {"nvidia.com/gpu": "8"}}});
     let status = ["--subresource=status", "--type=merge", "-p"];
     must(&plane, &[&["patch", "node", "gpu-1"][..], &status, &[&gpus.to_string()]].concat(), "")?;
-    must_find(&plane, "no report of node gpu-1, which has GPUs", "nodeAgent.nodeSelector")?;
+    expect_finding(&plane, "no report of node gpu-1, which has GPUs", "nodeAgent.nodeSelector")?;
     let report = json!({"apiVersion": "training.switchyard.dev/v1alpha1", "kind": "GPUTopology", "metadata": {"name": "gpu-1"}, "spec": {}});
     must(&plane, &["create", "-f", "-"], &report.to_string())?;
     let old = json!({"status": {"observedTime": "2026-01-01T00:00:00Z", "agentVersion": "0.0.1"}});
     must(&plane, &[&["patch", "gputopology", "gpu-1"][..], &status, &[&old.to_string()]].concat(), "")?;
-    must_find(&plane, "the reports of node gpu-1 are older than half an hour", "component=node-agent")?;
-    must_find(&plane, "the agents of node gpu-1 are of another version", "rollout")?;
+    expect_finding(&plane, "the reports of node gpu-1 are older than half an hour", "component=node-agent")?;
+    expect_finding(&plane, "the agents of node gpu-1 are of another version", "rollout")?;
     ensure!(found(&plane, "no report of")?.is_none(), "there is one");
     // A namespace that refuses the next agent pod, while the existing ones keep running.
     let level = "pod-security.kubernetes.io/enforce=restricted";
     must(&plane, &["label", "namespace", SYSTEM, level], "")?;
-    must_find(&plane, "Pod Security forbids", "enforce=privileged")?;
+    expect_finding(&plane, "Pod Security forbids", "enforce=privileged")?;
     // A webhook whose Service has no ready endpoints.
     let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "hooks", "namespace": "default"},
         "spec": {"ports": [{"port": 443}]}});
@@ -148,11 +148,11 @@ fn faults_around_the_installation_are_found_with_their_fixes() -> Result<()> {
     let hooks = json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
         "metadata": {"name": "hooks"}, "webhooks": [hook]});
     must(&plane, &["create", "-f", "-"], &hooks.to_string())?;
-    must_find(&plane, "jobs.example.com (Service default/hooks) must answer", "delete its webhook configuration")?;
+    expect_finding(&plane, "jobs.example.com (Service default/hooks) must answer", "delete its webhook configuration")?;
     // A DeviceClass whose driver offers no devices.
     let class = json!({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "gpu.nvidia.com"}, "spec": {}});
     must(&plane, &["create", "-f", "-"], &class.to_string())?;
-    must_find(&plane, "driver gpu.nvidia.com offers no ResourceSlice", "pods of the driver")?;
+    expect_finding(&plane, "driver gpu.nvidia.com offers no ResourceSlice", "pods of the driver")?;
     // A chart of another version.
     must(
         &plane,
@@ -167,21 +167,26 @@ fn faults_around_the_installation_are_found_with_their_fixes() -> Result<()> {
         ],
         "",
     )?;
-    must_find(&plane, "the chart of release switchyard: version 0.0.1", "upgrade the older one")?;
+    expect_finding(&plane, "the chart of release switchyard: version 0.0.1", "upgrade the older one")?;
     Ok(())
 }
 
 /// A reader without rights gets a list of the skipped checks.
 #[test]
-fn what_the_reader_may_not_see_is_said() -> Result<()> {
+fn skipped_checks_are_listed() -> Result<()> {
     let plane = plane()?;
     let kubeconfig = switchyard_tests::account(&plane, "reader", &[])?;
     let arguments = ["doctor", "cluster", "--kubeconfig", &kubeconfig.display().to_string()].map(str::to_string);
     let program = switchyard_tests::programs().join("switchyard");
     let ended =
         switchyard_tests::Program::new(&program, plane.folder(), arguments).run(std::time::Duration::from_secs(90));
-    for says in ["cannot list deployments", "cannot list nodes", "look with the kubeconfig of an administrator"] {
-        ensure!(ended.code == Some(1) && ended.stdout.contains(says), "{says}: {}{}", ended.stdout, ended.stderr);
+    for fragment in ["cannot list deployments", "cannot list nodes", "look with the kubeconfig of an administrator"] {
+        ensure!(
+            ended.code == Some(1) && ended.stdout.contains(fragment),
+            "{fragment}: {}{}",
+            ended.stdout,
+            ended.stderr
+        );
     }
     ensure!(!ended.stdout.contains("Status {") && !ended.stdout.contains("Some("), "{}", ended.stdout);
     Ok(())

@@ -13,7 +13,7 @@ use switchyard_tests::{
 };
 
 /// Upper bound for the release Secret, in bytes: a quarter of the Secret size limit.
-const MOST: usize = 250_000;
+const MAX_RELEASE_BYTES: usize = 250_000;
 /// Keeps the controller's pods unscheduled, because this test runs the controller as a process.
 const ASIDE: [&str; 4] = ["--set", "controller.nodeSelector.nowhere=here", "--set", "nodeAgent.gpuNodesOnly=true"];
 
@@ -89,7 +89,7 @@ impl Cluster {
 }
 
 #[tokio::test]
-async fn a_job_runs_through_all_that_happens_to_the_chart() -> Result<()> {
+async fn a_job_keeps_running_through_every_chart_operation() -> Result<()> {
     let plane = ControlPlane::start(&Options { controller_manager: true, scheduler: true, ..Options::default() })?;
     let kubeflow = programs_of(&["kubeflow-trainer"])?.remove(0).join("data/trainer.kubeflow.org_trainjobs.yaml");
     let applied = plane.kubectl(&["apply", "--server-side", "-f", &kubeflow.display().to_string()]);
@@ -100,8 +100,8 @@ async fn a_job_runs_through_all_that_happens_to_the_chart() -> Result<()> {
     let plane = &cluster.plane;
 
     // Install next to Kubeflow's CRD.
-    let told = cluster.helm(&[&["install", RELEASE, ".", "--create-namespace"][..], &ASIDE].concat())?;
-    assert!(told.contains("This cluster also has Kubeflow's TrainJob"), "{told}");
+    let output = cluster.helm(&[&["install", RELEASE, ".", "--create-namespace"][..], &ASIDE].concat())?;
+    assert!(output.contains("This cluster also has Kubeflow's TrainJob"), "{output}");
     let both = [
         "wait",
         "--for=condition=Established",
@@ -113,7 +113,7 @@ async fn a_job_runs_through_all_that_happens_to_the_chart() -> Result<()> {
     let releases = get(plane, &["secrets", "-n", SYSTEM, "-l", "owner=helm"])?;
     let bytes = releases["items"][0]["data"]["release"].as_str().context("a release")?.len() / 4 * 3;
     println!("release: {bytes} bytes in its Secret");
-    assert!(bytes > 10_000 && bytes <= MOST, "{bytes} bytes; expected at most {MOST}");
+    assert!(bytes > 10_000 && bytes <= MAX_RELEASE_BYTES, "{bytes} bytes; expected at most {MAX_RELEASE_BYTES}");
 
     // Run a job with a controller that has the installed rights.
     let kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new("life", 2)).await?;
@@ -139,11 +139,11 @@ async fn a_job_runs_through_all_that_happens_to_the_chart() -> Result<()> {
     assert_eq!(cluster.job().await?, before, "after the upgrade");
 
     // Both ways keep the values of the release.
-    for way in ["--reuse-values", "--reset-then-reuse-values"] {
-        cluster.helm(&["upgrade", RELEASE, &next, way, "--set", "controller.concurrentReconciles=8"])?;
+    for flag in ["--reuse-values", "--reset-then-reuse-values"] {
+        cluster.helm(&["upgrade", RELEASE, &next, flag, "--set", "controller.concurrentReconciles=8"])?;
         let values = cluster.helm(&["get", "values", RELEASE])?;
-        assert!(values.contains("interval: 10s") && values.contains("concurrentReconciles: 8"), "{way}: {values}");
-        assert_eq!(cluster.job().await?, before, "after {way}");
+        assert!(values.contains("interval: 10s") && values.contains("concurrentReconciles: 8"), "{flag}: {values}");
+        assert_eq!(cluster.job().await?, before, "after {flag}");
     }
 
     // Roll back to the first revision.
@@ -157,14 +157,14 @@ async fn a_job_runs_through_all_that_happens_to_the_chart() -> Result<()> {
     assert_eq!(cluster.job().await?, before, "without the CRDs");
     cluster.helm(&["upgrade", RELEASE, ".", "--reuse-values", "--set", "crds.enabled=true"])?;
     assert_eq!(cluster.job().await?, before, "with the CRDs again");
-    controller.must_run()?;
+    controller.ensure_running()?;
 
     // Uninstall. Helm lists the objects that it keeps.
     assert!(cluster.objects()?.len() > 20);
-    let told = cluster.helm(&["uninstall", RELEASE])?;
+    let output = cluster.helm(&["uninstall", RELEASE])?;
     assert!(
-        told.contains("kept due to the resource policy") && told.contains("trainjobs.training.switchyard.dev"),
-        "{told}"
+        output.contains("kept due to the resource policy") && output.contains("trainjobs.training.switchyard.dev"),
+        "{output}"
     );
     let mut left = cluster.objects()?;
     left.sort();
@@ -180,7 +180,7 @@ async fn a_job_runs_through_all_that_happens_to_the_chart() -> Result<()> {
 
 /// The chart takes over CRDs that were applied without helm only on request.
 #[tokio::test]
-async fn crds_that_were_there_before_are_taken_on_request() -> Result<()> {
+async fn existing_crds_are_adopted_on_request() -> Result<()> {
     let plane = ControlPlane::start(&Options::default())?;
     plane.install_crds().await?;
     let job = json!({"apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "a", "namespace": "default"},

@@ -7,10 +7,10 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use switchyard_tests::chart::{chart, objects, policy_arguments, render};
 use switchyard_tests::{
-    Agent, AgentOptions, ControllerOptions, Host, agent_plane, page, pages_of, plain_job, start_controller,
+    Agent, AgentOptions, ControllerOptions, Host, agent_plane, http_address, page, plain_job, start_controller,
 };
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Names of the series on a metrics page, derived from each metric's type.
 fn series(page: &str) -> BTreeSet<String> {
@@ -28,7 +28,7 @@ fn series(page: &str) -> BTreeSet<String> {
 }
 
 /// All of our metric names in a text.
-fn asked(text: &str) -> BTreeSet<String> {
+fn metric_names(text: &str) -> BTreeSet<String> {
     let is_word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     let words = text.split(|c: char| !is_word(c)).filter(|word| word.starts_with("switchyard_"));
     words.map(str::to_string).collect()
@@ -58,9 +58,9 @@ fn expressions() -> Result<Vec<(String, String)>> {
     let mut all = boards()?;
     let rules: Value = serde_saphyr::from_str(&read("rules.yaml")?)?;
     for rule in rules["groups"][0]["rules"].as_array().context("rules")? {
-        for (place, words) in [("summary", 10), ("description", 10)] {
-            let text = rule["annotations"][place].as_str().unwrap_or_default();
-            assert!(text.len() > words, "{}: no {place}", rule["alert"]);
+        for (annotation, words) in [("summary", 10), ("description", 10)] {
+            let text = rule["annotations"][annotation].as_str().unwrap_or_default();
+            assert!(text.len() > words, "{}: no {annotation}", rule["alert"]);
         }
         all.push((format!("alert {}", rule["alert"]), rule["expr"].as_str().context("expr")?.to_string()));
     }
@@ -68,7 +68,7 @@ fn expressions() -> Result<Vec<(String, String)>> {
 }
 
 #[test]
-fn boards_and_alerts_ask_for_what_there_is() -> Result<()> {
+fn dashboards_and_alerts_query_existing_series() -> Result<()> {
     let plane = agent_plane()?;
     let host = Host::new()?;
     let agent = Agent::start(&plane, "metrics", &host, &AgentOptions::default())?;
@@ -88,22 +88,22 @@ fn boards_and_alerts_ask_for_what_there_is() -> Result<()> {
         "switchyard_events_total",
         "switchyard_agent_devices",
     ];
-    let give_up = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut known = BTreeSet::new();
-    while Instant::now() < give_up && !latest.iter().all(|name| known.contains(*name)) {
-        let metrics = pages_of(&controller).and_then(|address| page(address, "/metrics"));
+    while Instant::now() < deadline && !latest.iter().all(|name| known.contains(*name)) {
+        let metrics = http_address(&controller).and_then(|address| page(address, "/metrics"));
         known = metrics.map(|page| series(&page)).unwrap_or_default();
         known.extend(series(&agent.page("/metrics")));
         std::thread::sleep(Duration::from_millis(100));
     }
     let expressions = expressions()?;
     assert!(known.len() > 20 && expressions.len() > 20, "{} series, {} expressions", known.len(), expressions.len());
-    let unknown = |text: &str| asked(text).into_iter().filter(|name| !known.contains(name)).collect::<Vec<_>>();
-    for (place, expression) in &expressions {
-        assert!(!asked(expression).is_empty(), "{place}: asks for nothing of ours");
+    let unknown = |text: &str| metric_names(text).into_iter().filter(|name| !known.contains(name)).collect::<Vec<_>>();
+    for (location, expression) in &expressions {
+        assert!(!metric_names(expression).is_empty(), "{location}: queries none of our series");
         assert!(
             unknown(expression).is_empty(),
-            "{place}: {:?} of {expression}; there are {known:#?}",
+            "{location}: unknown series {:?} in {expression}; known: {known:#?}",
             unknown(expression)
         );
     }

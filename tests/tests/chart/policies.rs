@@ -9,13 +9,14 @@ use std::time::Duration;
 use switchyard_crds::labels;
 use switchyard_tests::chart::{objects, policy_arguments, render};
 use switchyard_tests::{
-    ControlPlane, ControllerOptions, Daemon, Program, SYSTEM, agent_plane, page, pages_of, programs, start_controller,
+    ControlPlane, ControllerOptions, Daemon, Program, SYSTEM, agent_plane, http_address, page, programs,
+    start_controller,
 };
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(90);
 
 fn until(what: &str, controller: &Daemon, is: impl Fn() -> Result<bool>) -> Result<()> {
-    switchyard_tests::until(what, PATIENCE, is).with_context(|| controller.tail())?;
+    switchyard_tests::until(what, TIMEOUT, is).with_context(|| controller.tail())?;
     Ok(())
 }
 
@@ -28,25 +29,26 @@ fn the_controller_knows_the_policies_of_its_release() -> Result<()> {
         let arguments = [&["--values", path.to_str().unwrap()][..], &MONITORING].concat();
         let rendered = objects(&render(&arguments)?)?;
         let names = |kind: &str| -> Vec<&str> {
-            let of_kind = rendered.iter().filter(|object| object["kind"] == kind);
-            let mut names: Vec<&str> = of_kind.filter_map(|object| object["metadata"]["name"].as_str()).collect();
+            let rendered_names = rendered.iter().filter(|object| object["kind"] == kind);
+            let mut names: Vec<&str> =
+                rendered_names.filter_map(|object| object["metadata"]["name"].as_str()).collect();
             names.sort_unstable();
             names
         };
         let policies = names("ValidatingAdmissionPolicy");
         assert_eq!(names("ValidatingAdmissionPolicyBinding"), policies, "{name}");
-        let mut told = policy_arguments(&rendered);
-        told.sort();
+        let mut passed = policy_arguments(&rendered);
+        passed.sort();
         let expected: Vec<String> = policies.iter().map(|policy| format!("--admission-policy={policy}")).collect();
-        assert_eq!(told, expected, "{name}");
+        assert_eq!(passed, expected, "{name}");
         let rules = rendered.iter().filter_map(|object| object["rules"].as_array()).flatten();
-        let mut may: Vec<&str> = rules
+        let mut readable: Vec<&str> = rules
             .filter(|rule| rule["apiGroups"][0] == "admissionregistration.k8s.io")
             .flat_map(|rule| rule["resourceNames"].as_array().into_iter().flatten().filter_map(Value::as_str))
             .collect();
-        may.sort_unstable();
+        readable.sort_unstable();
         let has_roles = rendered.iter().any(|object| object["kind"] == "ClusterRole");
-        assert_eq!(may, if has_roles { policies.clone() } else { Vec::new() }, "{name}");
+        assert_eq!(readable, if has_roles { policies.clone() } else { Vec::new() }, "{name}");
         counts.push(policies.len());
     }
     assert!(counts.contains(&8) && counts.contains(&0), "{counts:?}");
@@ -66,7 +68,7 @@ fn change(plane: &ControlPlane, kind: &str, name: &str, patch: &str) -> Result<(
 pub(crate) fn findings(plane: &ControlPlane) -> Result<Vec<Value>> {
     let kubeconfig = plane.kubeconfig("admin").display().to_string();
     let arguments = ["doctor", "cluster", "--kubeconfig", &kubeconfig, "-o", "json"];
-    let ended = Program::new(&programs().join("switchyard"), plane.folder(), arguments).run(PATIENCE);
+    let ended = Program::new(&programs().join("switchyard"), plane.folder(), arguments).run(TIMEOUT);
     let report: Value = serde_json::from_str(&ended.stdout).with_context(|| ended.stderr.clone())?;
     let findings = report["findings"].as_array().cloned().context("no findings")?;
     assert_eq!(ended.code, Some(i32::from(!findings.is_empty())), "{report}");
@@ -74,12 +76,12 @@ pub(crate) fn findings(plane: &ControlPlane) -> Result<Vec<Value>> {
 }
 
 #[test]
-fn a_policy_that_is_not_in_force_is_told_until_it_is() -> Result<()> {
+fn an_inactive_policy_is_reported_until_it_is_active() -> Result<()> {
     let plane = agent_plane()?;
     let (policy, binding) = ("validatingadmissionpolicy", "validatingadmissionpolicybinding");
     for (kind, name) in [(policy, "switchyard-trainjobs-secrets"), (binding, "switchyard-children")] {
-        let gone = plane.kubectl(&["delete", kind, name]);
-        ensure!(gone.code == Some(0), "{}", gone.stderr);
+        let deleted = plane.kubectl(&["delete", kind, name]);
+        ensure!(deleted.code == Some(0), "{}", deleted.stderr);
     }
     // A toothless policy, and one that locks the whole cluster: a missing parameter fails before
     // the match conditions are evaluated.
@@ -104,11 +106,11 @@ fn a_policy_that_is_not_in_force_is_told_until_it_is() -> Result<()> {
     let log = || std::fs::read_to_string(&controller.log).context("the log");
     let metric = |metric: &str, name: &str| -> Result<Option<String>> {
         let begin = format!("switchyard_policy_{metric}{{policy=\"switchyard-{name}\"}} ");
-        let page = pages_of(&controller).and_then(|address| page(address, "/metrics")).unwrap_or_default();
+        let page = http_address(&controller).and_then(|address| page(address, "/metrics")).unwrap_or_default();
         Ok(page.lines().find_map(|line| line.strip_prefix(&begin)).map(str::to_string))
     };
     let missing = |name: &str| metric("missing", name);
-    until("told", &controller, || Ok(log()?.contains("PolicyMissing") && missing("node-agent")?.is_some()))?;
+    until("reported", &controller, || Ok(log()?.contains("PolicyMissing") && missing("node-agent")?.is_some()))?;
     for (name, expected) in [
         ("trainjobs", "1"),
         ("trainjobs-secrets", "1"),
@@ -120,17 +122,17 @@ fn a_policy_that_is_not_in_force_is_told_until_it_is() -> Result<()> {
         assert_eq!(missing(name)?.as_deref(), Some(expected), "{name}");
     }
     let locked = || Ok(metric("refuses_foreign", "controller-pods")?.as_deref() == Some("1"));
-    until("told of the lock", &controller, locked)?;
+    until("reporting the lock", &controller, locked)?;
     let lock = findings(&plane)?
         .into_iter()
         .find(|found| found["what"].to_string().contains("refuses pods that are not ours"));
-    let fix = lock.context("the doctor says nothing of the lock")?["fix"].to_string();
+    let fix = lock.context("the doctor does not report the lock")?["fix"].to_string();
     assert!(fix.contains("kubectl delete validatingadmissionpolicybinding switchyard-controller-pods"), "{fix}");
     change(&plane, policy, LOCK, r#"{"spec": {"paramKind": null}}"#)?;
     change(&plane, binding, LOCK, r#"{"spec": {"paramRef": null}}"#)?;
     until("free", &controller, || Ok(!locked()?))?;
     until("tried", &controller, || Ok(missing("controller")?.as_deref() == Some("1")))?;
-    let told = log()?;
+    let logged = log()?;
     for words in [
         "switchyard-controller-pods: refuses pods that are not ours",
         "switchyard-controller: does not refuse a pod of the controller that belongs to no TrainJob",
@@ -138,7 +140,7 @@ fn a_policy_that_is_not_in_force_is_told_until_it_is() -> Result<()> {
         "switchyard-trainjobs-secrets: the ValidatingAdmissionPolicy does not exist",
         "switchyard-children: no ValidatingAdmissionPolicyBinding has its name",
     ] {
-        assert!(told.contains(words), "{words}: {told}");
+        assert!(logged.contains(words), "{words}: {logged}");
     }
     let applied =
         plane.kubectl_with(&["apply", "-f", "-"], &render(&["--set", "crds.enabled=false,controller.replicas=0"])?);

@@ -3,10 +3,12 @@
 
 use anyhow::{Context, Result, ensure};
 use std::net::SocketAddr;
-use switchyard_tests::{ControlPlane, ControllerOptions, Daemon, Options, PATIENCE, page, pages_of, start_controller};
+use switchyard_tests::{
+    ControlPlane, ControllerOptions, Daemon, Options, TIMEOUT, http_address, page, start_controller,
+};
 
 /// Address of the authenticated metrics endpoint, once the controller has logged it.
-fn metrics_of(controller: &Daemon) -> Option<SocketAddr> {
+fn metrics_address(controller: &Daemon) -> Option<SocketAddr> {
     let log = std::fs::read_to_string(&controller.log).ok()?;
     log.split("secure_metrics=").nth(1)?.split_whitespace().next()?.parse().ok()
 }
@@ -25,7 +27,7 @@ async fn ask(address: SocketAddr, token: Option<&str>) -> Result<Result<String, 
 }
 
 #[tokio::test]
-async fn metrics_are_for_accounts_with_the_role_and_for_nobody_else() -> Result<()> {
+async fn only_accounts_with_the_role_can_read_metrics() -> Result<()> {
     let plane = ControlPlane::start(&Options::default())?;
     plane.install_crds().await?;
     plane.apply_chart(&["--set", "metrics.secure.enabled=true"])?;
@@ -47,22 +49,22 @@ async fn metrics_are_for_accounts_with_the_role_and_for_nobody_else() -> Result<
     let (reader, stranger) = (token("reader")?, token("stranger")?);
     let role = "--clusterrole=switchyard-metrics-reader";
     must(&["create", "clusterrolebinding", "reader", role, "--serviceaccount=default:reader"])?;
-    let give_up = std::time::Instant::now() + PATIENCE;
+    let deadline = std::time::Instant::now() + TIMEOUT;
     let (open, secure) = loop {
-        if let (Some(open), Some(secure)) = (pages_of(&controller), metrics_of(&controller)) {
+        if let (Some(open), Some(secure)) = (http_address(&controller), metrics_address(&controller)) {
             break (open, secure);
         }
-        ensure!(std::time::Instant::now() < give_up, "{}", controller.tail());
+        ensure!(std::time::Instant::now() < deadline, "{}", controller.tail());
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     };
     let status = |path: &str| page(open, path).map(|page| page.lines().next().unwrap_or_default().to_string());
     assert_eq!(status("/healthz").as_deref(), Some("HTTP/1.1 200 OK"));
-    assert_eq!(status("/metrics").as_deref(), Some("HTTP/1.1 404 Not Found"), "not beside the other pages");
+    assert_eq!(status("/metrics").as_deref(), Some("HTTP/1.1 404 Not Found"), "not on the plain port");
     // The API server recognises new tokens and roles with a delay.
     let text = loop {
         match ask(secure, Some(&reader)).await? {
             Ok(text) => break text,
-            Err(refused) => ensure!(std::time::Instant::now() < give_up, "{refused:?}"),
+            Err(refused) => ensure!(std::time::Instant::now() < deadline, "{refused:?}"),
         }
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     };
@@ -72,9 +74,9 @@ async fn metrics_are_for_accounts_with_the_role_and_for_nobody_else() -> Result<
         (Some("made-up"), 401, "a token that the API server accepts; got an unknown token"),
         (None, 401, "a token that the API server accepts; got no token"),
     ] {
-        let (status, told) = ask(secure, token).await?.err().context("let in")?;
-        assert_eq!(status, code, "{told}");
-        assert!(told.contains(words), "{told}");
+        let (status, message) = ask(secure, token).await?.err().context("was accepted")?;
+        assert_eq!(status, code, "{message}");
+        assert!(message.contains(words), "{message}");
     }
     Ok(())
 }

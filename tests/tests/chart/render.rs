@@ -6,7 +6,7 @@ use switchyard_tests::chart::{chart, objects, render, run_helm};
 use switchyard_tests::{difference, root};
 
 #[test]
-fn helm_finds_nothing_to_complain_of() {
+fn helm_lint_passes() {
     for (name, path, _) in files("values") {
         // `helm lint` cannot set the cluster's capabilities.
         let ended = run_helm(&["lint", ".", "--values", path.to_str().unwrap(), "--set", "metrics.renderMode=always"]);
@@ -16,7 +16,7 @@ fn helm_finds_nothing_to_complain_of() {
 }
 
 #[test]
-fn every_set_of_values_renders_what_was_reviewed() -> Result<()> {
+fn every_set_of_values_matches_the_reviewed_rendering() -> Result<()> {
     let mut settings = insta::Settings::clone_current();
     settings.set_snapshot_path(root().join("tests/golden/chart"));
     settings.set_prepend_module_to_snapshot(false);
@@ -58,7 +58,7 @@ fn every_object_is_ours() -> Result<()> {
 }
 
 #[test]
-fn the_crds_are_those_of_the_code_and_are_kept() -> Result<()> {
+fn the_crds_match_the_code_and_are_kept() -> Result<()> {
     let files = ["trainjobs", "placementslices", "gputopologies"].map(|name| format!("templates/crds/{name}.yaml"));
     let show: Vec<&str> = files.iter().flat_map(|file| ["--show-only", file]).collect();
     let rendered = objects(&render(&show)?)?;

@@ -25,8 +25,8 @@ fn faults_of(role: &Value) -> Vec<String> {
         let (groups, resources, verbs) = (words(&rule["apiGroups"]), words(&rule["resources"]), words(&rule["verbs"]));
         let paths = words(&rule["nonResourceURLs"]);
         // A rule covers either resources in groups or URL paths.
-        let said = if paths.is_empty() { vec![&groups, &resources, &verbs] } else { vec![&paths, &verbs] };
-        if said.iter().any(|words| words.is_empty() || words.iter().any(|word| word.contains('*'))) {
+        let lists = if paths.is_empty() { vec![&groups, &resources, &verbs] } else { vec![&paths, &verbs] };
+        if lists.iter().any(|words| words.is_empty() || words.iter().any(|word| word.contains('*'))) {
             faults.push(format!("a wildcard: {rule}"));
         }
         let may = |resource: &str, allowed: &[&str]| {
@@ -57,21 +57,21 @@ fn no_role_has_a_wildcard_or_reads_secrets() -> Result<()> {
         }
     }
     assert!(roles > 30, "{roles}");
-    for planted in [
+    for faulty in [
         r#"{"rules": [{"apiGroups": [""], "resources": ["*"], "verbs": ["get"]}]}"#,
         r#"{"rules": [{"nonResourceURLs": ["/*"], "verbs": ["get"]}]}"#,
         r#"{"rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["create", "get"]}]}"#,
         r#"{"rules": [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["patch"]}]}"#,
         r#"{"rules": [{"apiGroups": ["training.switchyard.dev"], "resources": ["gputopologies"], "verbs": ["delete"]}]}"#,
     ] {
-        assert_eq!(faults_of(&serde_json::from_str(planted)?).len(), 1, "{planted}");
+        assert_eq!(faults_of(&serde_json::from_str(faulty)?).len(), 1, "{faulty}");
     }
     Ok(())
 }
 
 /// Selectors are immutable, so the API server would refuse an upgrade with other labels.
 #[test]
-fn selectors_hold_what_never_changes() -> Result<()> {
+fn selectors_contain_only_constants() -> Result<()> {
     for (name, objects) in renderings()? {
         for object in
             objects.iter().filter(|object| matches!(object["kind"].as_str(), Some("Deployment" | "DaemonSet")))
@@ -89,7 +89,7 @@ fn selectors_hold_what_never_changes() -> Result<()> {
 
 /// Node folders are mounted read-only, and no container is privileged.
 #[test]
-fn agents_see_little_of_their_node_and_write_nothing_there() -> Result<()> {
+fn agents_have_minimal_read_only_access_to_their_node() -> Result<()> {
     let allowed = [
         "/sys",
         "/proc",

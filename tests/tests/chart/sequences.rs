@@ -15,7 +15,7 @@ use switchyard_tests::chart::RELEASE;
 use switchyard_tests::{ControlPlane, Options, SYSTEM};
 
 /// Timeout for an API server to apply policies, and for a namespace to disappear.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 /// The namespace of the foreign objects.
 const FOREIGN: &str = "default";
 /// The namespace of the second release.
@@ -149,7 +149,7 @@ impl Cluster {
         cluster.namespace(SECOND)?;
         let accounts = Api::<k8s_openapi::api::core::v1::ServiceAccount>::namespaced(cluster.admin.clone(), FOREIGN);
         let exists = await_condition(accounts, "default", |account: Option<&_>| account.is_some());
-        tokio::time::timeout(PATIENCE, exists).await.context("no default service account")??;
+        tokio::time::timeout(TIMEOUT, exists).await.context("no default service account")??;
         Ok(cluster)
     }
 
@@ -182,8 +182,8 @@ impl Cluster {
             PoliciesOff => upgrade("admissionPolicy.enabled=false"),
             PoliciesOn => upgrade("admissionPolicy.enabled=true"),
             NamespaceDeleted => {
-                let gone = self.plane.kubectl(&["delete", "namespace", SYSTEM]);
-                ensure!(gone.code == Some(0), "{}", gone.stderr);
+                let deleted = self.plane.kubectl(&["delete", "namespace", SYSTEM]);
+                ensure!(deleted.code == Some(0), "{}", deleted.stderr);
                 Ok(())
             }
             SecondRelease => {
@@ -199,8 +199,8 @@ impl Cluster {
     /// release that could refuse pods or jobs of other tenants. The server reloads changed policies
     /// once a second.
     async fn settle(&self, policies: bool) -> Result<()> {
-        let place = "first";
-        self.namespace(place)?;
+        let namespace = "first";
+        self.namespace(namespace)?;
         let forged = json!({"metadata": {"name": "forged", "labels": {labels::JOB_UID: "1"}}});
         let owner =
             json!({"apiVersion": labels::API_VERSION, "kind": "TrainJob", "name": "a", "uid": "1", "controller": true});
@@ -208,18 +208,19 @@ impl Cluster {
             "spec": {"containers": [{"name": "trainer", "image": "image"}]}});
         let job = json!({"metadata": {"name": "a"}, "spec": {"trainer": {"framework": "Plain", "image": "image", "command": ["train"]},
             "template": {"spec": {"hostNetwork": true}}}});
-        let give_up = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let answers = [
-                refusal(&Api::<ConfigMap>::namespaced(self.admin.clone(), place), &forged).await?,
-                refusal(&Api::<Pod>::namespaced(self.controller.clone(), place), &ungated).await?,
-                refusal(&Api::<TrainJob>::namespaced(self.admin.clone(), place), &job).await?,
+                refusal(&Api::<ConfigMap>::namespaced(self.admin.clone(), namespace), &forged).await?,
+                refusal(&Api::<Pod>::namespaced(self.controller.clone(), namespace), &ungated).await?,
+                refusal(&Api::<TrainJob>::namespaced(self.admin.clone(), namespace), &job).await?,
             ];
-            let by = |answer: &Option<String>| answer.as_deref().is_some_and(|words| words.contains("'switchyard-"));
-            if answers.iter().all(|answer| by(answer) == policies) {
+            let is_policy_error =
+                |answer: &Option<String>| answer.as_deref().is_some_and(|words| words.contains("'switchyard-"));
+            if answers.iter().all(|answer| is_policy_error(answer) == policies) {
                 return Ok(());
             }
-            ensure!(Instant::now() < give_up, "policies: {policies}, but {answers:?}");
+            ensure!(Instant::now() < deadline, "policies: {policies}, but {answers:?}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -237,7 +238,7 @@ impl Cluster {
         made.context("a foreign Deployment")?;
         let has_pod = |it: Option<&Deployment>| it.and_then(|it| it.status.as_ref()?.replicas) == Some(1);
         let made = await_condition(deployments, name, has_pod);
-        tokio::time::timeout(PATIENCE, made).await.context("a foreign Deployment gets no pod")??;
+        tokio::time::timeout(TIMEOUT, made).await.context("a foreign Deployment gets no pod")??;
         Ok(())
     }
 
@@ -268,19 +269,19 @@ async fn watch_foreign_pods(client: Client) -> Result<()> {
 async fn walk(cluster: &Cluster) -> Result<()> {
     let mut state = PRISTINE;
     for (number, step) in WALK.into_iter().enumerate() {
-        let place = || format!("step {number}, {step:?} in {state:?}");
-        cluster.take(step, state).with_context(place)?;
+        let location = || format!("step {number}, {step:?} in {state:?}");
+        cluster.take(step, state).with_context(location)?;
         let next = state.after(step).context("a step that does nothing")?;
-        cluster.settle(next.policies == Some(true)).await.with_context(place)?;
-        cluster.foreign_objects_are_made(&format!("foreign-{number}")).await.with_context(place)?;
-        println!("{}", place());
+        cluster.settle(next.policies == Some(true)).await.with_context(location)?;
+        cluster.foreign_objects_are_made(&format!("foreign-{number}")).await.with_context(location)?;
+        println!("{}", location());
         state = next;
     }
     cluster.no_policy_has_a_parameter().await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pods_of_others_are_created_whatever_happens_to_the_chart() -> Result<()> {
+async fn foreign_pods_are_created_whatever_happens_to_the_chart() -> Result<()> {
     let cluster = Cluster::start().await?;
     let meanwhile = tokio::spawn(watch_foreign_pods(cluster.admin.clone()));
     tokio::select! {

@@ -9,7 +9,7 @@ use switchyard_tests::chart::{RELEASE, objects, render};
 use switchyard_tests::{ControlPlane, Options, SYSTEM, programs_of, until};
 
 /// Timeout for an API server to apply a FlowSchema.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Arguments of a dry-run server-side apply.
 const LOOK: [&str; 6] =
@@ -38,15 +38,15 @@ pub(crate) fn must(plane: &ControlPlane, arguments: &[&str], input: &str) -> Res
 
 /// Submits each distinct object once and checks the reply.
 #[test]
-fn the_server_takes_every_object_of_every_set() -> Result<()> {
+fn the_server_accepts_every_object_of_every_set() -> Result<()> {
     let plane = plane()?;
     for (name, path, _) in files("values") {
         let arguments = [&["--values", path.to_str().unwrap()][..], &MONITORING].concat();
         let text = render(&arguments)?;
         let expected = objects(&text)?.len();
-        let told = must(&plane, &[&LOOK[..], &["-"]].concat(), &text).with_context(|| name.clone())?;
-        let taken = told.lines().filter(|line| line.ends_with("serverside-applied (server dry run)")).count();
-        assert_eq!(taken, expected, "{name}: {told}");
+        let output = must(&plane, &[&LOOK[..], &["-"]].concat(), &text).with_context(|| name.clone())?;
+        let applied = output.lines().filter(|line| line.ends_with("serverside-applied (server dry run)")).count();
+        assert_eq!(applied, expected, "{name}: {output}");
     }
     // A field unknown to the schema, in a core object and in a monitoring CRD.
     for (kind, spec) in [
@@ -56,11 +56,11 @@ fn the_server_takes_every_object_of_every_set() -> Result<()> {
             json!({"selector": {}, "endpoint": []}),
         ),
     ] {
-        let mut planted = kind;
-        planted["metadata"] = json!({"name": "planted", "namespace": SYSTEM});
-        planted["spec"] = spec;
-        let ended = plane.kubectl_with(&[&LOOK[..], &["-"]].concat(), &planted.to_string());
-        assert_ne!(ended.code, Some(0), "{planted}");
+        let mut faulty = kind;
+        faulty["metadata"] = json!({"name": "faulty", "namespace": SYSTEM});
+        faulty["spec"] = spec;
+        let ended = plane.kubectl_with(&[&LOOK[..], &["-"]].concat(), &faulty.to_string());
+        assert_ne!(ended.code, Some(0), "{faulty}");
     }
     Ok(())
 }
@@ -107,7 +107,7 @@ fn pods_fit_the_pod_security_level_that_is_documented() -> Result<()> {
 
 /// With its own FlowSchema, the controller does not queue behind other service accounts.
 #[test]
-fn the_controllers_requests_have_a_flow_of_their_own() -> Result<()> {
+fn the_controller_has_its_own_flow_schema() -> Result<()> {
     let plane = ControlPlane::start(&Options::default())?;
     plane.install_crds_now()?;
     plane.apply_chart(&[])?;
@@ -116,15 +116,18 @@ fn the_controllers_requests_have_a_flow_of_their_own() -> Result<()> {
     // Each response names its flow in a header. A new FlowSchema takes effect with a delay.
     let flow = |user: &str| plane.kubectl(&["--as", user, "get", "pods", "--all-namespaces", "-v=8"]).stderr;
     let controller = format!("system:serviceaccount:{SYSTEM}:switchyard-controller");
-    until("in the controller's flow", PATIENCE, || Ok(flow(&controller).contains(&uid)))
+    until("in the controller's flow", TIMEOUT, || Ok(flow(&controller).contains(&uid)))
         .with_context(|| flow(&controller))?;
-    ensure!(!flow(&format!("system:serviceaccount:{SYSTEM}:another")).contains(&uid), "another account's, too");
+    ensure!(
+        !flow(&format!("system:serviceaccount:{SYSTEM}:another")).contains(&uid),
+        "the flow schema also applies to another account"
+    );
     Ok(())
 }
 
 /// The text that helm prints after an installation.
 #[test]
-fn the_notes_count_the_nodes_of_the_agents() -> Result<()> {
+fn the_notes_count_the_agent_nodes() -> Result<()> {
     let plane = ControlPlane::start(&Options::default())?;
     for (name, labels) in [
         ("a", json!({"kubernetes.io/os": "linux", "feature.node.kubernetes.io/pci-10de.present": "true"})),

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use switchyard_tests::chart::{chart, render};
 
 #[test]
-fn values_that_mean_something_are_taken() {
+fn valid_values_are_accepted() {
     let found = files("accepted");
     assert!(found.len() >= 5);
     for (name, path, _) in found {
@@ -18,7 +18,7 @@ fn values_that_mean_something_are_taken() {
 
 /// The first line of each file is the expected message.
 #[test]
-fn mistakes_are_refused_and_named() {
+fn invalid_values_are_refused_and_named() {
     let found = files("rejected");
     assert!(found.len() >= 15);
     for (name, path, text) in found {
@@ -53,7 +53,7 @@ fn all_paths() -> Vec<(String, bool)> {
 /// `helm upgrade --reuse-values` passes an older chart's values to this one, so any value can be
 /// missing.
 #[test]
-fn a_value_that_is_missing_is_no_error() {
+fn a_missing_value_is_not_an_error() {
     let all = all_paths();
     let next = AtomicUsize::new(0);
     let faults = Mutex::new(Vec::new());
@@ -67,7 +67,7 @@ fn a_value_that_is_missing_is_no_error() {
                     let other = if path.starts_with("crds") { "nameOverride=" } else { "crds.enabled=false" };
                     match render(&["--set", other, "--set", &missing]) {
                         Ok(text) if text.contains("<nil>") || text.contains("%!") => {
-                            faults.lock().unwrap().push(format!("{path}: renders nothing where something is expected"));
+                            faults.lock().unwrap().push(format!("{path}: renders an empty or invalid value"));
                         }
                         Ok(_) => {}
                         Err(error) => faults.lock().unwrap().push(format!("{path}: {error}")),

@@ -3,7 +3,7 @@
 //! recomputes it.
 
 use super::script::{Event, script};
-use super::{Churn, judge};
+use super::{Churn, violations_of};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::Api;
@@ -16,7 +16,7 @@ use switchyard_plan::cluster::levels::Levels;
 use switchyard_tests::chaos::{self, report, size};
 use switchyard_tests::gpus::{GpuNodes, Machine, RESOURCE, gpu_job};
 use switchyard_tests::history::{Recorder, Replayed, double_gpus, mispredicted, replay};
-use switchyard_tests::{ControllerOptions, Jobs, Random, merge, planted, start_controller};
+use switchyard_tests::{ControllerOptions, Jobs, Random, merge, mutants_program, start_controller};
 
 const NODES: usize = 64;
 /// Nodes per rack and per block.
@@ -78,7 +78,7 @@ impl Machines {
 
     /// Labels a node with its rack and block, and with its clique as GPU Feature Discovery would.
     pub(super) async fn label(&self, node: &str) -> Result<()> {
-        let number = self.reports.keys().position(|name| name == node).context("a node of the churn")?;
+        let number = self.reports.keys().position(|name| name == node).context("not a node of this test")?;
         let fabric = self.reports[node].status.as_ref().and_then(|status| status.fabric.as_ref());
         let clique = fabric.map(|fabric| {
             format!("{}.{}", fabric.cluster_uuid.as_deref().unwrap_or_default(), fabric.clique_id.unwrap_or_default())
@@ -193,11 +193,11 @@ async fn gangs_of_exact_gpus_break_no_invariant() -> Result<()> {
     for seed in first..first + seeds as u64 {
         let (mut run, history) =
             churn.play(seed, gpu_script(seed, events), quiet).await.with_context(|| format!("seed {seed}"))?;
-        let (judged, wrong) = mispredicted(&history, &shares);
-        churn.must_be_clean(seed, &history, &wrong.iter().map(ToString::to_string).collect::<Vec<_>>())?;
+        let (checked, wrong) = mispredicted(&history, &shares);
+        churn.ensure_clean(seed, &history, &wrong.iter().map(ToString::to_string).collect::<Vec<_>>())?;
         let Replayed { decisions, exact, around, behind, unexplained } = replay(&history, levels.clone());
         run["places"] = json!({
-            "decided": decisions, "judgedByBruteForce": judged, "plannedAgain": exact, "fromAWorldAround": around,
+            "decided": decisions, "judgedByBruteForce": checked, "plannedAgain": exact, "fromAWorldAround": around,
             "behindAnother": behind, "unexplained": unexplained,
         });
         println!("{run}");
@@ -208,13 +208,13 @@ async fn gangs_of_exact_gpus_break_no_invariant() -> Result<()> {
             "seed {seed}: {} of {decisions}: {unexplained:#?}",
             unexplained.len()
         );
-        ensure!((exact + around) * 5 >= decisions && judged * 2 > decisions, "seed {seed}: {run}");
+        ensure!((exact + around) * 5 >= decisions && checked * 2 > decisions, "seed {seed}: {run}");
         // Negative control: without the bandwidth shares of the domains, the predictions must be
         // wrong.
         let open = shares.map(|(key, level)| (key, Level { share: 1000, ..level }));
         ensure!(!mispredicted(&history, &open).1.is_empty(), "seed {seed}: no gang is spread over blocks");
         runs.push(run);
-        controller.must_run()?;
+        controller.ensure_running()?;
     }
     report("g9-gpus", &json!({"nodes": NODES, "seeds": seeds, "runs": runs, "violations": 0}))
 }
@@ -222,23 +222,27 @@ async fn gangs_of_exact_gpus_break_no_invariant() -> Result<()> {
 /// A controller that forgets its reservations gives the same GPUs to several gangs, and the oracle
 /// must detect it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn gpus_that_are_promised_twice_are_seen() -> Result<()> {
+async fn double_gpu_assignments_are_detected() -> Result<()> {
     let churn = start(4).await?;
-    let bug = ("SWITCHYARD_PLANTED", "forgets-promises".to_string());
-    let options = ControllerOptions { program: Some(planted().to_path_buf()), environment: vec![bug], ..options() };
+    let bug = ("SWITCHYARD_MUTANT", "forgets-promises".to_string());
+    let options =
+        ControllerOptions { program: Some(mutants_program().to_path_buf()), environment: vec![bug], ..options() };
     let jobs = Jobs::new(churn.plane.client().await?, &churn.plane.namespace("twice").await?);
     let recorder = Recorder::start(churn.plane.client().await?).await?;
     for number in 0..4 {
         jobs.create(gpu_job(&format!("j{number}"), 1, 8, "run")).await?;
     }
-    let _controller = start_controller(&churn.plane, "planted", &options)?;
+    let _controller = start_controller(&churn.plane, "mutant", &options)?;
     for number in 0..4 {
         let is_placed = |job: &_| switchyard_tests::condition_of(job, "Placed").is_some_and(|c| c.status == "True");
         jobs.wait(&format!("j{number}"), "placed", is_placed).await?;
     }
     let history = recorder.history().await?;
     let found = double_gpus(&history);
-    ensure!(found.iter().any(|violation| violation.text.contains("is for several pods")), "{found:?}");
-    ensure!(judge(&history).iter().any(|line| line.starts_with("double_gpus")), "it is one of the oracles");
+    ensure!(found.iter().any(|violation| violation.text.contains("is assigned to several pods")), "{found:?}");
+    ensure!(
+        violations_of(&history).iter().any(|line| line.starts_with("double_gpus")),
+        "the GPU oracle belongs to the full set"
+    );
     Ok(())
 }

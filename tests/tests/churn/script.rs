@@ -25,7 +25,7 @@ pub enum Event {
     Suspend(String, bool),
     Delete(String),
     /// Sends a command to the pod of this job and rank, in its current attempt.
-    Order(String, usize, Command),
+    Command(String, usize, Command),
     /// Deletes the pod of this job and rank.
     DeletePod(String, usize),
     /// Cordons or uncordons a block of nodes.
@@ -51,9 +51,9 @@ impl Event {
             Event::Suspend(_, true) => "suspend",
             Event::Suspend(_, false) => "resume",
             Event::Delete(_) => "delete",
-            Event::Order(_, _, Command::Evict) => "evict",
-            Event::Order(_, _, Command::Preempt) => "preempt",
-            Event::Order(..) => "exit",
+            Event::Command(_, _, Command::Evict) => "evict",
+            Event::Command(_, _, Command::Preempt) => "preempt",
+            Event::Command(..) => "exit",
             Event::DeletePod(..) => "deletePod",
             Event::Cordon(_, true) => "cordon",
             Event::Cordon(_, false) => "uncordon",
@@ -73,7 +73,7 @@ pub fn script(seed: u64, events: usize, nodes: usize) -> Vec<(Duration, Event)> 
     let (jobs, random) = (Vec::new(), Random::new(seed));
     let mut writer = Writer { random, nodes, created: 0, jobs, cordoned: none(), lost: none(), deleted: none() };
     // Most nodes start cordoned, so that jobs queue even in a short run.
-    writer.cordoned.extend(0..writer.most_cordoned());
+    writer.cordoned.extend(0..writer.max_cordoned());
     let mut script: Vec<(Duration, Event)> =
         writer.cordoned.iter().map(|block| (Duration::ZERO, Event::Cordon(*block, true))).collect();
     while script.len() < events {
@@ -108,11 +108,11 @@ impl Writer {
                 Some(Event::Delete(self.jobs.remove(self.random.below(end)).0))
             }
             10..40 => None,
-            40..55 => self.order(),
+            40..55 => self.command(),
             55..61 => self.job().map(|(job, rank)| Event::DeletePod(job, rank)),
             61..72 => self.job().map(|(job, _)| Event::Suspend(job, dice < 65)),
             72..80 => {
-                let block = self.other(&self.cordoned, self.nodes / BLOCK, self.most_cordoned())?;
+                let block = self.other(&self.cordoned, self.nodes / BLOCK, self.max_cordoned())?;
                 self.cordoned.push_back(block);
                 Some(Event::Cordon(block, true))
             }
@@ -134,13 +134,13 @@ impl Writer {
 
     /// A random number that is not in `these`, if there is room for another. A node is either lost
     /// or deleted, never both.
-    fn other(&self, these: &VecDeque<usize>, end: usize, most: usize) -> Option<usize> {
+    fn other(&self, these: &VecDeque<usize>, end: usize, max: usize) -> Option<usize> {
         let number = self.random.below(end);
         let is_away = end == self.nodes && (self.lost.contains(&number) || self.deleted.contains(&number));
-        (these.len() < most && !these.contains(&number) && !is_away).then_some(number)
+        (these.len() < max && !these.contains(&number) && !is_away).then_some(number)
     }
 
-    fn most_cordoned(&self) -> usize {
+    fn max_cordoned(&self) -> usize {
         self.nodes / BLOCK * CORDONED.0 / CORDONED.1
     }
 
@@ -150,7 +150,7 @@ impl Writer {
         Some((name.clone(), self.random.below(*size)))
     }
 
-    fn order(&self) -> Option<Event> {
+    fn command(&self) -> Option<Event> {
         let (job, rank) = self.job()?;
         let command = match self.random.below(10) {
             0..3 => Command::Exit(0, String::new()),
@@ -159,7 +159,7 @@ impl Writer {
             6 | 7 => Command::Evict,
             _ => Command::Preempt,
         };
-        Some(Event::Order(job, rank, command))
+        Some(Event::Command(job, rank, command))
     }
 
     fn create(&mut self) -> Event {
@@ -205,11 +205,11 @@ impl Writer {
 }
 
 #[test]
-fn a_seed_is_a_script_in_which_everything_happens() {
+fn a_script_is_reproducible_and_covers_every_event() {
     let events = |seed| script(seed, 300, 200);
     assert_eq!(events(7), events(7));
     assert_ne!(events(7), events(8));
     let kinds: std::collections::BTreeSet<&str> = events(7).iter().map(|(_, event)| event.kind()).collect();
     assert_eq!(kinds.len(), 15, "{kinds:?}");
-    assert_eq!(events(7), script(7, 2000, 200)[..300], "a longer one begins as the shorter one");
+    assert_eq!(events(7), script(7, 2000, 200)[..300], "a shorter script is a prefix of a longer one");
 }

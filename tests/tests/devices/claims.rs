@@ -1,6 +1,6 @@
 //! Gangs with resource claims.
 
-use super::{RACK, Scene, Way, h200, names, placement, until};
+use super::{Allocation, RACK, Scene, h200, names, placement, until};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::ResourceQuota;
 use k8s_openapi::api::rbac::v1::ClusterRole;
@@ -29,7 +29,7 @@ fn planned(job: &TrainJob) -> BTreeMap<String, BTreeSet<String>> {
 
 #[tokio::test]
 async fn a_gang_gets_exactly_the_gpus_of_its_plan() -> Result<()> {
-    let scene = Scene::new(Way::Claims, "exact", &[(h200(), "r1"), (h200(), "r1"), (h200(), "r2")]).await?;
+    let scene = Scene::new(Allocation::Claims, "exact", &[(h200(), "r1"), (h200(), "r1"), (h200(), "r2")]).await?;
     let recorder = Recorder::start(scene.plane.client().await?).await?;
     let job = scene.run("a", 2, 4, json!({"failurePolicy": {"maxRestarts": 1}})).await?;
     let status = job.status.clone().unwrap();
@@ -66,12 +66,12 @@ async fn a_gang_gets_exactly_the_gpus_of_its_plan() -> Result<()> {
     assert!(0 < decided && decided < claims[0] && claims[1] < lifted[0], "{decided} {claims:?} {lifted:?}");
 
     // The claims of an attempt are deleted with it, and the next attempt gets the same GPUs.
-    scene.kubelet.order(&scene.jobs.namespace, "a-1-1", Command::Exit(3, String::new()))?;
+    scene.kubelet.send(&scene.jobs.namespace, "a-1-1", Command::Exit(3, String::new()))?;
     let is_second =
         |job: &TrainJob| stage_of(job) == Some("Running") && job.status.as_ref().unwrap().attempt == Some(2);
-    let again = scene.jobs.wait("a", "in attempt 2", is_second).await?;
-    assert_eq!(placement(&again).nodes, place.nodes);
-    let only_new = async || anyhow::Ok(scene.gpus.allocated(&scene.jobs.namespace).await? == planned(&again));
+    let restarted = scene.jobs.wait("a", "in attempt 2", is_second).await?;
+    assert_eq!(placement(&restarted).nodes, place.nodes);
+    let only_new = async || anyhow::Ok(scene.gpus.allocated(&scene.jobs.namespace).await? == planned(&restarted));
     until("only claims of attempt 2", only_new).await?;
     scene.finish("a").await?;
     until("no claims", async || Ok(scene.gpus.allocated(&scene.jobs.namespace).await?.is_empty())).await?;
@@ -81,11 +81,11 @@ async fn a_gang_gets_exactly_the_gpus_of_its_plan() -> Result<()> {
 /// On every machine type, the allocated GPUs match the brute-force optimum, with its predicted
 /// bandwidth.
 #[tokio::test]
-async fn every_kind_of_machine_gives_its_best_gpus() -> Result<()> {
+async fn every_machine_type_allocates_its_best_gpus() -> Result<()> {
     // Sets of 16 GPUs are too large for enumerating rings by permutation.
     let machines: Vec<_> = MACHINES.into_iter().filter(|machine| machine.fixture != "f12-dgx-2").collect();
     let kinds: Vec<_> = machines.iter().map(|machine| (*machine, "")).collect();
-    let scene = Scene::new(Way::Claims, "kinds", &kinds).await?;
+    let scene = Scene::new(Allocation::Claims, "kinds", &kinds).await?;
     let mut sizes = BTreeMap::new();
     for (number, node) in scene.nodes.iter().enumerate() {
         let named = report::devices(scene.reports[number].status.as_ref().unwrap())?;
@@ -105,11 +105,11 @@ async fn every_kind_of_machine_gives_its_best_gpus() -> Result<()> {
         set.sort_unstable();
         let system = switchyard_core::placement::gpus::MinLink::System;
         let value = bandwidth(devices, &set, None, system);
-        let most = best_pod(devices, (1 << devices.gpus.len()) - 1, *gpus as u8, None, system);
-        assert_eq!(value, most, "{}: {}", kinds[*number].0.fixture, placement(&job).reason);
-        let told = placement(&job).predicted_bus_bandwidth.clone().unwrap();
-        let told = resources::of_quantities(&[("told".to_string(), told)].into()).get("told");
-        assert_eq!(Some(told), value.map(|value| i64::from(value) * 1_000_000_000), "{}", kinds[*number].0.fixture);
+        let max = best_pod(devices, (1 << devices.gpus.len()) - 1, *gpus as u8, None, system);
+        assert_eq!(value, max, "{}: {}", kinds[*number].0.fixture, placement(&job).reason);
+        let reported = placement(&job).predicted_bus_bandwidth.clone().unwrap();
+        let reported = resources::of_quantities(&[("rate".to_string(), reported)].into()).get("rate");
+        assert_eq!(Some(reported), value.map(|value| i64::from(value) * 1_000_000_000), "{}", kinds[*number].0.fixture);
     }
     scene.had_all_rights()
 }
@@ -117,9 +117,9 @@ async fn every_kind_of_machine_gives_its_best_gpus() -> Result<()> {
 /// Trays of one NVLink domain are close to each other, but NVLink outperforms their NICs only with
 /// an IMEX channel.
 #[tokio::test]
-async fn trays_of_a_clique_are_taken_together() -> Result<()> {
+async fn trays_of_a_clique_are_allocated_together() -> Result<()> {
     let gb200 = switchyard_tests::gpus::Machine::of("f06-gb200");
-    let scene = Scene::new(Way::Claims, "clique", &[(gb200, ""); 4]).await?;
+    let scene = Scene::new(Allocation::Claims, "clique", &[(gb200, ""); 4]).await?;
     for (number, report) in scene.reports.iter().enumerate() {
         let mut report = report.clone();
         let cluster = "7b9f63a1-3d3b-4f61-9f5c-0d9a2f9b6c11".to_string();
@@ -150,8 +150,8 @@ async fn trays_of_a_clique_are_taken_together() -> Result<()> {
 /// Another claim takes a GPU after it was planned and before our claim is created. Withholding the
 /// controller's right to create claims forces this order every time.
 #[tokio::test]
-async fn a_gang_that_somebody_overtakes_is_placed_elsewhere_as_a_whole() -> Result<()> {
-    let plane = &Way::Claims.plane().0;
+async fn a_gang_that_loses_a_gpu_is_placed_elsewhere_as_a_whole() -> Result<()> {
+    let plane = &Allocation::Claims.plane().0;
     let is_claim = |rule: &k8s_openapi::api::rbac::v1::PolicyRule| {
         rule.verbs == ["create"] && rule.resources.as_deref() == Some(&["resourceclaims".to_string()])
     };
@@ -159,24 +159,24 @@ async fn a_gang_that_somebody_overtakes_is_placed_elsewhere_as_a_whole() -> Resu
         (chart_rules()?.into_iter().filter(|rule| !is_claim(rule)).collect(), chart_rules()?);
     let kubeconfig = account(plane, "devices-overtaken", &none)?;
     let kinds = [(h200(), "r1"), (h200(), "r1"), (h200(), "r2"), (h200(), "r2")];
-    let scene = Scene::with(Way::Claims, "overtaken", &kinds, kubeconfig).await?;
+    let scene = Scene::with(Allocation::Claims, "overtaken", &kinds, kubeconfig).await?;
     scene.create("a", 2, 8, "run", json!({})).await?;
     let placed = scene.jobs.wait("a", "placed", |job| condition_of(job, "Placed").is_some_and(|c| c.status == "True"));
     let first = placed.await?;
     assert_eq!(names(&first), scene.nodes[..2]);
     let wanted = placement(&first).nodes[1].gpus[5].clone();
-    scene.gpus.take(&scene.jobs.namespace, "stranger", &scene.nodes[1], &[wanted]).await?;
+    scene.gpus.occupy(&scene.jobs.namespace, "stranger", &scene.nodes[1], &[wanted]).await?;
     let roles = Api::<ClusterRole>::all(scene.jobs.client.clone());
     let params = PatchParams::apply("test").force();
     roles.patch("devices-overtaken", &params, &Patch::Apply(role("devices-overtaken", &all))).await?;
-    let is_again = |job: &TrainJob| stage_of(job) == Some("Running");
-    let again = scene.jobs.wait("a", "running elsewhere", is_again).await?;
-    assert_eq!(names(&again), scene.nodes[2..], "{}", placement(&again).reason);
-    assert_eq!(again.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "it never ran before");
-    let told = scene.jobs.events("a", "GangRolledBack").await?;
-    assert!(told.iter().any(|note| note.contains("the scheduler refuses 1 of 2 pods")), "{told:?}");
+    let is_restarted = |job: &TrainJob| stage_of(job) == Some("Running");
+    let restarted = scene.jobs.wait("a", "running elsewhere", is_restarted).await?;
+    assert_eq!(names(&restarted), scene.nodes[2..], "{}", placement(&restarted).reason);
+    assert_eq!(restarted.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "it never ran before");
+    let reported = scene.jobs.events("a", "GangRolledBack").await?;
+    assert!(reported.iter().any(|note| note.contains("the scheduler refuses 1 of 2 pods")), "{reported:?}");
     let mine = scene.gpus.allocated(&scene.jobs.namespace).await?;
-    let expected = planned(&again);
+    let expected = planned(&restarted);
     assert!(expected.iter().all(|(claim, gpus)| mine.get(claim) == Some(gpus)), "{mine:?}");
     let log = std::fs::read_to_string(&scene.controller.log)?.replace('\\', "");
     assert!(log.contains("cannot create resource \"resourceclaims\""), "the missing right is named: {log}");
@@ -184,13 +184,13 @@ async fn a_gang_that_somebody_overtakes_is_placed_elsewhere_as_a_whole() -> Resu
 }
 
 /// A job's nodes and GPUs by rank.
-fn devices_of(job: &TrainJob) -> Vec<(&str, &[String])> {
+fn allocated_devices(job: &TrainJob) -> Vec<(&str, &[String])> {
     placement(job).nodes.iter().map(|node| (node.node_name.as_str(), node.gpus.as_slice())).collect()
 }
 
 #[tokio::test]
 async fn a_lost_node_is_replaced_and_the_others_stay() -> Result<()> {
-    let scene = Scene::new(Way::Claims, "repair", &[(h200(), "r1"); 6]).await?;
+    let scene = Scene::new(Allocation::Claims, "repair", &[(h200(), "r1"); 6]).await?;
     let first = scene.run("a", 4, 4, json!({})).await?;
     // The GPUs that a new plan would take first.
     let lost = names(&first)[1].to_string();
@@ -198,8 +198,12 @@ async fn a_lost_node_is_replaced_and_the_others_stay() -> Result<()> {
     let is_second =
         |job: &TrainJob| stage_of(job) == Some("Running") && job.status.as_ref().unwrap().attempt == Some(2);
     let second = scene.jobs.wait("a", "in attempt 2", is_second).await?;
-    let (before, after) = (devices_of(&first), devices_of(&second));
-    assert_eq!((before[0], before[2], before[3]), (after[0], after[2], after[3]), "nodes, GPUs and ranks stay");
+    let (before, after) = (allocated_devices(&first), allocated_devices(&second));
+    assert_eq!(
+        (before[0], before[2], before[3]),
+        (after[0], after[2], after[3]),
+        "nodes, GPUs and ranks are unchanged"
+    );
     ensure!(after[1].0 != lost && before.iter().all(|(node, _)| *node != after[1].0), "{after:?}");
     assert_eq!(second.status.as_ref().unwrap().restarts.as_ref().context("restarts")?.infrastructure, 1);
     let mine = scene.gpus.allocated(&scene.jobs.namespace).await?;
@@ -210,14 +214,14 @@ async fn a_lost_node_is_replaced_and_the_others_stay() -> Result<()> {
 /// Otherwise its claims would keep their devices until Kubernetes notices that their pods are gone.
 #[tokio::test]
 async fn a_suspended_job_holds_no_claims() -> Result<()> {
-    let scene = Scene::new(Way::Claims, "suspended", &[(h200(), "")]).await?;
+    let scene = Scene::new(Allocation::Claims, "suspended", &[(h200(), "")]).await?;
     scene.run("a", 1, 8, json!({})).await?;
     scene.jobs.patch("a", json!({"spec": {"suspend": true}})).await?;
     until("no claims", async || Ok(scene.gpus.allocated(&scene.jobs.namespace).await?.is_empty())).await?;
     scene.jobs.wait_stage("a", "Suspended").await?;
     scene.jobs.patch("a", json!({"spec": {"suspend": false}})).await?;
-    let again = scene.jobs.wait_stage("a", "Running").await?;
-    assert_eq!(scene.gpus.allocated(&scene.jobs.namespace).await?, planned(&again));
+    let restarted = scene.jobs.wait_stage("a", "Running").await?;
+    assert_eq!(scene.gpus.allocated(&scene.jobs.namespace).await?, planned(&restarted));
     scene.had_all_rights()
 }
 
@@ -225,7 +229,7 @@ async fn a_suspended_job_holds_no_claims() -> Result<()> {
 /// there, the scheduler refused them, and they requeued.
 #[tokio::test]
 async fn a_gang_waits_while_a_rule_taints_the_devices_of_its_node() -> Result<()> {
-    let scene = Scene::new(Way::Claims, "rule", &[(h200(), "")]).await?;
+    let scene = Scene::new(Allocation::Claims, "rule", &[(h200(), "")]).await?;
     scene.run("first", 1, 8, json!({})).await?;
     let rules = Api::<DeviceTaintRule>::all(scene.jobs.client.clone());
     let rule = json!({"metadata": {"name": scene.nodes[0]}, "spec": {
@@ -233,14 +237,14 @@ async fn a_gang_waits_while_a_rule_taints_the_devices_of_its_node() -> Result<()
     }});
     rules.create(&Default::default(), &serde_json::from_value(rule)?).await?;
     scene.create("second", 1, 8, "run", json!({})).await?;
-    scene.tells("second", "most free GPUs on the others: 0").await?;
+    scene.wait_message("second", "most free GPUs on the others: 0").await?;
     scene.finish("first").await?;
     // By the time this job has run, the controller has planned the queue again.
     let mut last = plain_job("last", 1, "succeed-after=0.1s");
     merge(&mut last["spec"], json!({"template": template_on(&scene.nodes)}));
     scene.jobs.create(last).await?;
     scene.jobs.wait_stage("last", "Complete").await?;
-    let second = scene.tells("second", "most free GPUs on the others: 0").await?;
+    let second = scene.wait_message("second", "most free GPUs on the others: 0").await?;
     assert!(second.status.as_ref().unwrap().placement.is_none());
     rules.delete(&scene.nodes[0], &Default::default()).await?;
     let second = scene.jobs.wait_stage("second", "Running").await?;
@@ -251,8 +255,8 @@ async fn a_gang_waits_while_a_rule_taints_the_devices_of_its_node() -> Result<()
 /// Regression: a gang whose claims exceeded its tenant's quota held 16 GPUs for a day, and no other
 /// job could use them.
 #[tokio::test]
-async fn a_gang_whose_claims_a_quota_refuses_leaves_its_nodes_to_others() -> Result<()> {
-    let scene = Scene::new(Way::Claims, "quota", &[(h200(), ""), (h200(), "")]).await?;
+async fn a_gang_over_its_claim_quota_releases_its_nodes() -> Result<()> {
+    let scene = Scene::new(Allocation::Claims, "quota", &[(h200(), ""), (h200(), "")]).await?;
     let quotas = Api::<ResourceQuota>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
     let hard = json!({"count/resourceclaims.resource.k8s.io": "1"});
     let quota = json!({"metadata": {"name": "small"}, "spec": {"hard": hard}});

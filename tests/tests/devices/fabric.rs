@@ -1,7 +1,7 @@
 //! The fabric of a gang on a real API server: the status records the decisions with the placement,
 //! and the resulting pods are accepted under Pod Security `restricted`.
 
-use super::{Scene, Way};
+use super::{Allocation, Scene};
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node};
 use kube::Api;
@@ -21,7 +21,7 @@ async fn scene(prefix: &str, nodes: usize, state: &str) -> Result<Scene> {
 async fn scene_with(prefix: &str, nodes: usize, state: &str, offer: Value) -> Result<Scene> {
     let machine = Machine::of("f03-h100");
     let machines = vec![(machine, ""); nodes];
-    let mut scene = Scene::new(Way::Claims, prefix, &machines).await?;
+    let mut scene = Scene::new(Allocation::Claims, prefix, &machines).await?;
     report(&scene, state).await?;
     let nodes = Api::<Node>::all(scene.plane.client().await?);
     let offer = json!({"status": {"capacity": offer, "allocatable": offer}});
@@ -30,7 +30,7 @@ async fn scene_with(prefix: &str, nodes: usize, state: &str, offer: Value) -> Re
     }
     // Otherwise a job that the controller sees before these changes gets a second attempt because
     // of them.
-    scene.start_again()?;
+    scene.restart()?;
     let labels = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}});
     let namespaces = Api::<Namespace>::all(scene.plane.client().await?);
     namespaces.patch(&scene.jobs.namespace, &PatchParams::default(), &Patch::Merge(labels)).await?;
@@ -66,7 +66,7 @@ fn fabric(job: &TrainJob) -> FabricStatus {
 }
 
 #[tokio::test]
-async fn a_restricted_namespace_takes_pods_with_all_that_the_fabric_needs() -> Result<()> {
+async fn a_restricted_namespace_accepts_fabric_pods() -> Result<()> {
     let scene = scene("fabric", 2, "Active").await?;
     let env = json!({"trainer": {"env": [{"name": "NCCL_DEBUG", "value": "INFO"}]}});
     scene.jobs.create(torch(&scene, "a", 2, env)).await?;
@@ -90,14 +90,14 @@ async fn a_restricted_namespace_takes_pods_with_all_that_the_fabric_needs() -> R
         assert_eq!(value("NCCL_CONF_FILE").as_deref(), Some("/etc/switchyard/fabric/nccl.conf"));
         assert_eq!(value("NCCL_DEBUG").as_deref(), Some("INFO"));
         let shm = spec.volumes.unwrap().into_iter().find(|volume| volume.name == "switchyard-shm").unwrap();
-        assert_eq!(shm.empty_dir.unwrap().size_limit.unwrap().0, "536870912", "half of the memory that it counts to");
+        assert_eq!(shm.empty_dir.unwrap().size_limit.unwrap().0, "536870912", "half of the memory limit");
     }
     scene.finish("a").await?;
     scene.had_all_rights()
 }
 
 #[tokio::test]
-async fn a_job_that_must_not_use_tcp_waits_and_says_which_nodes() -> Result<()> {
+async fn a_job_that_forbids_tcp_waits_and_names_the_nodes() -> Result<()> {
     let scene = scene("no-tcp", 2, "Down").await?;
     scene.jobs.create(torch(&scene, "a", 2, json!({"fabric": {"mode": "Required"}}))).await?;
     let waits = |job: &TrainJob| condition_of(job, "FabricReady").is_some_and(|found| found.status == "False");
@@ -109,12 +109,12 @@ async fn a_job_that_must_not_use_tcp_waits_and_says_which_nodes() -> Result<()> 
 }
 
 #[tokio::test]
-async fn sixteen_nodes_have_their_verdict_soon() -> Result<()> {
+async fn sixteen_nodes_get_their_verdict_quickly() -> Result<()> {
     let scene = scene("verdict", 16, "Active").await?;
     let begin = Instant::now();
     scene.jobs.create(torch(&scene, "a", 16, json!({}))).await?;
-    let told = |job: &TrainJob| condition_of(job, "FabricReady").is_some();
-    let job = scene.jobs.wait("a", "FabricReady", told).await?;
+    let is_reported = |job: &TrainJob| condition_of(job, "FabricReady").is_some();
+    let job = scene.jobs.wait("a", "FabricReady", is_reported).await?;
     println!("from apply to the verdict on 16 nodes: {:.2} s", begin.elapsed().as_secs_f64());
     let found = fabric(&job);
     let lists: Vec<_> = found.decisions.iter().filter(|decision| decision.name == "NCCL_IB_HCA").collect();
@@ -125,10 +125,10 @@ async fn sixteen_nodes_have_their_verdict_soon() -> Result<()> {
 }
 
 /// NCCL 2.27 log lines about a transport between the nodes.
-fn nccl(network: &str, way: &str) -> String {
+fn nccl(network: &str, route: &str) -> String {
     format!(
         "pod:7:7 [0] NCCL INFO NCCL version 2.27.5+cuda12.9\npod:7:19 [0] NCCL INFO Assigned NET plugin {network} to comm\n\
-         pod:7:19 [0] NCCL INFO Using network {network}\npod:7:19 [0] NCCL INFO Channel 00/0 : 7[7] -> 8[0] [send] via NET/{way}\n\
+         pod:7:19 [0] NCCL INFO Using network {network}\npod:7:19 [0] NCCL INFO Channel 00/0 : 7[7] -> 8[0] [send] via NET/{route}\n\
          pod:7:19 [0] NCCL INFO Connected all rings\n"
     )
 }
@@ -144,15 +144,15 @@ async fn speaking(prefix: &str, spec: Value, logs: [&str; 2]) -> Result<Scene> {
 }
 
 async fn observed(scene: &Scene) -> Result<TrainJob> {
-    let told = |job: &TrainJob| {
+    let is_reported = |job: &TrainJob| {
         let status = job.status.as_ref();
         status.and_then(|status| status.fabric.as_ref()).is_some_and(|fabric| fabric.observed.is_some())
     };
-    scene.jobs.wait("a", "what the ranks say of their links", told).await
+    scene.jobs.wait("a", "with the ranks' links reported", is_reported).await
 }
 
 #[tokio::test]
-async fn ranks_that_go_over_rdma_as_predicted_are_verified() -> Result<()> {
+async fn ranks_on_rdma_as_predicted_are_verified() -> Result<()> {
     let good = nccl("IB", "IB/0/GDRDMA");
     let scene = speaking("as-predicted", json!({"fabric": {"mode": "Required"}}), [&good, &good]).await?;
     let job = observed(&scene).await?;
@@ -168,7 +168,7 @@ async fn ranks_that_go_over_rdma_as_predicted_are_verified() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_rank_that_falls_back_to_tcp_is_told_and_ends_the_job_where_it_must_not() -> Result<()> {
+async fn a_tcp_fallback_is_reported_and_fails_the_job_if_forbidden() -> Result<()> {
     let (good, bad) = (nccl("IB", "IB/0/GDRDMA"), nccl("Socket", "Socket/0"));
     let scene = speaking("falls-back", json!({"fabric": {"mode": "Required"}}), [&good, &bad]).await?;
     let job = observed(&scene).await?;
@@ -177,7 +177,7 @@ async fn a_rank_that_falls_back_to_tcp_is_told_and_ends_the_job_where_it_must_no
     for words in ["forecast RDMA", scene.nodes[1].as_str(), "7[7] -> 8[0] [send] via NET/Socket/0"] {
         assert!(ready.message.contains(words), "{words}: {}", ready.message);
     }
-    assert!(condition_of(&job, "Failed").is_none(), "it is only reported");
+    assert!(condition_of(&job, "Failed").is_none(), "only reported");
     scene.had_all_rights()?;
     let fails = json!({"fabric": {"mode": "Required", "onFallback": "Fail"}});
     let scene = speaking("falls-back", fails, [&good, &bad]).await?;
@@ -188,7 +188,7 @@ async fn a_rank_that_falls_back_to_tcp_is_told_and_ends_the_job_where_it_must_no
 }
 
 #[tokio::test]
-async fn doctor_explains_a_job_with_what_is_known_of_its_gang() -> Result<()> {
+async fn doctor_explains_a_job_with_the_facts_of_its_gang() -> Result<()> {
     let memlock =
         "2026-11-20T14:07:31Z pod:7:19 [3] NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory\n";
     let follows = "2026-11-20T14:07:32Z pod:7:19 [0] NCCL WARN Call to recv from 10.0.0.3<4711> failed : Connection reset by peer\n";
@@ -199,7 +199,7 @@ async fn doctor_explains_a_job_with_what_is_known_of_its_gang() -> Result<()> {
         let kubeconfig = scene.plane.kubeconfig("admin").display().to_string();
         let mut line = vec!["doctor", "a", "--namespace", &scene.jobs.namespace, "--kubeconfig", &kubeconfig];
         line.extend(more);
-        folder.switchyard(line.iter().copied()).run(switchyard_tests::PATIENCE)
+        folder.switchyard(line.iter().copied()).run(switchyard_tests::TIMEOUT)
     };
     let ended = doctor(&[]);
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
@@ -216,7 +216,7 @@ async fn doctor_explains_a_job_with_what_is_known_of_its_gang() -> Result<()> {
     assert_eq!(data["attempts"][0]["facts"][0]["about"], "here");
     let missing = folder
         .switchyard(["doctor", "no-such-job", "--kubeconfig", &scene.plane.kubeconfig("admin").display().to_string()])
-        .run(switchyard_tests::PATIENCE);
+        .run(switchyard_tests::TIMEOUT);
     assert_eq!((missing.code, missing.stdout.as_str()), (Some(2), ""));
     assert!(missing.stderr.contains("no such file, folder or TrainJob"), "{}", missing.stderr);
     Ok(())

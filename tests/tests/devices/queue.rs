@@ -1,6 +1,6 @@
 //! Queue order when there is not room for all jobs.
 
-use super::{Scene, Way, h200, names, placement};
+use super::{Allocation, Scene, h200, names, placement};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::api::PostParams;
@@ -30,12 +30,12 @@ impl Scene {
 /// reservation, the large gang would never start.
 #[tokio::test]
 async fn a_stream_of_small_jobs_does_not_starve_a_big_gang() -> Result<()> {
-    let scene = Scene::new(Way::Claims, "stream", &[(h200(), ""); 3]).await?;
+    let scene = Scene::new(Allocation::Claims, "stream", &[(h200(), ""); 3]).await?;
     for number in 0..3 {
         scene.run(&format!("first{number}"), 1, 8, json!({})).await?;
     }
     scene.create("big", 3, 8, "run", json!({})).await?;
-    scene.tells("big", "0 of 3 needed nodes have room").await?;
+    scene.wait_message("big", "0 of 3 needed nodes have room").await?;
     for number in 0..6 {
         scene.create(&format!("small{number}"), 1, 8, "succeed-after=1s", json!({})).await?;
     }
@@ -44,7 +44,7 @@ async fn a_stream_of_small_jobs_does_not_starve_a_big_gang() -> Result<()> {
         scene.finish(&format!("first{number}")).await?;
         if number < 2 {
             scene.tells("big", &format!("{} of 3 needed nodes have room", number + 1)).await?;
-            scene.tells("small5", "3 nodes are reserved for ").await?;
+            scene.wait_message("small5", "3 nodes are reserved for ").await?;
         }
     }
     scene.jobs.wait_stage("big", "Running").await?;
@@ -58,8 +58,8 @@ async fn a_stream_of_small_jobs_does_not_starve_a_big_gang() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_fewest_jobs_of_lower_priority_are_stopped_and_start_again_later() -> Result<()> {
-    let scene = Scene::new(Way::Claims, "preempt", &[(h200(), ""); 3]).await?;
+async fn the_fewest_lower_priority_jobs_are_preempted_and_restart_later() -> Result<()> {
+    let scene = Scene::new(Allocation::Claims, "preempt", &[(h200(), ""); 3]).await?;
     let (low, high) = (scene.priority(10).await?, scene.priority(1000).await?);
     // Among equal jobs, the youngest are preempted first. Timestamps have whole seconds, so names
     // break ties.
@@ -69,12 +69,12 @@ async fn the_fewest_jobs_of_lower_priority_are_stopped_and_start_again_later() -
     let mut never = high.clone();
     never["topologyPolicy"] = json!({"preemption": "Never"});
     scene.create("never", 2, 8, "run", never).await?;
-    scene.tells("never", "0 of 2 needed nodes have room").await?;
+    scene.wait_message("never", "0 of 2 needed nodes have room").await?;
     tokio::time::sleep(Duration::from_secs(2)).await;
     let restarts =
         async |name: &str| anyhow::Ok(scene.jobs.api().get(name).await?.status.unwrap().restarts.unwrap().total);
     for name in ["a", "b", "c"] {
-        assert_eq!(restarts(name).await?, 0, "nothing is stopped for a job that may not preempt");
+        assert_eq!(restarts(name).await?, 0, "a job that cannot preempt stops no other");
     }
     scene.jobs.api().delete("never", &Default::default()).await?;
     scene.jobs.wait_gone("never").await?;
@@ -87,16 +87,16 @@ async fn the_fewest_jobs_of_lower_priority_are_stopped_and_start_again_later() -
         let victim = scene.jobs.wait_stage(name, "Queued").await?;
         let restarts = victim.status.as_ref().unwrap().restarts.as_ref().context("restarts")?;
         assert_eq!((restarts.preemption, restarts.total), (1, 1), "{name}");
-        let told = scene.jobs.events(name, "Restarting").await?;
+        let reported = scene.jobs.events(name, "Restarting").await?;
         assert!(
-            told.iter().any(|note| note.contains("preempted by") && note.contains("high (priority 1000)")),
-            "{told:?}"
+            reported.iter().any(|note| note.contains("preempted by") && note.contains("high (priority 1000)")),
+            "{reported:?}"
         );
     }
     scene.finish("high").await?;
     for name in ["a", "b", "c"] {
-        let again = scene.jobs.wait_stage(name, "Running").await?;
-        assert_eq!(again.status.unwrap().attempt, Some(if name == "a" { 1 } else { 2 }));
+        let restarted = scene.jobs.wait_stage(name, "Running").await?;
+        assert_eq!(restarted.status.unwrap().attempt, Some(if name == "a" { 1 } else { 2 }));
     }
     scene.had_all_rights()
 }
@@ -105,8 +105,8 @@ async fn the_fewest_jobs_of_lower_priority_are_stopped_and_start_again_later() -
 /// victim's GPUs must be reserved, because otherwise the victim would be the first to take them
 /// again.
 #[tokio::test]
-async fn what_a_victim_leaves_is_for_the_one_it_left_it_for() -> Result<()> {
-    let scene = Scene::new(Way::Claims, "leaves", &[(h200(), ""); 2]).await?;
+async fn freed_gpus_go_to_the_preempting_job() -> Result<()> {
+    let scene = Scene::new(Allocation::Claims, "leaves", &[(h200(), ""); 2]).await?;
     let (low, middle, high) = (scene.priority(10).await?, scene.priority(500).await?, scene.priority(1000).await?);
     let victim = scene.run("low", 1, 8, low).await?;
     scene.run("middle", 1, 4, middle).await?;
@@ -123,19 +123,19 @@ async fn what_a_victim_leaves_is_for_the_one_it_left_it_for() -> Result<()> {
 /// A restarting gang keeps its nodes, even if another job that waits for them is ahead in the
 /// queue, because it never released them.
 #[tokio::test]
-async fn a_gang_that_starts_again_keeps_the_gpus_that_others_wait_for() -> Result<()> {
-    let scene = Scene::new(Way::Claims, "keeps", &[(h200(), ""); 2]).await?;
+async fn a_restarting_gang_keeps_the_gpus_that_others_wait_for() -> Result<()> {
+    let scene = Scene::new(Allocation::Claims, "keeps", &[(h200(), ""); 2]).await?;
     // The older job, initially suspended.
     scene.create("a", 2, 8, "run", json!({"suspend": true})).await?;
     scene.jobs.wait_stage("a", "Suspended").await?;
     let first = scene.run("b", 2, 8, json!({"failurePolicy": {"maxRestarts": 1}})).await?;
     scene.jobs.patch("a", json!({"spec": {"suspend": false}})).await?;
-    scene.tells("a", "0 of 2 needed nodes have room").await?;
-    scene.kubelet.order(&scene.jobs.namespace, "b-1-1", switchyard_tests::Command::Exit(3, String::new()))?;
-    let is_again =
+    scene.wait_message("a", "0 of 2 needed nodes have room").await?;
+    scene.kubelet.send(&scene.jobs.namespace, "b-1-1", switchyard_tests::Command::Exit(3, String::new()))?;
+    let is_restarted =
         |job: &TrainJob| job.status.as_ref().is_some_and(|s| s.attempt == Some(2)) && stage_of(job) == Some("Running");
-    let again = scene.jobs.wait("b", "running again", is_again).await?;
-    assert_eq!(placement(&again).nodes, placement(&first).nodes);
+    let restarted = scene.jobs.wait("b", "running again", is_restarted).await?;
+    assert_eq!(placement(&restarted).nodes, placement(&first).nodes);
     assert_eq!(stage_of(&scene.jobs.api().get("a").await?), Some("Queued"));
     scene.finish("b").await?;
     scene.jobs.wait_stage("a", "Running").await?;
@@ -145,15 +145,15 @@ async fn a_gang_that_starts_again_keeps_the_gpus_that_others_wait_for() -> Resul
 /// Each gang needs more than half the GPUs: one runs, the other waits, and neither ever holds a
 /// part.
 #[tokio::test]
-async fn of_two_gangs_that_do_not_fit_together_one_runs() -> Result<()> {
-    let scene = Scene::new(Way::Claims, "halves", &[(h200(), ""); 3]).await?;
+async fn two_gangs_that_do_not_fit_together_run_one_at_a_time() -> Result<()> {
+    let scene = Scene::new(Allocation::Claims, "halves", &[(h200(), ""); 3]).await?;
     let recorder = Recorder::start(scene.plane.client().await?).await?;
     let (a, b) = tokio::join!(scene.create("a", 2, 8, "run", json!({})), scene.create("b", 2, 8, "run", json!({})),);
     let uids = [a?.uid().context("uid")?, b?.uid().context("uid")?];
-    let give_up = std::time::Instant::now() + switchyard_tests::PATIENCE;
+    let deadline = std::time::Instant::now() + switchyard_tests::TIMEOUT;
     let mut stages = Vec::new();
     while stages != ["Queued", "Running"] {
-        ensure!(std::time::Instant::now() < give_up, "{stages:?}");
+        ensure!(std::time::Instant::now() < deadline, "{stages:?}");
         stages = scene.stages().await?.into_iter().map(|(_, stage)| stage).collect();
         stages.sort();
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -173,6 +173,6 @@ async fn of_two_gangs_that_do_not_fit_together_one_runs() -> Result<()> {
             }
         }
     });
-    assert!(places.is_empty(), "a gang that waits holds something: {places:?}");
+    assert!(places.is_empty(), "a waiting gang holds GPUs: {places:?}");
     scene.had_all_rights()
 }

@@ -20,7 +20,7 @@ use switchyard_tests::{merge, template_on};
 /// GPUs per pod. The mesh has different kinds of links between pairs, so the choice matters.
 const PAIR: u32 = 2;
 /// More than half of a node's GPUs.
-const MOST: u32 = 5;
+const MAX_JOBS: u32 = 5;
 
 /// A job with one pod on this node that runs until it is stopped.
 fn job(name: &str, node: &str, gpus: u32) -> Value {
@@ -51,7 +51,7 @@ impl GpuCluster {
     }
 
     /// GPUs that the node's kubelet gave to a pod by its claim, as the node's agent reports them.
-    fn told(&self, node: &str, pod: &str) -> Result<BTreeSet<String>> {
+    fn reported_gpus(&self, node: &str, pod: &str) -> Result<BTreeSet<String>> {
         let report = self.cluster.get("", "gputopology", node)?.context("no report")?;
         let uses = report["status"]["inUse"].as_array().into_iter().flatten();
         let gpus = &self.report(node)?.status.as_ref().context("no status")?.gpus;
@@ -66,28 +66,28 @@ impl GpuCluster {
     /// Returns the GPUs of a running single-pod job, after checking that all sources agree.
     async fn gpus_of(&self, name: &str) -> Result<BTreeSet<String>> {
         let job = self.cluster.wait_job(TEAM, name, "running", |job| stage(job) == "Running")?;
-        let (attempt, place) = (&job["status"]["attempt"], &job["status"]["placement"]["nodes"][0]);
+        let (attempt, placed) = (&job["status"]["attempt"], &job["status"]["placement"]["nodes"][0]);
         let pod = format!("{name}-{attempt}-0");
-        let node = place["nodeName"].as_str().context("no node")?;
-        let said = self.cluster.sh(&format!("kubectl --namespace {TEAM} exec {pod} -- sh -c 'echo ${VISIBLE}'"))?;
-        let planned = set(&place["gpus"]);
+        let node = placed["nodeName"].as_str().context("no node")?;
+        let visible = self.cluster.sh(&format!("kubectl --namespace {TEAM} exec {pod} -- sh -c 'echo ${VISIBLE}'"))?;
+        let planned = set(&placed["gpus"]);
         ensure!(job["status"]["deviceAllocation"] == "Claims", "{:#}", job["status"]);
         for (who, gpus) in [
             ("the claim", self.gpus.allocated(TEAM).await?.remove(&pod).unwrap_or_default()),
-            ("the container", said.trim().split(',').map(str::to_string).collect()),
+            ("the container", visible.trim().split(',').map(str::to_string).collect()),
         ] {
             ensure!(gpus == planned, "{pod}: {who} has {gpus:?}; the status {planned:?}");
         }
         // The agent queries the kubelet every second, so its report can still describe a deleted
         // pod of the same name.
         let last = RefCell::default();
-        let is_told = || {
-            *last.borrow_mut() = self.told(node, &pod)?;
+        let is_reported = || {
+            *last.borrow_mut() = self.reported_gpus(node, &pod)?;
             Ok(*last.borrow() == planned)
         };
         self.cluster
-            .until(&format!("the agent of {node} reports {pod}"), is_told)
-            .with_context(|| format!("{pod}: the kubelet gave {last:?}; the status {planned:?}"))?;
+            .until(&format!("the agent of {node} reports {pod}"), is_reported)
+            .with_context(|| format!("{pod}: got {last:?} from the kubelet, planned {planned:?}"))?;
         Ok(planned)
     }
 
@@ -133,7 +133,7 @@ impl GpuCluster {
             .cluster
             .wait_job(TEAM, name, "waiting for GPUs", |job| stage(job) == "Queued" && message(job).contains("room"))?;
         println!("         {name}: {}", message(&job));
-        ensure!(message(&job).contains(&format!("no node has room for {MOST} GPUs")), "{}", message(&job));
+        ensure!(message(&job).contains(&format!("no node has room for {MAX_JOBS} GPUs")), "{}", message(&job));
         ensure!(job["status"]["placement"].is_null(), "{:#}", job["status"]);
         Ok(())
     }
@@ -146,7 +146,7 @@ fn value(machine: &Machine, gpus: &BTreeSet<String>) -> i64 {
 
 /// The claim's allocation, the kubelet's report, the container's environment and the status all
 /// name the same GPUs, and those beat the scheduler's own choice.
-pub(crate) async fn the_planned_gpus_are_those_of_the_container(nodes: &GpuCluster) -> Result<()> {
+pub(crate) async fn the_container_gets_the_planned_gpus(nodes: &GpuCluster) -> Result<()> {
     let mut gains = BTreeMap::new();
     for report in &nodes.reports {
         let node = report.name_any();
@@ -156,8 +156,8 @@ pub(crate) async fn the_planned_gpus_are_those_of_the_container(nodes: &GpuClust
         nodes.cluster.apply(TEAM, &job(&name, &node, PAIR))?;
         let got = nodes.gpus_of(&name).await?;
         let (ours, theirs) = (value(&machine, &got), value(&machine, &first));
-        let told = predicted(&nodes.cluster.job(TEAM, &name)?)?.context("no prediction")?;
-        ensure!(told == ours, "{name}: {told} MB/s in the status, {ours} of what it got");
+        let reported = predicted(&nodes.cluster.job(TEAM, &name)?)?.context("no prediction")?;
+        ensure!(reported == ours, "{name}: {reported} MB/s in the status, {ours} by its GPUs");
         ensure!(ours >= theirs, "{name}: {ours} MB/s, first-fit {theirs}");
         println!(
             "         {PAIR} GPUs of {node}: {} GB/s, {} more than the first {PAIR}",
@@ -174,48 +174,48 @@ pub(crate) async fn the_planned_gpus_are_those_of_the_container(nodes: &GpuClust
 
 /// Each job wants more than half the GPUs. One runs, and the other waits until the first is
 /// suspended, and then again until the other has ended.
-pub(crate) async fn two_jobs_for_the_gpus_of_one_node(nodes: &GpuCluster) -> Result<()> {
+pub(crate) async fn two_jobs_compete_for_one_node(nodes: &GpuCluster) -> Result<()> {
     let (cluster, node) = (&nodes.cluster, nodes.reports[0].name_any());
-    let both = json!({"apiVersion": "v1", "kind": "List", "items": [job("one", &node, MOST), job("two", &node, MOST)]});
+    let both = json!({"apiVersion": "v1", "kind": "List", "items": [job("one", &node, MAX_JOBS), job("two", &node, MAX_JOBS)]});
     cluster.apply(TEAM, &both)?;
     let mut names = ["one", "two"];
-    cluster.until("one of two runs", || {
+    cluster.until("one of the jobs runs", || {
         Ok([&names[0], &names[1]].iter().any(|name| cluster.job(TEAM, name).is_ok_and(|job| stage(&job) == "Running")))
     })?;
     if stage(&cluster.job(TEAM, names[1])?) == "Running" {
         names.reverse();
     }
     let [first, second] = names;
-    let had = nodes.gpus_of(first).await?;
+    let held = nodes.gpus_of(first).await?;
     nodes.waits(second)?;
 
     let begin = Instant::now();
-    ensure!(cluster.suspend(first, true)?, "{first} is gone");
+    ensure!(cluster.suspend(first, true)?, "{first} was deleted");
     let list = format!(
         "kubectl --namespace {TEAM} get pods,resourceclaims -l training.switchyard.dev/job-name={first} -o name"
     );
     cluster.until("a suspended job has neither pods nor claims", || Ok(cluster.sh(&list)?.is_empty()))?;
-    let has = nodes.gpus_of(second).await?;
+    let holds = nodes.gpus_of(second).await?;
     println!("{:5.1} s  from suspend to the other job's containers", begin.elapsed().as_secs_f64());
     ensure!(stage(&cluster.job(TEAM, first)?) == "Suspended", "{:#}", cluster.job(TEAM, first)?["status"]);
     // Two sets of five out of eight GPUs must overlap.
-    ensure!(!had.is_disjoint(&has), "{had:?} and {has:?}");
+    ensure!(!held.is_disjoint(&holds), "{held:?} and {holds:?}");
 
-    ensure!(cluster.suspend(first, false)?, "{first} is gone");
+    ensure!(cluster.suspend(first, false)?, "{first} was deleted");
     nodes.waits(first)?;
     cluster.sh(&format!("kubectl --namespace {TEAM} exec {second}-1-0 -- kill -TERM 1"))?;
     cluster.wait_job(TEAM, second, "complete", |job| stage(job) == "Complete")?;
     nodes.gpus_of(first).await?;
     // The new job reuses the names of its predecessor's pod and claim, which may not be gone yet.
     cluster.sh(&format!("kubectl --namespace {TEAM} delete {JOBS} {first}"))?;
-    cluster.apply(TEAM, &job(first, &node, MOST))?;
+    cluster.apply(TEAM, &job(first, &node, MAX_JOBS))?;
     nodes.gpus_of(first).await?;
     cluster.sh(&format!("kubectl --namespace {TEAM} delete {JOBS} --all"))?;
     nodes.given_back(&node)
 }
 
 /// At no revision was a GPU in two claims, or planned for two pods.
-pub(crate) async fn nothing_was_shared(nodes: &GpuCluster) -> Result<()> {
+pub(crate) async fn no_gpu_was_shared(nodes: &GpuCluster) -> Result<()> {
     let history = nodes.recorder.history().await?;
     let mut found: Vec<Violation> = double_gpus(&history);
     let mut allocated = BTreeSet::new();

@@ -18,7 +18,7 @@ const EVERY: u64 = 50;
 const JOB: &str = "long";
 
 #[test]
-fn jobs_survive_what_fails_around_them() -> Result<()> {
+fn jobs_survive_infrastructure_faults() -> Result<()> {
     let mut cluster = Cluster::start(2)?;
     cluster.install()?;
     cluster.team(TEAM)?;
@@ -26,62 +26,66 @@ fn jobs_survive_what_fails_around_them() -> Result<()> {
     volume(&cluster)?;
     cluster.apply(TEAM, &checkpointed(JOB)?)?;
     let mut state = State::new(JOB);
-    state.next(&cluster, "it starts", Then::Restarts)?;
+    state.next(&cluster, "it starts", Expectation::Restarts)?;
 
     kill_rank(&cluster, TEAM, &state.pod(1))?;
-    state.next(&cluster, "a rank is killed", Then::Restarts)?;
+    state.next(&cluster, "a rank is killed", Expectation::Restarts)?;
 
     // Early, because the backoff grows with each attempt.
     kill_rank(&cluster, TEAM, &state.pod(1))?;
     cluster.sh("kubectl --namespace switchyard-system delete pod -l app.kubernetes.io/component=controller --force --grace-period=0 2>&1")?;
-    state.next(&cluster, "a rank is killed, and the controllers in the middle of the restart", Then::Restarts)?;
+    state.next(
+        &cluster,
+        "a rank is killed, and the controllers in the middle of the restart",
+        Expectation::Restarts,
+    )?;
 
     cluster.sh(&format!("kubectl --namespace {TEAM} delete pod {} --wait=false", state.pod(0)))?;
-    state.next(&cluster, "a pod is deleted", Then::Restarts)?;
+    state.next(&cluster, "a pod is deleted", Expectation::Restarts)?;
 
-    let node = node_of(&cluster, &state.pod(1))?;
+    let node = node_name(&cluster, &state.pod(1))?;
     drained(&cluster, &node)?;
-    state.next(&cluster, "a node is drained by force", Then::Restarts)?;
+    state.next(&cluster, "a node is drained by force", Expectation::Restarts)?;
 
     cluster.nodes.restart_containerd(&node)?;
-    state.next(&cluster, "containerd is restarted", Then::GoesOn)?;
+    state.next(&cluster, "containerd is restarted", Expectation::Continues)?;
 
     cluster.nodes.kill_kubelet(&node)?;
     std::thread::sleep(Duration::from_secs(5));
     cluster.nodes.start_kubelet(&node)?;
-    state.next(&cluster, "the kubelet is away for some seconds", Then::GoesOn)?;
+    state.next(&cluster, "the kubelet is away for some seconds", Expectation::Continues)?;
 
     cluster.sh("kubectl --namespace switchyard-system delete pod --all --force --grace-period=0 2>&1")?;
-    state.next(&cluster, "controllers and agents are killed", Then::GoesOn)?;
+    state.next(&cluster, "controllers and agents are killed", Expectation::Continues)?;
 
     cluster.nodes.plane.kill_api_server();
     cluster.nodes.plane.start_api_server()?;
-    state.next(&cluster, "the API server is killed", Then::GoesOn)?;
+    state.next(&cluster, "the API server is killed", Expectation::Continues)?;
 
     // Longer than the ranks' heartbeat timeout.
     cluster.nodes.set_link(&node, false)?;
     std::thread::sleep(Duration::from_secs(25));
     cluster.nodes.set_link(&node, true)?;
-    state.next(&cluster, "the plug of a node is pulled for 25 s", Then::Restarts)?;
+    state.next(&cluster, "a node is unplugged for 25 s", Expectation::Restarts)?;
 
     // Only our controllers wrote this message.
     let job = cluster.job(TEAM, JOB)?;
     ensure!(message(&job) == "2 of 2 nodes train", "{}", message(&job));
 
     // A suspended job holds no nodes, so the following tests have the capacity.
-    ensure!(cluster.suspend(JOB, true)?, "{JOB} is gone");
+    ensure!(cluster.suspend(JOB, true)?, "{JOB} was deleted");
     cluster.no_pods()?;
     gated(&cluster)?;
-    given_up(&cluster)?;
+    permanent_failures(&cluster)?;
     out_of_memory(&cluster)?;
-    left(&cluster)?;
-    ensure!(cluster.suspend(JOB, false)?, "{JOB} is gone");
-    state.next(&cluster, "it was suspended", Then::Restarts)?;
+    job_leaves_cordoned_nodes(&cluster)?;
+    ensure!(cluster.suspend(JOB, false)?, "{JOB} was deleted");
+    state.next(&cluster, "it was suspended", Expectation::Restarts)?;
     // Two killed ranks plus the unplugged link, because from inside, a lost network is
     // indistinguishable from a hang.
     let restarts = cluster.job(TEAM, JOB)?["status"]["restarts"].clone();
     ensure!(restarts["application"] == 3 && restarts["infrastructure"] == 2, "charged to the wrong budget: {restarts}");
-    nothing_left(&cluster)
+    ensure_nothing_left(&cluster)
 }
 
 /// Creates a host folder in place of a file system that all nodes mount.
@@ -129,11 +133,11 @@ pub(crate) fn checkpointed(name: &str) -> Result<Value> {
 
 /// Expected effect of a fault on the job.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Then {
+pub(crate) enum Expectation {
     /// The job starts another attempt from a checkpoint.
     Restarts,
     /// The attempt continues.
-    GoesOn,
+    Continues,
 }
 
 /// Last observed progress of a job.
@@ -157,13 +161,13 @@ impl State {
     }
 
     /// Waits until the job trains again after a fault and has passed its previous step.
-    pub fn next(&mut self, cluster: &Cluster, what: &str, then: Then) -> Result<()> {
+    pub fn next(&mut self, cluster: &Cluster, what: &str, expectation: Expectation) -> Result<()> {
         let begin = Instant::now();
         let job = cluster.wait_job(TEAM, self.job, &format!("training after `{what}`"), |job| {
             let (attempt, step) = (attempt(job), step(job));
-            let is_new = match then {
-                Then::Restarts => attempt > self.attempt,
-                Then::GoesOn => attempt == self.attempt,
+            let is_new = match expectation {
+                Expectation::Restarts => attempt > self.attempt,
+                Expectation::Continues => attempt == self.attempt,
             };
             // The figures may still belong to the previous attempt.
             stage(job) == "Running" && is_new && step > self.step + EVERY
@@ -175,7 +179,7 @@ impl State {
             self.attempt,
             self.step
         );
-        if then == Then::Restarts && self.attempt > 0 {
+        if expectation == Expectation::Restarts && self.attempt > 0 {
             let ready = || -> Result<Option<String>> {
                 let log = cluster.sh(&format!("switchyard logs {} --namespace {TEAM} --rank 0", self.job))?;
                 Ok(log.lines().find(|line| line.contains("\"event\":\"ready\"")).map(str::to_owned))
@@ -200,25 +204,25 @@ fn step(job: &Value) -> u64 {
     job["status"]["trainerStatus"]["step"].as_u64().unwrap_or(0)
 }
 
-fn node_of(cluster: &Cluster, pod: &str) -> Result<String> {
+fn node_name(cluster: &Cluster, pod: &str) -> Result<String> {
     let pod = cluster.get(TEAM, "pod", pod)?.with_context(|| format!("no pod {pod}"))?;
-    Ok(pod["spec"]["nodeName"].as_str().context("it has no node")?.to_owned())
+    Ok(pod["spec"]["nodeName"].as_str().context("the pod has no node")?.to_owned())
 }
 
 /// Process ids of our engine in a pod. The supervisor has the lowest, because it started first.
-pub(crate) fn engine_of(cluster: &Cluster, namespace: &str, pod: &str) -> Result<Vec<i32>> {
+pub(crate) fn engine_pids(cluster: &Cluster, namespace: &str, pod: &str) -> Result<Vec<i32>> {
     let object = cluster.get(namespace, "pod", pod)?.with_context(|| format!("no pod {pod}"))?;
     let uid = object["metadata"]["uid"].as_str().context("it has no UID")?;
     let is_ours = |process: &PathBuf| {
         fs::read_to_string(process.join("comm")).is_ok_and(|name| name.starts_with("switchyard-work"))
     };
-    let processes = processes_of(uid)?.into_iter().filter(is_ours);
+    let processes = processes_of_pod(uid)?.into_iter().filter(is_ours);
     Ok(processes.filter_map(|path| path.file_name()?.to_str()?.parse().ok()).collect())
 }
 
 /// Kills the youngest engine process in a pod.
 pub(crate) fn kill_rank(cluster: &Cluster, namespace: &str, pod: &str) -> Result<()> {
-    let last = engine_of(cluster, namespace, pod)?.into_iter().max();
+    let last = engine_pids(cluster, namespace, pod)?.into_iter().max();
     let pid = last.with_context(|| format!("{pod} has no process of ours"))?;
     let pid = rustix::process::Pid::from_raw(pid).context("no process id")?;
     rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
@@ -226,7 +230,7 @@ pub(crate) fn kill_rank(cluster: &Cluster, namespace: &str, pod: &str) -> Result
 }
 
 /// Processes of a pod, as `/proc` folders.
-pub(crate) fn processes_of(uid: &str) -> Result<Vec<PathBuf>> {
+pub(crate) fn processes_of_pod(uid: &str) -> Result<Vec<PathBuf>> {
     let is_in = |process: &PathBuf| {
         let cgroup = fs::read_to_string(process.join("cgroup")).unwrap_or_default();
         cgroup.contains(uid) || cgroup.contains(&uid.replace('-', "_"))
@@ -238,8 +242,8 @@ pub(crate) fn processes_of(uid: &str) -> Result<Vec<PathBuf>> {
 /// waits for the node to return.
 fn drained(cluster: &Cluster, node: &str) -> Result<()> {
     let drain = format!("kubectl drain {node} --ignore-daemonsets --delete-emptydir-data --force 2>&1");
-    let said = cluster.sh(&format!("{drain} --timeout=8s || true"))?;
-    ensure!(said.contains("would violate the pod's disruption budget"), "{said}");
+    let output = cluster.sh(&format!("{drain} --timeout=8s || true"))?;
+    ensure!(output.contains("would violate the pod's disruption budget"), "{output}");
     ensure!(stage(&cluster.job(TEAM, JOB)?) == "Running", "a drain that is refused disturbs the job");
     cluster.sh(&format!("{drain} --disable-eviction --timeout=120s"))?;
     cluster.wait_job(TEAM, JOB, "waiting for a node", |job| stage(job) == "Queued")?;
@@ -248,7 +252,7 @@ fn drained(cluster: &Cluster, node: &str) -> Result<()> {
 
 /// A job that leaves cordoned nodes lets the drain complete, and resumes elsewhere at most one
 /// checkpoint interval behind.
-fn left(cluster: &Cluster) -> Result<()> {
+fn job_leaves_cordoned_nodes(cluster: &Cluster) -> Result<()> {
     const NAME: &str = "leaves";
     let mut job = checkpointed(NAME)?;
     job["spec"]["trainer"]["numNodes"] = 1.into();
@@ -256,16 +260,16 @@ fn left(cluster: &Cluster) -> Result<()> {
     let interval = job["spec"]["checkpoint"]["everySteps"].as_u64().context("an interval")?;
     cluster.apply(TEAM, &job)?;
     let mut state = State::new(NAME);
-    state.next(cluster, "a job that leaves cordoned nodes starts", Then::Restarts)?;
-    let (node, before) = (node_of(cluster, &state.pod(0))?, state.step);
+    state.next(cluster, "a job that leaves cordoned nodes starts", Expectation::Restarts)?;
+    let (node, before) = (node_name(cluster, &state.pod(0))?, state.step);
 
     let begin = Instant::now();
     cluster.sh(&format!("kubectl drain {node} --ignore-daemonsets --delete-emptydir-data --timeout=300s 2>&1"))?;
     println!("{:5.1} s  kubectl drain", begin.elapsed().as_secs_f64());
-    state.next(cluster, "its node is drained", Then::Restarts)?;
-    let after = node_of(cluster, &state.pod(0))?;
-    ensure!(after != node, "it goes on where it was: {node}");
-    ensure!(state.resumed + interval >= before, "it went on from {} and had done {before} steps", state.resumed);
+    state.next(cluster, "its node is drained", Expectation::Restarts)?;
+    let after = node_name(cluster, &state.pod(0))?;
+    ensure!(after != node, "it resumed on the drained node {node}");
+    ensure!(state.resumed + interval >= before, "it resumed after step {} of {before}", state.resumed);
     let restarts = cluster.job(TEAM, NAME)?["status"]["restarts"].clone();
     ensure!(restarts["preemption"] == 1 && restarts["total"] == 1, "charged to the wrong budget: {restarts}");
     cluster.sh(&format!("kubectl uncordon {node}"))?;
@@ -283,11 +287,11 @@ fn gated(cluster: &Cluster) -> Result<()> {
     cluster.wait_job(TEAM, "gated", "waiting for the owner of a gate", |job| {
         stage(job) == "Queued" && message(job).contains("another scheduling gate holds pod gated-1-0")
     })?;
-    let said = cluster.sh(&format!("switchyard status gated --namespace {TEAM}"))?;
-    ensure!(said.contains("Gated by others"), "{said}");
+    let output = cluster.sh(&format!("switchyard status gated --namespace {TEAM}"))?;
+    ensure!(output.contains("Gated by others"), "{output}");
     let gates = cluster.get(TEAM, "pod", "gated-1-0")?.context("a pod")?["spec"]["schedulingGates"].clone();
     let others = gates.as_array().and_then(|gates| gates.iter().position(|gate| gate["name"] == "example.com/quota"));
-    let path = format!("/spec/schedulingGates/{}", others.context("the gate of the other is gone")?);
+    let path = format!("/spec/schedulingGates/{}", others.context("the foreign gate was removed")?);
     let patch = json!([{"op": "remove", "path": path}]).to_string();
     cluster.sh(&format!("kubectl --namespace {TEAM} patch pod gated-1-0 --type json --patch '{patch}'"))?;
     cluster.wait_job(TEAM, "gated", "complete", |job| stage(job) == "Complete")?;
@@ -295,7 +299,7 @@ fn gated(cluster: &Cluster) -> Result<()> {
 }
 
 /// Jobs that cannot run report the reason.
-fn given_up(cluster: &Cluster) -> Result<()> {
+fn permanent_failures(cluster: &Cluster) -> Result<()> {
     let little = |memory: &str| json!({"limits": {"cpu": "100m", "memory": memory}});
     let cases: [(&str, Value, &str); 3] = [
         ("no-image", json!({"image": "registry.invalid/nothing:1", "resourcesPerNode": little("1Gi")}), "Pending: "),
@@ -325,21 +329,21 @@ fn given_up(cluster: &Cluster) -> Result<()> {
         cluster.apply(TEAM, &job)?;
     }
     for (name, _, words) in cases {
-        let says = || -> Result<String> {
-            let said = cluster.sh(&format!("switchyard status {name} --namespace {TEAM}"))?;
-            Ok(said.split_whitespace().collect::<Vec<_>>().join(" "))
+        let status = || -> Result<String> {
+            let output = cluster.sh(&format!("switchyard status {name} --namespace {TEAM}"))?;
+            Ok(output.split_whitespace().collect::<Vec<_>>().join(" "))
         };
         if name == "no-image" {
             // The image could still appear, so the job waits for minutes and names the missing
             // image.
-            cluster.until("no-image says why", || {
-                let said = says()?;
-                Ok(said.contains(words) && (said.contains("ErrImagePull") || said.contains("ImagePullBackOff")))
+            cluster.until("no-image reports its cause", || {
+                let output = status()?;
+                Ok(output.contains(words) && (output.contains("ErrImagePull") || output.contains("ImagePullBackOff")))
             })?;
         } else {
             cluster.wait_job(TEAM, name, "given up", |job| stage(job) == "Failed")?;
-            let said = says()?;
-            ensure!(said.contains(words), "{name}: {said}");
+            let output = status()?;
+            ensure!(output.contains(words), "{name}: {output}");
         }
         cluster.sh(&format!("kubectl --namespace {TEAM} delete {JOBS} {name}"))?;
     }
@@ -347,10 +351,10 @@ fn given_up(cluster: &Cluster) -> Result<()> {
 }
 
 /// Deleting the jobs deletes all of their objects.
-fn nothing_left(cluster: &Cluster) -> Result<()> {
+fn ensure_nothing_left(cluster: &Cluster) -> Result<()> {
     cluster.sh(&format!("kubectl --namespace {TEAM} delete {JOBS} --all"))?;
     let kinds = "pods,services,configmaps,secrets,networkpolicies,poddisruptionbudgets,resourceclaims";
     let command = format!("kubectl --namespace {TEAM} get {kinds} -l training.switchyard.dev/job-uid -o name");
-    cluster.until("nothing of the jobs is left", || Ok(cluster.sh(&command)?.is_empty()))?;
+    cluster.until("the jobs have left nothing", || Ok(cluster.sh(&command)?.is_empty()))?;
     Ok(())
 }

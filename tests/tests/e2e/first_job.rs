@@ -14,12 +14,12 @@ const PAGE: &str = "docs/first-job-on-a-laptop.md";
 /// User commands from a page's blocks of this class.
 fn commands(page: &str, class: &Class) -> Result<Vec<String>> {
     let blocks = blocks(page)?.into_iter().filter(|block| block.class().as_ref() == Ok(class));
-    let all = blocks.flat_map(|block| block.commands()).filter(|command| !command.is_left_out());
+    let all = blocks.flat_map(|block| block.commands()).filter(|command| !command.is_skipped());
     Ok(all.map(|command| command.line).collect())
 }
 
 #[test]
-fn the_pages_lead_to_a_trained_model_and_away_again() -> Result<()> {
+fn the_documented_steps_train_a_model_and_clean_up() -> Result<()> {
     let cluster = Cluster::start(2)?;
     first_job(&cluster)?;
     let mut others = Vec::new();
@@ -63,7 +63,7 @@ fn installed(cluster: &Cluster, page: &str, lines: &[String]) -> Result<()> {
 
 /// Early losses must equal the single-machine losses, because the summation order does not matter
 /// yet.
-fn begins_alike(cluster: &str, alone: &str) -> Result<()> {
+fn begins_alike(cluster: &str, standalone: &str) -> Result<()> {
     let loss_at = |events: &str, step: u64| {
         let events = events.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         // A run directory wraps each rank event with its attempt and time.
@@ -72,8 +72,8 @@ fn begins_alike(cluster: &str, alone: &str) -> Result<()> {
         event.and_then(|event| event["loss"].as_f64()).with_context(|| format!("no loss of step {step}"))
     };
     for step in [10, 20] {
-        let (there, here) = (loss_at(cluster, step)?, loss_at(alone, step)?);
-        ensure!((here - there).abs() <= 1e-6 * here, "step {step}: {there} in the cluster, {here} on one machine");
+        let (remote, local) = (loss_at(cluster, step)?, loss_at(standalone, step)?);
+        ensure!((local - remote).abs() <= 1e-6 * local, "step {step}: {remote} in the cluster, {local} on one machine");
     }
     Ok(())
 }
@@ -89,20 +89,20 @@ fn first_job(cluster: &Cluster) -> Result<()> {
         // repository.
         let line =
             line.replace("switchyard report", &format!("cd {}; switchyard report", cluster.folder.path().display()));
-        let said = cluster.sh(&line)?;
+        let output = cluster.sh(&line)?;
         if line.contains("get gputopologies") {
             agents_report(cluster)?;
         }
         if line.contains("--watch") {
-            watched = Some(said.clone());
-            trained(cluster, &said)?;
+            watched = Some(output.clone());
+            trained(cluster, &output)?;
         }
         if line.contains("get trainjobs") {
-            ensure!(said.contains("Complete") && said.contains("100"), "{said}");
+            ensure!(output.contains("Complete") && output.contains("100"), "{output}");
         }
         if line.contains("--rank 2") {
-            let events: Vec<Value> = said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-            ensure!(!events.is_empty() && events.iter().all(|event| event["rank"] == 2), "{said}");
+            let events: Vec<Value> = output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+            ensure!(!events.is_empty() && events.iter().all(|event| event["rank"] == 2), "{output}");
             let first = cluster.sh(&line.replace("--rank 2", "--rank 0"))?;
             begins_alike(&first, &fs::read_to_string(cluster.folder.path().join("alone/events.jsonl"))?)?;
         }
@@ -121,13 +121,13 @@ fn first_job(cluster: &Cluster) -> Result<()> {
 
 /// Runs other pages' commands on the completed job.
 fn looked_at(cluster: &Cluster) -> Result<()> {
-    let mut said = String::new();
+    let mut output = String::new();
     for page in documents()? {
         for line in commands(&page, &Class::Job)? {
-            said.push_str(&cluster.sh(&line).with_context(|| page.clone())?);
+            output.push_str(&cluster.sh(&line).with_context(|| page.clone())?);
         }
     }
-    ensure!(said.matches("no known error").count() == 2, "not two diagnoses of a job that is well: {said}");
+    ensure!(output.matches("no known error").count() == 2, "expected two diagnoses without errors: {output}");
     Ok(())
 }
 
@@ -148,17 +148,17 @@ fn agents_report(cluster: &Cluster) -> Result<()> {
 /// without a cluster.
 fn trained(cluster: &Cluster, watched: &str) -> Result<()> {
     let lines: Vec<&str> = watched.lines().collect();
-    let last = lines.last().context("nothing was watched")?;
+    let last = lines.last().context("the watch printed nothing")?;
     ensure!(last.contains("Complete") && last.contains("step=150/150"), "{watched}");
     let at = |word: &str| lines.iter().position(|line| line.contains(word));
     ensure!(at("Running").is_some() && at("Running") < at("->Complete"), "{watched}");
 
     let job = cluster.job("team", "gpt-cluster")?;
     ensure!(stage(&job) == "Complete", "{job:#}");
-    let mut alone = example("gpt-cluster.yaml")?;
-    alone["spec"]["template"] = Value::Null;
-    alone["spec"]["trainer"] = serde_json::json!({"numProcPerNode": 4, "cpuThreads": 1});
-    alone["spec"]["engine"]["data"]["path"] = "text".into();
+    let mut standalone = example("gpt-cluster.yaml")?;
+    standalone["spec"]["template"] = Value::Null;
+    standalone["spec"]["trainer"] = serde_json::json!({"numProcPerNode": 4, "cpuThreads": 1});
+    standalone["spec"]["engine"]["data"]["path"] = "text".into();
     let folder = cluster.folder.path();
     fs::create_dir(folder.join("text"))?;
     for entry in fs::read_dir(root().join("docs"))? {
@@ -167,12 +167,12 @@ fn trained(cluster: &Cluster, watched: &str) -> Result<()> {
             fs::copy(entry.path(), folder.join("text").join(entry.file_name()))?;
         }
     }
-    fs::write(folder.join("alone.json"), alone.to_string())?;
+    fs::write(folder.join("alone.json"), standalone.to_string())?;
     // The same worker as in the image.
     let worker = programs().join("switchyard-worker").display().to_string();
     let arguments = ["run", "alone.json", "--run-dir", "alone", "-q", "--worker", &worker];
     let run = Program::new(&programs().join("switchyard"), folder, arguments);
-    let ended = run.run(crate::e2e::PATIENCE);
+    let ended = run.run(crate::e2e::TIMEOUT);
     ensure!(ended.code == Some(0), "{}", ended.stderr);
     let status: Value = serde_saphyr::from_str(&fs::read_to_string(folder.join("alone/status.yaml"))?)?;
     let loss = |job: &Value, name: &str| -> Result<f64> {
@@ -181,12 +181,12 @@ fn trained(cluster: &Cluster, watched: &str) -> Result<()> {
         Ok(text.parse()?)
     };
     for name in ["loss", "validationLoss"] {
-        let (here, there) = (loss(&status, name)?, loss(&job, name)?);
-        println!("         {name}: {there} in the cluster, {here} on one machine");
+        let (local, remote) = (loss(&status, name)?, loss(&job, name)?);
+        println!("         {name}: {remote} in the cluster, {local} on one machine");
         // Gradients are summed in another order there. In a training with a steeply falling loss,
         // small rounding differences grow: by step 150 of this one to half a percent with some
         // texts, and to nothing with others.
-        ensure!((here - there).abs() <= 0.02 * here, "{name}: {there} in the cluster, {here} on one machine");
+        ensure!((local - remote).abs() <= 0.02 * local, "{name}: {remote} in the cluster, {local} on one machine");
     }
     Ok(())
 }

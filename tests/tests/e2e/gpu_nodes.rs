@@ -1,7 +1,7 @@
 //! Nodes with GPUs: the chart's agents report each node's mock machine, a driver offers its GPUs,
 //! and jobs get exactly the planned GPUs.
 
-use crate::e2e::{Cluster, TEAM, claims, strangers};
+use crate::e2e::{Cluster, TEAM, claims, isolation};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -39,7 +39,7 @@ impl GpuCluster {
             let stage = Stage::new(Scene::shipped(scene)?)?;
             let (from, to) = (stage.tree.path(""), cluster.nodes.path(node, "/var/lib/scene")?);
             let arguments = ["-a", &from.display().to_string(), &to.display().to_string()];
-            let copied = Program::new("cp".as_ref(), cluster.folder.path(), arguments).run(crate::e2e::PATIENCE);
+            let copied = Program::new("cp".as_ref(), cluster.folder.path(), arguments).run(crate::e2e::TIMEOUT);
             ensure!(copied.code == Some(0), "{}", copied.stderr);
             stages.push(stage);
         }
@@ -58,13 +58,13 @@ impl GpuCluster {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_have_their_gpus_and_nobody_elses() -> Result<()> {
+async fn jobs_get_only_their_own_gpus() -> Result<()> {
     let nodes = GpuCluster::start().await?;
-    claims::the_planned_gpus_are_those_of_the_container(&nodes).await?;
-    claims::two_jobs_for_the_gpus_of_one_node(&nodes).await?;
-    claims::nothing_was_shared(&nodes).await?;
-    strangers::an_agent_writes_of_its_own_node(&nodes.cluster)?;
-    strangers::workers_let_nobody_in(&nodes.cluster)
+    claims::the_container_gets_the_planned_gpus(&nodes).await?;
+    claims::two_jobs_compete_for_one_node(&nodes).await?;
+    claims::no_gpu_was_shared(&nodes).await?;
+    isolation::a_running_agent_can_write_only_its_own_report(&nodes.cluster)?;
+    isolation::workers_reject_foreign_connections(&nodes.cluster)
 }
 
 /// Checks that a user sees the mock machines; returns the reports in node order.
@@ -83,11 +83,11 @@ fn shown(cluster: &Cluster, stages: &[Stage]) -> Result<Vec<GPUTopology>> {
     for ((node, stage), report) in cluster.nodes.names().iter().zip(stages).zip(&reports) {
         let machine = &stage.machine;
         let expected: Vec<&str> = machine.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
-        ensure!(uuids(report) == expected, "{node}: {:?} in place of {expected:?}", uuids(report));
+        ensure!(uuids(report) == expected, "{node}: got {:?}, expected {expected:?}", uuids(report));
         let status = report.status.as_ref().context("no status")?;
         let nics: BTreeSet<&str> = status.nics.iter().filter_map(|nic| nic.rdma_device.as_deref()).collect();
         let ports: BTreeSet<&str> = machine.ports.iter().map(|port| port.name.as_str()).collect();
-        ensure!(nics == ports && !status.links.is_empty(), "{node}: {nics:?} in place of {ports:?}");
+        ensure!(nics == ports && !status.links.is_empty(), "{node}: got {nics:?}, expected {ports:?}");
         let row: Vec<&str> =
             table.lines().find(|line| line.starts_with(node.as_str())).context("no row")?.split_whitespace().collect();
         ensure!(row.get(1) == Some(&machine.gpus.len().to_string().as_str()), "{node}: {table}");

@@ -5,7 +5,7 @@
 //! another sequence.
 
 use crate::e2e::faults::{checkpointed, volume};
-use crate::e2e::random_jobs::Play;
+use crate::e2e::random_jobs::RandomJobs;
 use crate::e2e::{Cluster, JOBS, TEAM};
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -14,7 +14,7 @@ use std::time::Instant;
 use switchyard_tests::chaos;
 use switchyard_tests::drivers::ClaimDriver;
 use switchyard_tests::gpus::{GpuNodes, Machine, gpu_job};
-use switchyard_tests::nodes::left;
+use switchyard_tests::nodes::leftovers_of;
 
 /// Kinds of objects created for a job.
 const MADE: [&str; 7] =
@@ -23,7 +23,7 @@ const MADE: [&str; 7] =
 const ON_NODES: [&str; 6] = ["address", "cable", "cgroup", "folder", "mount", "process"];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_left_of_jobs_and_faults() -> Result<()> {
+async fn jobs_and_faults_leave_nothing_behind() -> Result<()> {
     let (seed, jobs) = (chaos::seed().unwrap_or(20_261_122), chaos::size(6, 20));
     let mut cluster = Cluster::start(2)?;
     cluster.install()?;
@@ -32,7 +32,7 @@ async fn nothing_is_left_of_jobs_and_faults() -> Result<()> {
     cluster.sh(&format!("kubectl --namespace {TEAM} create configmap text --from-file=docs"))?;
     volume(&cluster)?;
     let kinds = kinds(&cluster)?;
-    cluster.until("the namespace has what all have", || {
+    cluster.until("the namespace has its default objects", || {
         let objects = objects(&cluster, &kinds)?;
         Ok(["configmap/kube-root-ca.crt", "serviceaccount/default"].iter().all(|name| objects.contains(*name)))
     })?;
@@ -41,15 +41,15 @@ async fn nothing_is_left_of_jobs_and_faults() -> Result<()> {
 
     let begin = Instant::now();
     println!("seed {seed}");
-    let mut play = Play::new(seed);
+    let mut random = RandomJobs::new(seed);
     for number in 0..jobs {
-        play.next(&mut cluster, number)?;
+        random.next(&mut cluster, number)?;
     }
     // A fault may have suspended a job that must end by itself.
-    for name in &play.expire {
+    for name in &random.expire {
         cluster.suspend(name, false)?;
     }
-    for name in &play.expire {
+    for name in &random.expire {
         cluster.until(&format!("{name} has expired"), || Ok(cluster.get(TEAM, JOBS, name)?.is_none()))?;
     }
     cluster.sh(&format!("kubectl --namespace {TEAM} delete {JOBS} --all"))?;
@@ -60,14 +60,14 @@ async fn nothing_is_left_of_jobs_and_faults() -> Result<()> {
     cluster.sh(&format!("kubectl delete namespace {TEAM} switchyard-system"))?;
     let pods = cluster.sh("kubectl get pods --all-namespaces -o name")?;
     ensure!(pods.is_empty(), "{pods}");
-    let cleaned = cluster.until("nothing of pods is on the nodes", || Ok(cluster.nodes.of_pods()?.is_empty()));
-    ensure!(cleaned.is_ok(), "{:#?}", cluster.nodes.of_pods()?);
+    let cleaned = cluster.until("the nodes have no pod leftovers", || Ok(cluster.nodes.pod_leftovers()?.is_empty()));
+    ensure!(cleaned.is_ok(), "{:#?}", cluster.nodes.pod_leftovers()?);
     let (number, shims) = (cluster.nodes.number(), cluster.nodes.shims());
     drop(drivers);
     drop(cluster);
-    ensure!(left(number)?.is_empty(), "{:#?}", left(number)?);
+    ensure!(leftovers_of(number)?.is_empty(), "{:#?}", leftovers_of(number)?);
     let result = json!({
-        "seed": seed, "jobs": jobs, "drawn": play.counts, "decided": decided, "seconds": begin.elapsed().as_secs(),
+        "seed": seed, "jobs": jobs, "drawn": random.counts, "decided": decided, "seconds": begin.elapsed().as_secs(),
         "objectsLeft": 0, "leftOnNodes": 0, "leftOnTheMachine": 0, "shimsLostByContainerd": shims,
         "command": "cargo xtask bench leftovers",
     });
@@ -102,8 +102,8 @@ async fn gpus(cluster: &Cluster) -> Result<Vec<ClaimDriver>> {
 
 /// Every namespaced kind except events, which outlive their objects by an hour.
 fn kinds(cluster: &Cluster) -> Result<String> {
-    let said = cluster.sh("kubectl api-resources --namespaced --verbs=list -o name")?;
-    let kinds: Vec<&str> = said.lines().filter(|kind| !kind.starts_with("events")).collect();
+    let output = cluster.sh("kubectl api-resources --namespaced --verbs=list -o name")?;
+    let kinds: Vec<&str> = output.lines().filter(|kind| !kind.starts_with("events")).collect();
     ensure!(kinds.len() >= 20 && kinds.contains(&JOBS) && kinds.contains(&"pods"), "{kinds:?}");
     Ok(kinds.join(","))
 }
@@ -117,7 +117,7 @@ fn objects(cluster: &Cluster, kinds: &str) -> Result<BTreeSet<String>> {
 
 /// Waits until the namespace holds exactly the objects from before the jobs.
 fn gone(cluster: &Cluster, kinds: &str, before: &BTreeSet<String>) -> Result<()> {
-    let is_as_before = cluster.until("nothing of the jobs is left", || Ok(objects(cluster, kinds)? == *before));
+    let is_as_before = cluster.until("the jobs have left nothing", || Ok(objects(cluster, kinds)? == *before));
     let now = objects(cluster, kinds)?;
     ensure!(is_as_before.is_ok(), "left: {:#?}\nmissing: {:#?}", &now - before, before - &now);
     Ok(())
@@ -141,19 +141,20 @@ fn expired(cluster: &Cluster, kinds: &str, before: &BTreeSet<String>) -> Result<
     let command = ["--namespace", TEAM, "get", &MADE.join(","), "-l", "training.switchyard.dev/job-uid", "-o", "name"];
     let begin = Instant::now();
     loop {
-        let said = cluster.nodes.plane.kubectl(&command).stdout;
-        made.extend(said.lines().filter_map(|line| line.split(['.', '/']).next()).map(str::to_owned));
-        on_nodes.extend(cluster.nodes.of_pods()?.iter().filter_map(|what| what.split(' ').nth(1)).map(str::to_owned));
-        let left = cluster.sh(&format!("kubectl --namespace {TEAM} get {JOBS} -o name"))?;
-        if left.is_empty() {
+        let output = cluster.nodes.plane.kubectl(&command).stdout;
+        made.extend(output.lines().filter_map(|line| line.split(['.', '/']).next()).map(str::to_owned));
+        on_nodes
+            .extend(cluster.nodes.pod_leftovers()?.iter().filter_map(|what| what.split(' ').nth(1)).map(str::to_owned));
+        let remaining = cluster.sh(&format!("kubectl --namespace {TEAM} get {JOBS} -o name"))?;
+        if remaining.is_empty() {
             break;
         }
-        ensure!(begin.elapsed() < crate::e2e::PATIENCE, "{left} are still there");
+        ensure!(begin.elapsed() < crate::e2e::TIMEOUT, "{remaining} are still there");
     }
     // A poll on a busy machine can miss the three seconds for which a job is complete.
     let complete = || Ok(decided(cluster)?.get("Complete") == Some(&2));
     cluster.until("both jobs have completed, by their events", complete)?;
-    ensure!(made.iter().eq(MADE), "{made:?} were made; expected {MADE:?}");
-    ensure!(on_nodes.iter().eq(ON_NODES), "{on_nodes:?} were on the nodes; expected {ON_NODES:?}");
+    ensure!(made.iter().eq(MADE), "got the objects {made:?}; expected {MADE:?}");
+    ensure!(on_nodes.iter().eq(ON_NODES), "got {on_nodes:?} on the nodes; expected {ON_NODES:?}");
     gone(cluster, kinds, before)
 }

@@ -1,7 +1,7 @@
 //! A container that runs out of memory during training: the job resumes from its checkpoint, and
 //! every command names the cause.
 
-use crate::e2e::faults::{State, Then, checkpointed, engine_of};
+use crate::e2e::faults::{Expectation, State, checkpointed, engine_pids};
 use crate::e2e::{Cluster, JOBS, TEAM, message, stage};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
@@ -21,17 +21,17 @@ pub(crate) fn out_of_memory(cluster: &Cluster) -> Result<()> {
     job["spec"]["failurePolicy"] = json!({"maxRestarts": 0, "maxInfrastructureRestarts": 1});
     cluster.apply(TEAM, &job)?;
     let mut state = State::new(JOB);
-    state.next(cluster, "the job with little memory starts", Then::Restarts)?;
+    state.next(cluster, "the job with little memory starts", Expectation::Restarts)?;
 
     let first = state.pod(1);
     starve(cluster, &first)?;
-    state.next(cluster, "a container ran out of memory", Then::Restarts)?;
+    state.next(cluster, "a container ran out of memory", Expectation::Restarts)?;
     let restarts = cluster.job(TEAM, JOB)?["status"]["restarts"].clone();
     ensure!(restarts["infrastructure"] == 1 && restarts["application"].as_u64().unwrap_or(0) == 0, "{restarts}");
     let events =
         format!("kubectl --namespace {TEAM} get events.events.k8s.io --field-selector regarding.name={JOB} -o json");
-    let said = cluster.sh(&events)?;
-    ensure!(said.contains(&format!("pod {first}")) && said.contains(WORDS), "{said}");
+    let output = cluster.sh(&events)?;
+    ensure!(output.contains(&format!("pod {first}")) && output.contains(WORDS), "{output}");
 
     explained(cluster, &first)?;
 
@@ -50,23 +50,26 @@ pub(crate) fn out_of_memory(cluster: &Cluster) -> Result<()> {
 /// The pod state and the attempt's first error both name the cause.
 fn explained(cluster: &Cluster, pod: &str) -> Result<()> {
     for (command, words) in [("status", "exit 5 OOMKilled"), ("doctor", "out-of-memory on attempt-")] {
-        let said = cluster.sh(&format!("switchyard {command} {JOB} --namespace {TEAM} || true"))?;
-        ensure!(said.lines().any(|line| line.contains(pod) && line.contains(words)), "switchyard {command}: {said}");
+        let output = cluster.sh(&format!("switchyard {command} {JOB} --namespace {TEAM} || true"))?;
+        ensure!(
+            output.lines().any(|line| line.contains(pod) && line.contains(words)),
+            "switchyard {command}: {output}"
+        );
     }
     Ok(())
 }
 
 /// A process that uses up the memory of a control group, and dies when dropped.
-struct Eater(Child);
+struct MemoryHog(Child);
 
-impl Eater {
-    fn start(group: &Path) -> Result<Eater> {
+impl MemoryHog {
+    fn start(group: &Path) -> Result<MemoryHog> {
         let script = "echo $$ > $0/cgroup.procs && exec tail /dev/zero";
-        Ok(Eater(Command::new("/bin/sh").args(["-c", script]).arg(group).spawn()?))
+        Ok(MemoryHog(Command::new("/bin/sh").args(["-c", script]).arg(group).spawn()?))
     }
 }
 
-impl Drop for Eater {
+impl Drop for MemoryHog {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -76,15 +79,15 @@ impl Drop for Eater {
 /// Runs a pod's container out of memory, and makes the kernel kill its last rank.
 fn starve(cluster: &Cluster, pod: &str) -> Result<()> {
     let rank =
-        engine_of(cluster, TEAM, pod)?.into_iter().max().with_context(|| format!("{pod} has no process of ours"))?;
+        engine_pids(cluster, TEAM, pod)?.into_iter().max().with_context(|| format!("{pod} has no process of ours"))?;
     // proc(5): 1000 is killed first. Protecting the eater instead would need a capability that root
     // in a container lacks.
     fs::write(format!("/proc/{rank}/oom_score_adj"), "1000")?;
     let (begin, group) = (Instant::now(), memory_group(rank)?);
-    let _eater = Eater::start(&group)?;
+    let _hog = MemoryHog::start(&group)?;
     // A zombie no longer has an executable.
     while Path::new(&format!("/proc/{rank}/exe")).read_link().is_ok() {
-        ensure!(begin.elapsed() < crate::e2e::PATIENCE, "{} has memory without end", group.display());
+        ensure!(begin.elapsed() < crate::e2e::TIMEOUT, "the OOM killer does not act in {}", group.display());
         std::thread::sleep(Duration::from_millis(10));
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! Random jobs and faults, determined by a seed.
 
-use crate::e2e::faults::{ENDLESS, checkpointed, processes_of};
+use crate::e2e::faults::{ENDLESS, checkpointed, processes_of_pod};
 use crate::e2e::{Cluster, JOBS, TEAM, example};
 use anyhow::Result;
 use rustix::process::{Pid, Signal, kill_process};
@@ -85,7 +85,7 @@ impl<T: Copy> Deck<T> {
     }
 }
 
-pub(crate) struct Play {
+pub(crate) struct RandomJobs {
     random: Random,
     kinds: Deck<Kind>,
     ends: Deck<End>,
@@ -96,9 +96,9 @@ pub(crate) struct Play {
     pub counts: BTreeMap<String, u64>,
 }
 
-impl Play {
-    pub fn new(seed: u64) -> Play {
-        Play {
+impl RandomJobs {
+    pub fn new(seed: u64) -> RandomJobs {
+        RandomJobs {
             random: Random::new(seed),
             kinds: Deck::new(&KINDS),
             ends: Deck::new(&ENDS),
@@ -112,8 +112,8 @@ impl Play {
         *self.counts.entry(format!("{what:?}")).or_default() += 1;
     }
 
-    fn milliseconds(&self, least: u64, most: usize) -> Duration {
-        Duration::from_millis(least + self.random.below(most) as u64)
+    fn milliseconds(&self, min: u64, max: usize) -> Duration {
+        Duration::from_millis(min + self.random.below(max) as u64)
     }
 
     /// Adds one job and one fault.
@@ -131,14 +131,15 @@ impl Play {
             cluster.suspend(&name, false)?;
         }
         if end == End::DeletedEarly {
-            let way = *self.random.pick(&["background", "foreground"]);
-            cluster.sh(&format!("kubectl --namespace {TEAM} delete {JOBS} {name} --cascade={way} --wait=false"))?;
+            let propagation = *self.random.pick(&["background", "foreground"]);
+            cluster
+                .sh(&format!("kubectl --namespace {TEAM} delete {JOBS} {name} --cascade={propagation} --wait=false"))?;
         } else if end == End::Expires {
             self.expire.push(name);
         }
         self.count(kind);
         self.count(end);
-        if self.happens(cluster, fault)? {
+        if self.inject(cluster, fault)? {
             self.count(fault);
         }
         Ok(())
@@ -179,7 +180,7 @@ impl Play {
     }
 
     /// Applies a fault; returns whether it had a target.
-    fn happens(&mut self, cluster: &mut Cluster, fault: Fault) -> Result<bool> {
+    fn inject(&mut self, cluster: &mut Cluster, fault: Fault) -> Result<bool> {
         // Draw these first, so that the random sequence does not depend on the speed of the
         // cluster.
         let (which, pause) = (self.random.below(usize::MAX), self.milliseconds(500, 10_000));
@@ -187,8 +188,8 @@ impl Play {
         let node = &nodes[which % nodes.len()];
         let pods = "jsonpath={range .items[?(@.spec.nodeName)]}{.metadata.name} {.metadata.uid} {end}";
         let alive = "--field-selector status.phase!=Succeeded,status.phase!=Failed";
-        let said = cluster.sh(&format!("kubectl --namespace {TEAM} get pods {alive} -o '{pods}'"))?;
-        let words: Vec<&str> = said.split_whitespace().collect();
+        let output = cluster.sh(&format!("kubectl --namespace {TEAM} get pods {alive} -o '{pods}'"))?;
+        let words: Vec<&str> = output.split_whitespace().collect();
         let pods: Vec<&[&str]> = words.chunks_exact(2).collect();
         let pod = nth(&pods, which);
         match (fault, pod) {
@@ -224,10 +225,10 @@ impl Play {
                 cluster.nodes.start_kubelet(node)?;
             }
             (Fault::ControllerKilled, _) => {
-                let said = cluster.sh(
+                let output = cluster.sh(
                     "kubectl --namespace switchyard-system get pods -l app.kubernetes.io/component=controller -o name",
                 )?;
-                let controllers: Vec<&str> = said.lines().collect();
+                let controllers: Vec<&str> = output.lines().collect();
                 let Some(controller) = nth(&controllers, which) else { return Ok(false) };
                 let how = "--force --grace-period=0 --ignore-not-found";
                 cluster.sh(&format!("kubectl --namespace switchyard-system delete {controller} {how} 2>&1"))?;
@@ -259,13 +260,13 @@ fn plain(spec: &mut Value, command: &[&str]) {
 
 /// Kills the pod's youngest process, unless only the sandbox process exists.
 fn kill_last(uid: &str) -> Result<bool> {
-    let processes = processes_of(uid)?;
+    let processes = processes_of_pod(uid)?;
     let pids = processes.iter().filter_map(|path| path.file_name()?.to_str()?.parse::<i32>().ok());
-    let (mut least, mut most) = (i32::MAX, 0);
+    let (mut min, mut max) = (i32::MAX, 0);
     for pid in pids {
-        (least, most) = (least.min(pid), most.max(pid));
+        (min, max) = (min.min(pid), max.max(pid));
     }
-    let Some(pid) = Pid::from_raw(most).filter(|_| least < most) else { return Ok(false) };
+    let Some(pid) = Pid::from_raw(max).filter(|_| min < max) else { return Ok(false) };
     // It may have ended by itself.
     Ok(kill_process(pid, Signal::KILL).is_ok())
 }

@@ -1,7 +1,7 @@
 //! User-visible latencies, and resource usage of the idle system. `cargo xtask bench cluster`
 //! repeats the measurements and keeps the result.
 
-use crate::e2e::faults::{kill_rank, processes_of};
+use crate::e2e::faults::{kill_rank, processes_of_pod};
 use crate::e2e::{Cluster, JOBS, TEAM, example};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -14,16 +14,16 @@ const GOALS: [(&str, f64); 3] =
     [("applyToFirstStepSeconds", 5.0), ("killToStepSeconds", 6.0), ("idleMebibytes", 120.0)];
 
 #[test]
-fn what_users_wait_for() -> Result<()> {
+fn user_visible_delays() -> Result<()> {
     let cluster = Cluster::start(2)?;
     cluster.install()?;
     cluster.team(TEAM)?;
     cluster.sh(&format!("kubectl --namespace {TEAM} create configmap text --from-file=docs"))?;
     let mebibytes = idle(&cluster)?;
     let repeats = chaos::size(1, 10);
-    let (mut first, mut again) = (Vec::new(), Vec::new());
-    for turn in 0..repeats {
-        let name = format!("job-{turn}");
+    let (mut first, mut repeated) = (Vec::new(), Vec::new());
+    for round in 0..repeats {
+        let name = format!("job-{round}");
         let mut job = example("gpt-cluster.yaml")?;
         job["metadata"]["name"] = name.clone().into();
         job["spec"]["engine"]["steps"] = 100_000_000.into();
@@ -32,13 +32,13 @@ fn what_users_wait_for() -> Result<()> {
         first.push(steps(&cluster, &name, 1, begin)?);
         let begin = Instant::now();
         kill_rank(&cluster, TEAM, &format!("{name}-1-1"))?;
-        again.push(steps(&cluster, &name, 2, begin)?);
+        repeated.push(steps(&cluster, &name, 2, begin)?);
         cluster.sh(&format!("kubectl --namespace {TEAM} delete {JOBS} {name}"))?;
         cluster.no_pods()?;
     }
     let result = json!({
         "repeats": repeats, "goals": GOALS.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
-        "applyToFirstStepSeconds": spread(first), "killToStepSeconds": spread(again), "idleMebibytes": mebibytes,
+        "applyToFirstStepSeconds": spread(first), "killToStepSeconds": spread(repeated), "idleMebibytes": mebibytes,
         "command": "cargo xtask bench cluster", "machine": machine()?,
     });
     chaos::report("cluster", &result)
@@ -52,7 +52,7 @@ fn steps(cluster: &Cluster, name: &str, attempt: u32, begin: Instant) -> Result<
         if log.stdout.contains("\"event\":\"progress\"") {
             return Ok(begin.elapsed().as_secs_f64());
         }
-        ensure!(begin.elapsed() < crate::e2e::PATIENCE, "{pod} does no step: {}{}", log.stdout, log.stderr);
+        ensure!(begin.elapsed() < crate::e2e::TIMEOUT, "{pod} does no step: {}{}", log.stdout, log.stderr);
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -82,11 +82,11 @@ fn idle(cluster: &Cluster) -> Result<f64> {
     std::thread::sleep(Duration::from_secs(5));
     let before = versions()?;
     std::thread::sleep(Duration::from_secs(chaos::size(10, 60) as u64));
-    ensure!(versions()? == before, "an agent writes although nothing changes");
+    ensure!(versions()? == before, "an agent writes without changes");
     let pods: Value = serde_json::from_str(&cluster.sh("kubectl --namespace switchyard-system get pods -o json")?)?;
     let mut kibibytes = 0;
     for pod in pods["items"].as_array().context("pods")? {
-        for process in processes_of(pod["metadata"]["uid"].as_str().context("a UID")?)? {
+        for process in processes_of_pod(pod["metadata"]["uid"].as_str().context("a UID")?)? {
             let status = fs::read_to_string(process.join("status")).unwrap_or_default();
             let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
             kibibytes += line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0);

@@ -30,7 +30,7 @@ const LINES: usize = 3;
 const CPU: &str = "1500m";
 
 /// Nodes in racks, with agents that report the NIC speeds.
-struct Bed {
+struct TestBed {
     // In drop order, because agents read the stages' files and talk to the cluster.
     _agents: Vec<Daemon>,
     _stages: Vec<Stage>,
@@ -48,8 +48,8 @@ struct Run {
     measured: f64,
 }
 
-impl Bed {
-    fn start() -> Result<Bed> {
+impl TestBed {
+    fn start() -> Result<TestBed> {
         let cluster = Cluster::start(4)?;
         let levels = format!("--set controller.domains='{{{RACK},cluster:{}}}'", INSIDE / BETWEEN);
         cluster.install_with(&format!("--set nodeAgent.enabled=false {levels}"))?;
@@ -64,11 +64,11 @@ impl Bed {
         }
         let known = "kubectl get gputopologies.training.switchyard.dev -o name";
         cluster.until("all agents report", || Ok(cluster.sh(known)?.lines().count() == cluster.nodes.names().len()))?;
-        Ok(Bed { _agents: agents, _stages: stages, cluster })
+        Ok(TestBed { _agents: agents, _stages: stages, cluster })
     }
 
     /// Sets the links: the nodes in the first rack, by position. The others are in the second.
-    fn lay(&self, first: [usize; 2]) -> Result<()> {
+    fn arrange_racks(&self, first: [usize; 2]) -> Result<()> {
         let names = self.cluster.nodes.names();
         let rack = |wanted: bool| (0..).zip(&names).filter(move |(node, _)| first.contains(node) == wanted);
         let racks = [true, false].map(|is_first| rack(is_first).map(|(_, name)| name.clone()).collect::<Vec<_>>());
@@ -140,7 +140,7 @@ impl Bed {
         let bound = || Ok(self.cluster.sh(&list)?.split_whitespace().count() == wanted);
         self.cluster.until("kube-scheduler has bound its pods", bound)?;
         let names = self.cluster.nodes.names();
-        let position = |name: &str| names.iter().position(|node| node == name).context("a node of the cluster");
+        let position = |name: &str| names.iter().position(|node| node == name).context("not a node of the cluster");
         let nodes = self.cluster.sh(&list)?.split_whitespace().map(position).collect::<Result<Vec<_>>>();
         self.cluster.sh(&format!("kubectl --namespace {TEAM} delete jobs.batch --all"))?;
         self.cluster.no_pods()?;
@@ -184,7 +184,7 @@ fn job(name: &str, nodes: usize, mode: &str) -> Value {
 
 /// Chooses the nodes of the first rack so that the nodes in name order fall into the same racks as
 /// `nodes` would if nodes 0 and 1 formed the first rack.
-fn like(nodes: &[usize]) -> Result<[usize; 2]> {
+fn matching_racks(nodes: &[usize]) -> Result<[usize; 2]> {
     let unused = (0..4).filter(|node| !nodes.contains(node));
     let in_first: Vec<usize> =
         (0..4).zip(nodes.iter().copied().chain(unused)).filter(|(_, node)| *node < 2).map(|(name, _)| name).collect();
@@ -192,29 +192,29 @@ fn like(nodes: &[usize]) -> Result<[usize; 2]> {
 }
 
 /// Total steps per second of all jobs.
-fn together(runs: &[Run]) -> f64 {
+fn total_rate(runs: &[Run]) -> f64 {
     runs.iter().map(|run| run.steps_per_second).sum()
 }
 
 #[test]
-fn what_a_place_is_worth() -> Result<()> {
-    let bed = Bed::start()?;
+fn placement_quality_affects_speed() -> Result<()> {
+    let bed = TestBed::start()?;
     let random = Random::new(chaos::seed().unwrap_or(20261122));
     let mut results = Vec::new();
     for (what, sizes) in &SCENARIOS[..chaos::size(1, SCENARIOS.len())] {
         let (mut ours, mut shuffled, mut scheduler) = (Vec::new(), Vec::new(), Vec::new());
         let mut predictions = Vec::new();
-        for turn in 0..chaos::size(1, 10) {
+        for round in 0..chaos::size(1, 10) {
             // The first two nodes of a random order.
             let mut order = [0, 1, 2, 3];
             (1..4).rev().for_each(|end| order.swap(end, random.below(end + 1)));
             let first = [order[0], order[1]];
-            bed.lay(first)?;
+            bed.arrange_racks(first)?;
             let runs = bed.run(sizes, "Ignored")?;
             let by_name: Vec<String> = runs.iter().flat_map(|run| run.nodes.clone()).collect();
             ensure!(by_name == bed.cluster.nodes.names()[..by_name.len()], "{by_name:?}: expected them by name");
-            shuffled.push(together(&runs));
-            if turn >= 3 {
+            shuffled.push(total_rate(&runs));
+            if round >= 3 {
                 continue;
             }
             let runs = bed.run(sizes, "Preferred")?;
@@ -231,9 +231,9 @@ fn what_a_place_is_worth() -> Result<()> {
                 predictions.push(json!({"predictedMBps": predicted, "measuredMBps": rounded(run.measured),
                     "errorPercent": rounded((predicted / run.measured - 1.0) * 100.0)}));
             }
-            ours.push(together(&runs));
-            bed.lay(like(&bed.scheduled(sizes)?)?)?;
-            scheduler.push(together(&bed.run(sizes, "Ignored")?));
+            ours.push(total_rate(&runs));
+            bed.arrange_racks(matching_racks(&bed.scheduled(sizes)?)?)?;
+            scheduler.push(total_rate(&bed.run(sizes, "Ignored")?));
         }
         let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
         let median = spread(ours.clone())["median"].as_f64().context("a median")?;

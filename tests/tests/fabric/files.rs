@@ -49,7 +49,7 @@ fn merged(shell: &str, home: Option<&str>, image: Option<&str>, plan: &str) -> (
 }
 
 #[test]
-fn files_of_the_image_win_over_ours() {
+fn image_files_take_precedence_over_ours() {
     let plan = "# ours\nNCCL_SOCKET_IFNAME==eth0\nNCCL_IB_HCA==mlx5_0:1,mlx5_1:1\nNCCL_DEBUG=WARN\n";
     for shell in ["sh", "bash", "bash --posix"]
         .iter()
@@ -69,7 +69,7 @@ fn files_of_the_image_win_over_ours() {
 }
 
 #[test]
-fn without_files_of_the_image_ours_is_all() {
+fn without_image_files_ours_are_used() {
     let plan = "NCCL_NET=AWS Libfabric\n";
     let values = as_nccl_reads(&merged("sh", None, None, plan).0);
     assert_eq!(values, BTreeMap::from([("NCCL_NET".to_string(), "AWS Libfabric".to_string())]));

@@ -30,7 +30,7 @@ fn every_decision_has_a_reason_and_evidence_and_fits_the_status() {
 }
 
 #[test]
-fn what_is_set_reaches_the_pod() {
+fn every_setting_reaches_the_pod() {
     let mut count = 0;
     for (scene, job) in all() {
         let found = look(scene, job);
@@ -50,7 +50,7 @@ fn what_is_set_reaches_the_pod() {
 }
 
 #[test]
-fn nothing_that_is_for_finding_faults_is_set() {
+fn no_debugging_variable_is_set() {
     for (scene, job) in all() {
         let Ok(fabric) = look(scene, job).fabric else { continue };
         let set = fabric.decisions.iter().filter(|decision| decision.outcome == DecisionOutcome::Set);
@@ -79,9 +79,9 @@ const NAMES: [&str; 14] = [
 ];
 
 #[test]
-fn no_value_of_the_user_is_overridden() {
+fn no_user_value_is_overridden() {
     let random = Random::new(7);
-    let mut own_values = 0;
+    let mut user_values = 0;
     for round in 0..600 {
         let scene = &SCENES[random.below(SCENES.len())];
         let job = &JOBS[random.below(JOBS.len())];
@@ -108,9 +108,9 @@ fn no_value_of_the_user_is_overridden() {
             assert_eq!(got.len(), 1, "{name} {env:?}");
             assert_eq!(got[0]["value"], json!(value), "{} {} {name}", scene.name, job.name);
             let Ok(fabric) = &found.fabric else { continue };
-            let told: Vec<_> = fabric.decisions.iter().filter(|decision| decision.name == *name).collect();
-            assert!(told.iter().all(|decision| decision.outcome == DecisionOutcome::User), "{name} {told:?}");
-            assert!(told.iter().all(|decision| decision.value.as_deref() == Some(value)), "{name} {told:?}");
+            let decisions: Vec<_> = fabric.decisions.iter().filter(|decision| decision.name == *name).collect();
+            assert!(decisions.iter().all(|decision| decision.outcome == DecisionOutcome::User), "{name} {decisions:?}");
+            assert!(decisions.iter().all(|decision| decision.value.as_deref() == Some(value)), "{name} {decisions:?}");
             // A variable in the environment must not appear in a file: NCCL would ignore it there,
             // but it would mislead readers.
             let files = found.files.iter().flatten();
@@ -118,10 +118,10 @@ fn no_value_of_the_user_is_overridden() {
                 files.clone().all(|(_, text)| !text.lines().any(|line| line.starts_with(&format!("{name}=")))),
                 "{name}"
             );
-            own_values += 1;
+            user_values += 1;
         }
     }
-    assert!(own_values > 1500, "{own_values}");
+    assert!(user_values > 1500, "{user_values}");
 }
 
 fn with_profile(scene: &str, job: &str, profile: &str) -> Result<FabricStatus, String> {
@@ -133,7 +133,7 @@ fn with_profile(scene: &str, job: &str, profile: &str) -> Result<FabricStatus, S
 }
 
 #[test]
-fn an_administrators_profile_wins_over_the_pack_and_its_words_are_told() {
+fn an_administrators_profile_overrides_the_pack_and_is_reported() {
     let text = "name: rails\nextends: roce\nsettings: [{name: NCCL_IB_TC, value: '106', reason: queue 3 of our switches, link: 'https://wiki/'}]";
     let fabric = with_profile("h200-roce-v4", "torch", text).unwrap();
     let tc = fabric.decisions.iter().find(|decision| decision.name == "NCCL_IB_TC").unwrap();
@@ -143,7 +143,7 @@ fn an_administrators_profile_wins_over_the_pack_and_its_words_are_told() {
 }
 
 #[test]
-fn a_profile_for_another_fabric_is_told() {
+fn a_profile_for_another_fabric_is_reported() {
     let text = "name: rails\nextends: infiniband\n";
     let why = with_profile("l40s-ethernet-only", "torch-required", text).unwrap_err();
     assert!(why.contains("no RDMA port is up") && why.contains("gpu-1"), "{why}");
@@ -177,7 +177,7 @@ fn profiles_that_cannot_be_are_refused_with_the_field() {
 }
 
 #[test]
-fn every_pack_is_a_good_profile_of_its_own_name() {
+fn every_pack_is_a_valid_profile_under_its_name() {
     let packs = switchyard_fabric::profile::packs();
     for pack in packs {
         assert!(pack.check().is_ok(), "{:?}", pack.check());

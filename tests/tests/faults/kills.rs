@@ -31,7 +31,7 @@ async fn the_api_server_and_etcd_are_killed() -> Result<()> {
         plane.restart_all()?;
         jobs.wait_stage(&name, "Running").await?;
         for rank in 0..4 {
-            kubelet.order(&namespace, &format!("{name}-1-{rank}"), Command::Exit(0, String::new()))?;
+            kubelet.send(&namespace, &format!("{name}-1-{rank}"), Command::Exit(0, String::new()))?;
         }
         let done = jobs.wait_stage(&name, "Complete").await?;
         let status = done.status.unwrap();
@@ -40,7 +40,7 @@ async fn the_api_server_and_etcd_are_killed() -> Result<()> {
             "an attempt was lost: {:?}",
             status.attempt
         );
-        controller.must_run()?;
+        controller.ensure_running()?;
     }
     chaos::report("g4-kills", &json!({"kills": kills, "stuck": 0}))
 }

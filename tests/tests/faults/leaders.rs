@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::time::{Duration, Instant};
 use switchyard_tests::faults::{Lane, Plan, Scenario};
-use switchyard_tests::{ControlPlane, ControllerOptions, Daemon, Kubelet, PATIENCE, chaos, start_controller};
+use switchyard_tests::{ControlPlane, ControllerOptions, Daemon, Kubelet, TIMEOUT, chaos, start_controller};
 
 /// Lease duration in seconds for these tests; the default is 15.
 const LEASE: u64 = 4;
@@ -49,8 +49,8 @@ fn second_of<'a>(seconds: &'a [(String, Daemon)], lane: &Lane<'_>) -> Result<&'a
 }
 
 async fn check(lane: &mut Lane<'_>, scenario: Scenario, name: &str, base: &Base) -> Result<()> {
-    lane.must_become(name, &base[&scenario].state).await.with_context(|| format!("{scenario:?}"))?;
-    lane.clear(name).await
+    lane.expect_state(name, &base[&scenario].state).await.with_context(|| format!("{scenario:?}"))?;
+    lane.clean_up(name).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -84,7 +84,7 @@ async fn holder(lane: &Api<Lease>) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_that_is_stopped_is_replaced_and_does_nothing_when_it_wakes() -> Result<()> {
+async fn a_stopped_leader_is_replaced_and_does_nothing_when_it_wakes() -> Result<()> {
     let kubelet = kubelet("leader").await?;
     let base = base().await?;
     let duration = format!("--lease-duration-seconds={LEASE}");
@@ -102,14 +102,14 @@ async fn a_leader_that_is_stopped_is_replaced_and_does_nothing_when_it_wakes() -
             let signal = |signal| Pid::from_raw(pid as i32).map(|pid| kill_process(pid, signal));
             signal(Signal::STOP);
             let mut takeover = None;
-            while takeover.is_none() && stopped.elapsed() < PATIENCE {
+            while takeover.is_none() && stopped.elapsed() < TIMEOUT {
                 let now = holder(&leases).await;
                 takeover = (!now.is_empty() && now != before).then(|| stopped.elapsed());
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             tokio::time::sleep(Duration::from_secs(2 * LEASE).saturating_sub(stopped.elapsed())).await;
             signal(Signal::CONT);
-            takeover.context("nobody took over")
+            takeover.context("no controller took over")
         };
         let (played, takeover) = tokio::join!(lane.play(scenario, &name, Plan::Quiet), pause);
         played.with_context(|| format!("{scenario:?}"))?;
@@ -118,7 +118,7 @@ async fn a_leader_that_is_stopped_is_replaced_and_does_nothing_when_it_wakes() -
     });
     let takeovers = played.await?;
     let longest = takeovers.iter().max().copied().unwrap_or_default();
-    ensure!(!longest.is_zero(), "nothing was measured");
+    ensure!(!longest.is_zero(), "no takeover was measured");
     chaos::report(
         "g5-leader-pauses",
         &json!({

@@ -10,7 +10,7 @@ use std::path::Path;
 use switchyard_tests::{ControlPlane, ControllerOptions, Jobs, chaos, merge, plain_job, start_controller, template_on};
 
 /// Concurrent jobs, with two processes each.
-const AT_ONCE: usize = 4;
+const CONCURRENCY: usize = 4;
 
 /// Rank 0 holds a lock on the directory while its process lives, because it can write there for
 /// that long. Rank 1 of the first attempt fails once rank 0 has started. `SLOW` is rank 0's work
@@ -43,7 +43,7 @@ fn job(name: &str, nodes: &[String], directory: &Path, slow: &str, gang_policy: 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_two_attempts_of_a_program_that_stops_slowly_write_one_directory() -> Result<()> {
+async fn slowly_stopping_attempts_never_share_a_directory() -> Result<()> {
     let kubelet = kubelet("overlap").await?;
     let plane = ControlPlane::shared();
     let namespace = plane.namespace("overlap").await?;
@@ -55,20 +55,20 @@ async fn no_two_attempts_of_a_program_that_stops_slowly_write_one_directory() ->
         let directory = folder.path().join(&name);
         jobs.create(job(&name, &kubelet.nodes(), &directory, slow, gang_policy)?).await?;
         let done = jobs.wait_stage(&name, "Complete").await?.status.unwrap();
-        ensure!(done.attempt == Some(2), "{name} did not start again: {done:?}");
+        ensure!(done.attempt == Some(2), "{name} did not restart: {done:?}");
         jobs.api().delete(&name, &Default::default()).await?;
         jobs.wait_gone(&name).await?;
         Ok(directory.join("two-writers").exists())
     };
     let wanted = chaos::size(20, 200);
     let names = stream::iter((0..wanted).map(|number| format!("slow-{number}")));
-    let runs = names.map(|name| run(name, "sleep 1", json!({}))).buffer_unordered(AT_ONCE);
+    let runs = names.map(|name| run(name, "sleep 1", json!({}))).buffer_unordered(CONCURRENCY);
     let overlaps: Vec<bool> = runs.try_collect().await?;
     let count = overlaps.iter().filter(|overlaps| **overlaps).count();
     // Negative control: the same program with the other policy, where rank 0 continues until its
     // successor has started. The lock must detect it.
     let until = "while [ ! -e began-2 ]; do sleep 0.1; done";
-    ensure!(run("control".into(), until, json!({"replacement": "Immediate"})).await?, "the lock notices nothing");
+    ensure!(run("control".into(), until, json!({"replacement": "Immediate"})).await?, "the lock detects no overlap");
     ensure!(count == 0, "{count} of {wanted} restarts had two writers");
     chaos::report("g10-overlaps", &json!({"restarts": wanted, "twoWriters": count}))
 }

@@ -5,17 +5,18 @@ use super::{Base, base, kubelet, lanes, on_lanes};
 use anyhow::{Result, ensure};
 use serde_json::json;
 use switchyard_tests::chaos;
-use switchyard_tests::faults::{Fault, Point, Scenario};
+use switchyard_tests::faults::{Fault, FaultPoint, Scenario};
 
 /// The full set combines each write with each fault. CI runs half of it: with two faults, each
 /// write meets one of them alternately; with a single fault, every second write meets it.
-fn points(base: &Base, faults: &[Fault]) -> Vec<Point> {
-    let turns = chaos::size(2, 1);
+fn points(base: &Base, faults: &[Fault]) -> Vec<FaultPoint> {
+    let period = chaos::size(2, 1);
     let mut points = Vec::new();
     for scenario in Scenario::ALL {
         for write in 1..=base[&scenario].writes {
-            let met = faults.iter().enumerate().filter(|(turn, _)| (write as usize + turn).is_multiple_of(turns));
-            points.extend(met.map(|(_, fault)| Point { scenario, write, fault: fault.clone() }));
+            let selected =
+                faults.iter().enumerate().filter(|(index, _)| (write as usize + index).is_multiple_of(period));
+            points.extend(selected.map(|(_, fault)| FaultPoint { scenario, write, fault: fault.clone() }));
         }
     }
     points
@@ -30,10 +31,10 @@ async fn play_all(prefix: &str, faults: &[Fault]) -> Result<(usize, usize)> {
     let points = points(base, faults);
     let count = points.len();
     let lanes = lanes(&kubelet, prefix, 4).await?;
-    let came = on_lanes(lanes, points, async |lane, number, point| {
-        lane.point(&point, &format!("p{number}"), &base[&point.scenario].state).await
+    let injected = on_lanes(lanes, points, async |lane, number, point| {
+        lane.run_point(&point, &format!("p{number}"), &base[&point.scenario].state).await
     });
-    Ok((count, came.await?.into_iter().filter(|came| *came).count()))
+    Ok((count, injected.await?.into_iter().filter(|injected| *injected).count()))
 }
 
 /// G1: the controller dies before and after each of its writes, in eight scenarios.
@@ -42,7 +43,7 @@ async fn crash_points_have_the_same_final_state() -> Result<()> {
     let (points, reached) = play_all("crash", &[Fault::KillBefore, Fault::KillAfter]).await?;
     chaos::report("g1-crash-points", &json!({"points": points, "reached": reached, "violations": 0}))?;
     let wanted = chaos::size(200, 400);
-    ensure!(reached >= wanted, "{reached} crash points were reached; {wanted} are wanted");
+    ensure!(reached >= wanted, "{reached} crash points were reached; expected {wanted}");
     Ok(())
 }
 
@@ -52,6 +53,6 @@ async fn lost_replies_have_no_double_effect() -> Result<()> {
     let (points, reached) = play_all("reply", &[Fault::DropReply]).await?;
     chaos::report("g2-lost-replies", &json!({"points": points, "reached": reached, "violations": 0}))?;
     let wanted = chaos::size(100, 200);
-    ensure!(reached >= wanted, "{reached} replies were lost; {wanted} are wanted");
+    ensure!(reached >= wanted, "{reached} replies were lost; expected {wanted}");
     Ok(())
 }

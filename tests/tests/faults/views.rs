@@ -7,7 +7,7 @@ use kube::api::PostParams;
 use serde_json::{Value, json};
 use std::time::Duration;
 use switchyard_tests::faults::{Plan, Scenario};
-use switchyard_tests::{PATIENCE, chaos, condition_of, plain_job, template_on, until_async};
+use switchyard_tests::{TIMEOUT, chaos, condition_of, plain_job, template_on, until_async};
 
 /// Event delay in milliseconds, and loss rate: one event in this many is lost together with its
 /// watch (0: none).
@@ -30,20 +30,20 @@ async fn stale_views_change_nothing() -> Result<()> {
     let views: Vec<_> = views.into_iter().chain((0..chaos::size(1, 3)).flat_map(|_| VIEWS)).collect();
     let played = on_lanes(lanes, views, async |lane, number, (delay, cut)| {
         // Losing half of the events means one new watch per event.
-        lane.patience = 4 * PATIENCE + 6 * Duration::from_millis(delay);
+        lane.timeout = 4 * TIMEOUT + 6 * Duration::from_millis(delay);
         lane.proxy.set_events(Duration::from_millis(delay), cut);
         let before = lane.proxy.cuts();
         // The existing watches predate this setting. A restarted controller opens new ones.
-        lane.start_again()?;
+        lane.restart()?;
         let scenarios = if delay < 5_000 { &Scenario::ALL[..] } else { &WITHOUT_TIMEOUT };
         for scenario in scenarios.iter().copied() {
             let name = format!("s{number}-{}", scenario as u8);
             let ended = match lane.play(scenario, &name, Plan::Quiet).await {
-                Ok(()) => lane.must_become(&name, &base[&scenario].state).await,
+                Ok(()) => lane.expect_state(&name, &base[&scenario].state).await,
                 Err(error) => Err(error),
             };
             ended.with_context(|| format!("{scenario:?} with events {delay} ms late, one in {cut} lost"))?;
-            lane.clear(&name).await?;
+            lane.clean_up(&name).await?;
         }
         Ok((scenarios.len(), lane.proxy.cuts() - before))
     });
@@ -56,7 +56,7 @@ async fn stale_views_change_nothing() -> Result<()> {
 /// Regression: with a late pod watch, the controller rolled back gangs that the scheduler had
 /// bound, because it did not query the API server first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gang_that_is_bound_and_not_seen_so_is_not_taken_back() -> Result<()> {
+async fn a_gang_bound_behind_a_stale_view_is_not_rolled_back() -> Result<()> {
     let kubelet = kubelet("unseen").await?;
     let lane = lane(&kubelet, "unseen").await?;
     let mut job = plain_job("a", 2, "run");
@@ -64,10 +64,10 @@ async fn a_gang_that_is_bound_and_not_seen_so_is_not_taken_back() -> Result<()> 
     job["spec"]["template"]["spec"]["schedulerName"] = json!("by-hand");
     lane.jobs.create(job).await?;
     // Reported ten seconds after the placement, and rolled back after sixty.
-    let told = lane.jobs.wait("a", "told", |job| {
+    let reported = lane.jobs.wait("a", "reported", |job| {
         condition_of(job, "Succeeded").is_some_and(|stage| stage.message.contains("no scheduler has reported on it"))
     });
-    let placed = told.await?.status.and_then(|status| status.placement).context("it has a place")?.nodes;
+    let placed = reported.await?.status.and_then(|status| status.placement).context("no placement")?.nodes;
     lane.proxy.hold_pods(true);
     for (rank, node) in placed.iter().enumerate() {
         let pod = format!("a-1-{rank}");
@@ -77,12 +77,12 @@ async fn a_gang_that_is_bound_and_not_seen_so_is_not_taken_back() -> Result<()> 
         let _: Value =
             lane.jobs.pods_api().create_subresource("binding", &pod, &PostParams::default(), &binding).await?;
     }
-    let asked = format!("GET /api/v1/namespaces/{}/pods/a-1-0", lane.jobs.namespace);
-    until_async("requested", PATIENCE, async || Ok(lane.proxy.log().contains(&asked)))
+    let request = format!("GET /api/v1/namespaces/{}/pods/a-1-0", lane.jobs.namespace);
+    until_async("requested", TIMEOUT, async || Ok(lane.proxy.log().contains(&request)))
         .await
         .with_context(|| format!("{:#?}", lane.proxy.log()))?;
     lane.proxy.hold_pods(false);
     let runs = lane.jobs.wait_stage("a", "Running").await?;
-    ensure!(runs.status.and_then(|status| status.attempt) == Some(1), "it was taken back");
+    ensure!(runs.status.and_then(|status| status.attempt) == Some(1), "it was rolled back");
     Ok(())
 }

@@ -25,7 +25,7 @@ pub async fn play(kubelet: &Kubelet, lane: &Lane<'_>, name: &str) -> Result<()> 
     ensure!(status.placement.is_some_and(|p| p.nodes.iter().all(|n| n.node_name != node)), "placed on the lost node");
     let zombies = lane.jobs.pods().await?;
     let zombie = format!("{name}-1-1");
-    ensure!(zombies.iter().any(|pod| pod.metadata.name.as_ref() == Some(&zombie)), "the zombie is gone already");
+    ensure!(zombies.iter().any(|pod| pod.metadata.name.as_ref() == Some(&zombie)), "the zombie ended too early");
     kubelet.recover_node(&node).await?;
     lane.jobs
         .wait_pods("without the zombie", |pods| pods.iter().all(|pod| pod.metadata.name.as_ref() != Some(&zombie)))
@@ -34,14 +34,14 @@ pub async fn play(kubelet: &Kubelet, lane: &Lane<'_>, name: &str) -> Result<()> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn zombies_hold_nothing_up() -> Result<()> {
+async fn zombies_block_nothing() -> Result<()> {
     let kubelet = kubelet("zombie").await?;
     let mut lane = lane(&kubelet, "zombie").await?;
     let wanted = chaos::size(3, 50);
     for number in 0..wanted {
         let name = format!("z{number}");
         play(&kubelet, &lane, &name).await?;
-        lane.clear(&name).await?;
+        lane.clean_up(&name).await?;
     }
     chaos::report("g6-zombies", &json!({"zombies": wanted, "doubleRuns": 0}))
 }

@@ -2,7 +2,7 @@
 //! pods' commands as processes.
 
 use crate::frameworks::pods::{python, script};
-use crate::frameworks::{TURN, sums, told};
+use crate::frameworks::{SERIAL, record_launch, sums};
 use anyhow::Result;
 use serde_json::{Value, json};
 use std::sync::PoisonError;
@@ -13,7 +13,7 @@ use switchyard_tests::{
 #[test]
 #[ignore = "needs PyTorch and JAX: cargo xtask test --frameworks"]
 fn torch_and_jax_in_the_pods_of_a_control_plane() -> Result<()> {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _serial = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?.block_on(all())
 }
 
@@ -45,7 +45,7 @@ async fn all() -> Result<()> {
         jobs.create(job(name, trainer)).await?;
         jobs.wait_stage(name, "Complete").await?;
         let printed: Vec<String> = (0..2).map(|rank| kubelet.log(&namespace, &format!("{name}-1-{rank}"))).collect();
-        told(&format!("{name}-in-pods"), launcher, &sums(&printed, world, per_node, 10)?)?;
+        record_launch(&format!("{name}-in-pods"), launcher, &sums(&printed, world, per_node, 10)?)?;
     }
     Ok(())
 }

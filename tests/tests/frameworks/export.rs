@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 use switchyard_tests::{Ended, Manifest, Program, Scene, programs};
 
-const DEADLINE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A model, the location of its data, the equivalent PyTorch network, and the allowed loss
 /// difference.
@@ -32,7 +32,7 @@ fn ended(what: &str, ended: &Ended) -> Result<()> {
     Ok(())
 }
 
-fn python_says(scene: &Scene, arguments: &[&str]) -> Result<String> {
+fn python_output(scene: &Scene, arguments: &[&str]) -> Result<String> {
     let python = python("SWITCHYARD_TORCH_PYTHON")?.join("python3");
     let output = Command::new(python).arg(script("exported.py")).args(arguments).current_dir(scene.path()).output()?;
     ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -53,7 +53,7 @@ fn validation_loss(run: &Path) -> Result<f64> {
 fn check(case: &Case) -> Result<()> {
     let scene = Scene::new();
     let data = scene.path().display().to_string();
-    python_says(&scene, &["make", &data])?;
+    python_output(&scene, &["make", &data])?;
     let (batches, size) = case.evaluation;
     let manifest = Manifest::small("unused")
         .named(case.name)
@@ -66,12 +66,12 @@ fn check(case: &Case) -> Result<()> {
         .with("checkpoint", json!({"path": "saved", "everySteps": case.steps, "periodSeconds": 0}));
     scene.write("job.yaml", manifest.yaml());
     let switchyard = programs().join("switchyard");
-    let run = |arguments: &[&str]| Program::new(&switchyard, scene.path(), arguments).run(DEADLINE);
+    let run = |arguments: &[&str]| Program::new(&switchyard, scene.path(), arguments).run(TIMEOUT);
     ended("run", &run(&["run", "job.yaml", "--run-dir", "run"]))?;
     ended("export", &run(&["checkpoint", "export", "saved", "--to", "model.safetensors"]))?;
     let ours = validation_loss(&scene.join("run"))?;
     let file = scene.join("model.safetensors").display().to_string();
-    let theirs: f64 = python_says(&scene, &["loss", &data, &file, &case.peer.to_string()])?.trim().parse()?;
+    let theirs: f64 = python_output(&scene, &["loss", &data, &file, &case.peer.to_string()])?.trim().parse()?;
     let apart = (ours - theirs).abs() / ours;
     ensure!(apart < case.tolerance, "{}: ours {ours}, PyTorch's {theirs}", case.name);
     let result = json!({"steps": case.steps, "loss": ours, "lossInPyTorch": theirs, "mostApart": case.tolerance, "passed": true});

@@ -16,12 +16,12 @@ use switchyard_tests::{Ended, Program};
 use switchyard_worker_contract::pod::CONFIG_DIR;
 
 /// Timeout for a job of four processes on a loaded machine.
-const DEADLINE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 const NAMESPACE: &str = "team";
 const ATTEMPT: u32 = 1;
 
 /// Parameters of a framework test.
-pub struct Asked<'a> {
+pub struct Launch<'a> {
     pub framework: &'a str,
     pub nodes: u32,
     pub processes: Option<u32>,
@@ -32,13 +32,13 @@ pub struct Asked<'a> {
 }
 
 /// Runs the job; returns the output of each pod in node order. All pods must succeed.
-pub fn run(asked: &Asked<'_>) -> Result<Vec<String>> {
+pub fn run(launch: &Launch<'_>) -> Result<Vec<String>> {
     let folder = tempfile::Builder::new().prefix("switchyard-frameworks-").tempdir()?;
     let mut trainer = json!({
-        "framework": asked.framework, "image": "image", "numNodes": asked.nodes, "command": asked.command,
-        "env": asked.env.iter().map(|(name, value)| json!({"name": name, "value": value})).collect::<Vec<_>>(),
+        "framework": launch.framework, "image": "image", "numNodes": launch.nodes, "command": launch.command,
+        "env": launch.env.iter().map(|(name, value)| json!({"name": name, "value": value})).collect::<Vec<_>>(),
     });
-    if let Some(processes) = asked.processes {
+    if let Some(processes) = launch.processes {
         trainer["numProcPerNode"] = processes.into();
     }
     let document = json!({
@@ -55,10 +55,10 @@ pub fn run(asked: &Asked<'_>) -> Result<Vec<String>> {
         fs::write(config.join(name), text)?;
     }
     let pods: Vec<Pod> =
-        (0..asked.nodes).map(|rank| objects::pod(&job, &valid, &Defaults::default(), ATTEMPT, rank)).collect();
+        (0..launch.nodes).map(|rank| objects::pod(&job, &valid, &Defaults::default(), ATTEMPT, rank)).collect();
     let started: Result<Vec<_>> =
-        pods.iter().map(|pod| Ok(program(pod, &pods, &config, asked.programs)?.start())).collect();
-    let ended: Vec<Ended> = started?.into_iter().map(|running| running.wait(DEADLINE)).collect();
+        pods.iter().map(|pod| Ok(program(pod, &pods, &config, launch.programs)?.start())).collect();
+    let ended: Vec<Ended> = started?.into_iter().map(|running| running.wait(TIMEOUT)).collect();
     for (rank, ended) in ended.iter().enumerate() {
         ensure!(ended.code == Some(0), "node {rank}: {:?}\n{}\n{}", ended.code, ended.stdout, ended.stderr);
     }
@@ -80,7 +80,7 @@ fn address(rank: usize) -> String {
 
 /// A pod as a local process.
 fn program(pod: &Pod, all: &[Pod], config: &Path, programs: &Path) -> Result<Program> {
-    let rank = all.iter().position(|other| name(other) == name(pod)).context("the pod is one of all")?;
+    let rank = all.iter().position(|other| name(other) == name(pod)).context("the pod is not in the list")?;
     let container = trainer(pod).context("no trainer")?;
     let resolved = |text: &str| {
         let names =
@@ -112,7 +112,7 @@ fn program(pod: &Pod, all: &[Pod], config: &Path, programs: &Path) -> Result<Pro
 fn value_of(entry: &EnvVar, rank: usize, before: &BTreeMap<String, String>) -> Result<String> {
     if let Some(source) = &entry.value_from {
         let path = source.field_ref.as_ref().map(|field| field.field_path.as_str());
-        ensure!(path == Some("status.podIP"), "{}: {path:?} is not known here", entry.name);
+        ensure!(path == Some("status.podIP"), "{}: {path:?} is not supported here", entry.name);
         return Ok(address(rank));
     }
     let value = entry.value.clone().unwrap_or_default();
@@ -140,7 +140,7 @@ pub fn script(name: &str) -> String {
 pub fn python(variable: &str) -> Result<PathBuf> {
     let path = std::env::var_os(variable).map(PathBuf::from);
     let path = path.with_context(|| format!("{variable} is not set: `cargo xtask test --frameworks` sets it"))?;
-    Ok(path.parent().context("an interpreter lies in a folder")?.to_path_buf())
+    Ok(path.parent().context("the interpreter has no parent folder")?.to_path_buf())
 }
 
 /// Parses a line of a test script into a map.

@@ -1,6 +1,6 @@
 //! Placement uses the admitted pods, and the scheduler has the final decision.
 
-use super::{Scene, says};
+use super::{Scene, message_contains};
 use anyhow::Result;
 use k8s_openapi::api::core::v1::{LimitRange, Node, Pod};
 use kube::api::Patch;
@@ -29,7 +29,7 @@ pub(super) async fn patch_nodes(scene: &Scene, patches: &[(usize, Value)]) -> Re
 /// The node of the first pod, once the job runs in its first attempt.
 pub(super) async fn node_of(scene: &Scene, name: &str) -> Result<String> {
     let status = scene.jobs.wait_stage(name, "Running").await?.status.unwrap();
-    assert_eq!(status.attempt, Some(1), "the scheduler refused the place: {status:?}");
+    assert_eq!(status.attempt, Some(1), "the scheduler refused the placement: {status:?}");
     Ok(status.placement.unwrap().nodes[0].node_name.clone())
 }
 
@@ -59,7 +59,7 @@ async fn tolerations_selectors_and_affinities_of_admission_count() -> Result<()>
     assert_eq!(node_of(&scene, "a").await?, scene.kubelet.nodes()[2]);
     let bound = pods.get("a-1-0").await?.spec.unwrap().affinity.unwrap().node_affinity.unwrap();
     let terms = bound.required_during_scheduling_ignored_during_execution.unwrap().node_selector_terms;
-    assert_eq!(terms[0].match_expressions.as_ref().map(Vec::len), Some(2), "what admission added stays: {terms:?}");
+    assert_eq!(terms[0].match_expressions.as_ref().map(Vec::len), Some(2), "the admission's terms are kept: {terms:?}");
     Ok(())
 }
 
@@ -104,18 +104,18 @@ async fn stranger(scene: &Scene, node: usize) -> Result<()> {
 /// Regression: the planner chose the same refused placement every 310 s forever, and kept its GPUs
 /// reserved 97 % of the time.
 #[tokio::test]
-async fn what_the_scheduler_refuses_is_given_back_at_once_and_the_next_place_is_tried() -> Result<()> {
+async fn a_refused_placement_is_released_at_once_and_the_next_is_tried() -> Result<()> {
     let scene = Scene::new("refused", 3).await?;
     let anti = json!({"template": {"spec": {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
         {"labelSelector": {"matchLabels": {"keep": "away"}}, "topologyKey": "kubernetes.io/hostname"}]}}}}});
     stranger(&scene, 0).await?;
     stranger(&scene, 1).await?;
     scene.create("a", 1, "run", anti.clone()).await?;
-    scene.jobs.wait("a", "told what the scheduler says", says("anti-affinity")).await?;
+    scene.jobs.wait("a", "with the scheduler's message", message_contains("anti-affinity")).await?;
     scene.jobs.verdict("an anti-affinity that two of three nodes break", "starts, cause named", "a")?;
     let runs = scene.jobs.wait("a", "running", |job| stage_of(job) == Some("Running")).await?.status.unwrap();
     scene.jobs.verdict("an anti-affinity that two of three nodes break", "runs on the third node", "a")?;
-    assert_eq!((runs.attempt, runs.restarts.unwrap().total), (Some(3), 0), "each node is asked once, and nobody pays");
+    assert_eq!((runs.attempt, runs.restarts.unwrap().total), (Some(3), 0), "each node is tried once, without a charge");
     assert_eq!(runs.placement.unwrap().nodes[0].node_name, scene.kubelet.nodes()[2]);
     let notes = scene.jobs.events("a", "GangRolledBack").await?;
     assert!(
@@ -128,7 +128,7 @@ async fn what_the_scheduler_refuses_is_given_back_at_once_and_the_next_place_is_
     scene.jobs.create(job).await?;
     let waits = scene
         .jobs
-        .wait("b", "waiting with the scheduler's words", |job| {
+        .wait("b", "waiting with the scheduler's message", |job| {
             stage_of(job) == Some("Queued")
                 && condition_of(job, "Placed").is_some_and(|c| {
                     c.message.contains("no node has room") && c.message.contains("the scheduler refused it")

@@ -5,14 +5,14 @@
 //! - Backoffs, grace periods, deadlines, TTLs and status timestamps use the API server's clock.
 //! - No job ends before its start.
 
-use super::{Scene, says};
+use super::{Scene, message_contains};
 use anyhow::Result;
 use kube::ResourceExt;
 use serde_json::json;
 use std::path::PathBuf;
 use switchyard_crds::TrainJob;
 use switchyard_tests::{
-    Command, ControlPlane, ControllerOptions, clock_by, condition_of, merge, stage_of, template_on,
+    Command, ControlPlane, ControllerOptions, condition_of, merge, shifted_clock, stage_of, template_on,
 };
 
 /// A test setup whose controller has its own clock.
@@ -30,7 +30,7 @@ impl Shifted {
     pub async fn off(prefix: &str, nodes: usize, minutes: i64) -> Result<Shifted> {
         let offset = ControlPlane::shared().folder().join(format!("{prefix}.offset"));
         std::fs::write(&offset, (minutes * 60).to_string())?;
-        let environment = clock_by(&offset);
+        let environment = shifted_clock(&offset);
         // Longer than a test takes, so that only a wrong clock can declare a node lost.
         let arguments = ["--node-grace-seconds", "120"].map(String::from).to_vec();
         let options = ControllerOptions { environment, arguments, ..ControllerOptions::default() };
@@ -64,7 +64,7 @@ fn total(job: &TrainJob) -> i32 {
 }
 
 #[tokio::test]
-async fn what_runs_is_not_disturbed_by_a_jump() -> Result<()> {
+async fn a_clock_jump_does_not_disturb_a_running_job() -> Result<()> {
     let shifted = Shifted::new("jump", 4).await?;
     let scene = &shifted.scene;
     scene.create("a", 2, "run", json!({})).await?;
@@ -95,7 +95,7 @@ async fn what_runs_is_not_disturbed_by_a_jump() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pause_between_attempts_is_not_an_hour_longer() -> Result<()> {
+async fn a_clock_jump_does_not_prolong_a_backoff() -> Result<()> {
     let shifted = Shifted::new("pause", 1).await?;
     let scene = &shifted.scene;
     scene.create("a", 1, "run", json!({"failurePolicy": {"maxRestarts": 3}})).await?;
@@ -105,7 +105,7 @@ async fn a_pause_between_attempts_is_not_an_hour_longer() -> Result<()> {
                 && job.status.as_ref().is_some_and(|status| status.attempt == Some(attempt))
         });
         runs.await?;
-        scene.order(&format!("a-{attempt}-0"), Command::Exit(9, String::new()))?;
+        scene.send(&format!("a-{attempt}-0"), Command::Exit(9, String::new()))?;
     }
     scene.jobs.wait("a", "waiting for attempt 3", |job| total(job) == 2).await?;
     shifted.jump(-60)?;
@@ -115,7 +115,7 @@ async fn a_pause_between_attempts_is_not_an_hour_longer() -> Result<()> {
 }
 
 #[tokio::test]
-async fn no_deadline_and_no_time_to_live_follows_the_clock_of_the_controller() -> Result<()> {
+async fn deadlines_and_time_to_live_ignore_the_controllers_clock() -> Result<()> {
     let shifted = Shifted::new("deadline", 2).await?;
     let scene = &shifted.scene;
     scene.create("late", 1, "run", json!({"activeDeadlineSeconds": 1800})).await?;
@@ -147,7 +147,7 @@ async fn no_deadline_and_no_time_to_live_follows_the_clock_of_the_controller() -
 /// Regression: with a clock minutes off, a node that had just stopped reporting was lost at once,
 /// and every job with a time limit exceeded it as soon as it was placed.
 #[tokio::test]
-async fn a_controller_whose_clock_is_minutes_off_ends_no_grace_and_no_job() -> Result<()> {
+async fn clock_skew_ends_no_grace_period_and_no_job() -> Result<()> {
     for (prefix, minutes) in [("ahead", 10), ("behind", -10)] {
         let shifted = Shifted::off(prefix, 2, minutes).await?;
         let scene = &shifted.scene;
@@ -157,7 +157,7 @@ async fn a_controller_whose_clock_is_minutes_off_ends_no_grace_and_no_job() -> R
         scene.jobs.create(job).await?;
         scene.jobs.wait_stage("a", "Running").await?;
         scene.kubelet.lose_node(&node).await?;
-        scene.jobs.wait("a", "waiting for the node", says("has not reported since")).await?;
+        scene.jobs.wait("a", "waiting for the node", message_contains("has not reported since")).await?;
         shifted.touch("a", "again").await?;
         scene.create("after", 1, "succeed-after=0.1s", json!({})).await?;
         scene.jobs.wait_stage("after", "Complete").await?;

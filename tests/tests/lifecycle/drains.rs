@@ -3,7 +3,7 @@
 use super::training::Training;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use switchyard_tests::{ControlPlane, Ended, PATIENCE, Program, condition_of, merge, template_on};
+use switchyard_tests::{ControlPlane, Ended, Program, TIMEOUT, condition_of, merge, template_on};
 
 /// Steps between checkpoints.
 const INTERVAL: u64 = 20;
@@ -12,7 +12,7 @@ fn drain(node: &str, timeout: &str) -> Ended {
     let plane = ControlPlane::shared();
     let config = plane.kubeconfig("admin").display().to_string();
     let arguments = ["drain", node, "--ignore-daemonsets", "--delete-emptydir-data", timeout];
-    Program::new(&plane.kubectl_program(), plane.folder(), arguments).env("KUBECONFIG", &config).run(PATIENCE)
+    Program::new(&plane.kubectl_program(), plane.folder(), arguments).env("KUBECONFIG", &config).run(TIMEOUT)
 }
 
 /// Last value of a field in a pod's log.
@@ -24,7 +24,7 @@ fn last(scene: &Training, pod: &str, field: &str) -> Option<u64> {
 /// Regression: the drain was refused for as long as the job ran. Now the job saves its state,
 /// leaves the node and resumes elsewhere.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_drain_ends_and_costs_a_job_that_leaves_at_most_one_interval_of_its_checkpoints() -> Result<()> {
+async fn a_drain_costs_a_leaving_job_at_most_one_checkpoint_interval() -> Result<()> {
     let scene = Training::on("drains", 3).await?;
     let mut job = scene.job("leaves", &scene.data(), 100_000_000);
     let path = scene.folder.join("checkpoints").display().to_string();
@@ -42,24 +42,24 @@ async fn a_drain_ends_and_costs_a_job_that_leaves_at_most_one_interval_of_its_ch
     let ended = drain(&node, "--timeout=0s");
     ensure!(ended.code == Some(0), "{}{}", ended.stdout, ended.stderr);
     println!("kubectl drain took {:.1} s", ended.time.as_secs_f64());
-    let again = scene.jobs.wait("leaves", "training elsewhere", |job| {
+    let moved = scene.jobs.wait("leaves", "training elsewhere", |job| {
         let status = job.status.as_ref();
         status.is_some_and(|status| status.attempt == Some(2))
             && condition_of(job, "Succeeded").is_some_and(|stage| stage.reason == "Running")
     });
-    let status = again.await?.status.unwrap();
+    let status = moved.await?.status.unwrap();
     assert!(status.placement.unwrap().nodes.iter().all(|placed| placed.node_name != node));
     assert_eq!(status.restarts.map(|restarts| (restarts.preemption, restarts.total)), Some((1, 1)));
-    let done = last(&scene, "leaves-1-0", "step").context("attempt 1 says what it did")?;
-    let give_up = std::time::Instant::now() + PATIENCE;
+    let done = last(&scene, "leaves-1-0", "step").context("attempt 1 logged no step")?;
+    let deadline = std::time::Instant::now() + TIMEOUT;
     let resumed = loop {
         if let Some(step) = last(&scene, "leaves-2-0", "resumedStep") {
             break step;
         }
-        ensure!(std::time::Instant::now() < give_up, "{}", scene.kubelet.log(&scene.namespace, "leaves-2-0"));
+        ensure!(std::time::Instant::now() < deadline, "{}", scene.kubelet.log(&scene.namespace, "leaves-2-0"));
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     };
-    assert!(resumed + INTERVAL >= done, "attempt 1 did {done} steps, and attempt 2 goes on after {resumed}");
+    assert!(resumed + INTERVAL >= done, "attempt 1 did {done} steps, and attempt 2 resumed after {resumed}");
     Ok(())
 }
 
@@ -72,9 +72,10 @@ async fn a_drain_waits_for_a_job_that_stays() -> Result<()> {
     let node = runs.status.unwrap().placement.unwrap().nodes[1].node_name.clone();
     let ended = drain(&node, "--timeout=1s");
     ensure!(ended.code == Some(1) && ended.stderr.contains("would violate the pod's disruption budget"), "{ended:?}");
-    let says = |job: &_| condition_of(job, "Succeeded").is_some_and(|stage| stage.message.contains("a drain waits"));
-    let told = scene.jobs.wait("stays", "told", says).await?;
-    assert_eq!(told.status.unwrap().attempt, Some(1));
+    let waits_for_drain =
+        |job: &_| condition_of(job, "Succeeded").is_some_and(|stage| stage.message.contains("a drain waits"));
+    let waiting = scene.jobs.wait("stays", "reported", waits_for_drain).await?;
+    assert_eq!(waiting.status.unwrap().attempt, Some(1));
     // As the message says, suspending the job unblocks the drain.
     scene.jobs.patch("stays", json!({"spec": {"suspend": true}})).await?;
     let ended = drain(&node, "--timeout=0s");

@@ -52,7 +52,7 @@ async fn terminal_is_terminal() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_suspended_job_gives_back_everything_and_begins_again() -> Result<()> {
+async fn a_suspended_job_releases_everything_and_starts_over() -> Result<()> {
     let scene = Scene::new("suspend", 2).await?;
     scene.create("a", 2, "run", json!({"suspend": true})).await?;
     let held = scene.jobs.wait_stage("a", "Suspended").await?;
@@ -92,7 +92,7 @@ async fn a_job_ends_at_its_deadline_and_is_deleted_after_its_time_to_live() -> R
 }
 
 #[tokio::test]
-async fn deleting_a_job_deletes_its_pods_and_the_rest_is_collected() -> Result<()> {
+async fn deleting_a_job_deletes_its_pods_and_dependents() -> Result<()> {
     let scene = Scene::new("delete", 2).await?;
     scene.create("a", 2, "run", json!({})).await?;
     scene.jobs.wait_stage("a", "Running").await?;
@@ -110,7 +110,7 @@ async fn deleting_a_job_deletes_its_pods_and_the_rest_is_collected() -> Result<(
 }
 
 #[tokio::test]
-async fn a_job_of_the_same_name_starts_anew() -> Result<()> {
+async fn a_job_with_a_reused_name_starts_from_scratch() -> Result<()> {
     let scene = Scene::new("again", 2).await?;
     for round in 0..3 {
         scene.create("a", 2, "run", json!({})).await?;
@@ -126,7 +126,7 @@ async fn a_job_of_the_same_name_starts_anew() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_job_that_somebody_else_manages_is_left_alone() -> Result<()> {
+async fn a_job_managed_by_another_controller_is_left_alone() -> Result<()> {
     let scene = Scene::new("managed", 1).await?;
     scene.create("theirs", 1, "run", json!({"managedBy": "kueue.x-k8s.io/multikueue"})).await?;
     scene.create("ours", 1, "run", json!({})).await?;
@@ -170,7 +170,7 @@ async fn the_table_shows_every_stage() -> Result<()> {
     scene.create("good", 2, "run", json!({"failurePolicy": {"maxRestarts": 2}})).await?;
     scene.jobs.wait_stage("good", "Running").await?;
     expect("good", "good Running 2/2 0");
-    scene.order("good-1-1", Command::Exit(9, String::new()))?;
+    scene.send("good-1-1", Command::Exit(9, String::new()))?;
     scene
         .jobs
         .wait("good", "running again", |job| {
@@ -179,7 +179,7 @@ async fn the_table_shows_every_stage() -> Result<()> {
         .await?;
     expect("good", "good Running 2/2 1");
     // The second consecutive restart has a backoff, during which the stage is visible.
-    scene.order("good-2-0", Command::Exit(9, String::new()))?;
+    scene.send("good-2-0", Command::Exit(9, String::new()))?;
     scene.jobs.wait_stage("good", "Restarting").await?;
     expect("good", "good Restarting 0/2 2");
     scene.create("bad", 1, "fail=9", json!({})).await?;

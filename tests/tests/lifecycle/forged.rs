@@ -19,7 +19,7 @@ fn owner(name: &str, uid: &str) -> Value {
 /// Regression, seen on real nodes: the gang was deleted within a second, and a forged name with the
 /// maximum attempt number blocked the job permanently.
 #[tokio::test]
-async fn a_pod_of_another_namespace_that_names_a_job_does_nothing_to_it_and_is_left_alone() -> Result<()> {
+async fn a_forged_pod_in_another_namespace_is_ignored() -> Result<()> {
     // This controller watches all namespaces, like the chart's, so it would interfere with the jobs
     // of other tests on a shared control plane.
     let plane = &ControlPlane::start(&Options { controller_manager: true, scheduler: true, ..Options::default() })?;
@@ -69,7 +69,7 @@ async fn a_pod_of_another_namespace_that_names_a_job_does_nothing_to_it_and_is_l
 /// Regression: a foreign NetworkPolicy with our label was taken for the job's own, and the real one
 /// was never created, so any pod could reach the ranks.
 #[tokio::test]
-async fn names_that_somebody_else_has_are_told_at_once_and_no_gate_is_lifted() -> Result<()> {
+async fn foreign_objects_with_our_names_are_reported_and_no_gate_is_lifted() -> Result<()> {
     let scene = Scene::new("squatted", 2).await?;
     let policies = Api::<NetworkPolicy>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
     let configs = Api::<ConfigMap>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
@@ -85,14 +85,14 @@ async fn names_that_somebody_else_has_are_told_at_once_and_no_gate_is_lifted() -
         "data": {"path": "/data"}, "steps": 3,
     });
     scene.jobs.create(job).await?;
-    for (job, says) in [("a", "NetworkPolicy a"), ("b", "ConfigMap b-1")] {
-        let told = scene.jobs.wait(job, "told", |job| {
+    for (job, expected) in [("a", "NetworkPolicy a"), ("b", "ConfigMap b-1")] {
+        let reported = scene.jobs.wait(job, "reported", |job| {
             condition_of(job, "Succeeded")
-                .is_some_and(|c| c.message.contains(says) && c.message.contains("does not belong to this job"))
+                .is_some_and(|c| c.message.contains(expected) && c.message.contains("does not belong to this job"))
         });
-        told.await?;
+        reported.await?;
     }
-    assert!(scene.names().await?.is_empty(), "pods without what protects them");
+    assert!(scene.names().await?.is_empty(), "pods without their NetworkPolicy or key");
     policies.delete("a", &Default::default()).await?;
     configs.delete("b-1", &Default::default()).await?;
     scene.jobs.wait_stage("a", "Running").await?;

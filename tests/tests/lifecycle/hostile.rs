@@ -1,7 +1,7 @@
 //! Hostile environments: quotas, missing service accounts, taken names, terminating namespaces,
 //! huge jobs.
 
-use super::{Scene, says};
+use super::{Scene, message_contains};
 use anyhow::Result;
 use k8s_openapi::api::core::v1::ResourceQuota;
 use kube::Api;
@@ -10,7 +10,7 @@ use serde_json::json;
 use switchyard_tests::condition_of;
 
 #[tokio::test]
-async fn a_quota_is_told_and_the_job_goes_on_when_it_grows() -> Result<()> {
+async fn an_exhausted_quota_is_reported_and_the_job_continues_when_it_grows() -> Result<()> {
     let scene = Scene::new("quota", 2).await?;
     let quotas = Api::<ResourceQuota>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
     let quota = json!({"metadata": {"name": "small"}, "spec": {"hard": {"pods": "1"}}});
@@ -33,7 +33,7 @@ async fn a_quota_is_told_and_the_job_goes_on_when_it_grows() -> Result<()> {
 /// Regression: two gangs each held a part of their namespace's quota, and both waited for the rest
 /// forever.
 #[tokio::test]
-async fn of_two_gangs_that_share_a_quota_one_runs_and_then_the_other() -> Result<()> {
+async fn two_gangs_that_share_a_quota_run_one_after_the_other() -> Result<()> {
     let scene = Scene::new("shared", 6).await?;
     let quotas = Api::<ResourceQuota>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
     let quota = json!({"metadata": {"name": "small"}, "spec": {"hard": {"pods": "4"}}});
@@ -52,7 +52,7 @@ async fn of_two_gangs_that_share_a_quota_one_runs_and_then_the_other() -> Result
         pods.create(&Default::default(), &serde_json::from_value(pod)?).await?;
     }
     scene.create("a", 3, "run", json!({})).await?;
-    scene.jobs.wait("a", "refused", says("exceeded quota")).await?;
+    scene.jobs.wait("a", "refused", message_contains("exceeded quota")).await?;
     for name in ["x", "y"] {
         pods.delete(name, &Default::default()).await?;
     }
@@ -67,7 +67,7 @@ async fn of_two_gangs_that_share_a_quota_one_runs_and_then_the_other() -> Result
 }
 
 #[tokio::test]
-async fn a_missing_service_account_is_told() -> Result<()> {
+async fn a_missing_service_account_is_reported() -> Result<()> {
     let scene = Scene::new("account", 1).await?;
     scene.create("a", 1, "run", json!({"template": {"spec": {"serviceAccountName": "nobody"}}})).await?;
     let refused = scene.jobs.wait("a", "refused", |job| {
@@ -83,7 +83,7 @@ async fn a_missing_service_account_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_name_that_is_taken_is_told_and_left_alone() -> Result<()> {
+async fn an_object_with_a_taken_name_is_reported_and_left_alone() -> Result<()> {
     let scene = Scene::new("taken", 2).await?;
     let services =
         Api::<k8s_openapi::api::core::v1::Service>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
@@ -104,7 +104,7 @@ async fn a_name_that_is_taken_is_told_and_left_alone() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_namespace_that_ends_takes_its_jobs_with_it() -> Result<()> {
+async fn a_terminating_namespace_deletes_its_jobs() -> Result<()> {
     let scene = Scene::new("ending", 2).await?;
     scene.create("a", 2, "run", json!({})).await?;
     scene.jobs.wait_stage("a", "Running").await?;
@@ -121,7 +121,7 @@ async fn a_namespace_that_ends_takes_its_jobs_with_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn huge_jobs_are_refused_or_run_and_nothing_hangs() -> Result<()> {
+async fn huge_jobs_are_refused_or_run_without_hanging() -> Result<()> {
     let scene = Scene::new("huge", 1).await?;
     let many: Vec<_> = (0..10_000).map(|number| json!({"name": format!("N{number}"), "value": "x"})).collect();
     let refused = scene.create("env", 1, "run", json!({"trainer": {"env": many}})).await;

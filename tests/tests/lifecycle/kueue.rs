@@ -31,19 +31,22 @@ async fn patch_all(scene: &Scene, pods: &[Pod], patch: &Value) -> Result<()> {
     Ok(())
 }
 
-fn says(job: &TrainJob, words: &str) -> bool {
+fn message_is(job: &TrainJob, words: &str) -> bool {
     condition_of(job, "Succeeded").is_some_and(|condition| condition.message == words)
 }
 
 #[tokio::test]
-async fn a_gang_waits_for_kueue_runs_is_stopped_and_waits_again() -> Result<()> {
+async fn kueue_admits_stops_and_readmits_a_gang() -> Result<()> {
     let scene = Scene::new("kueue", 2).await?;
     create(&scene).await?;
     let pods = scene.jobs.wait_pods("both", |pods| pods.len() == 2).await?;
     let group = pods[0].labels()["kueue.x-k8s.io/pod-group-name"].clone();
     assert!(pods.iter().all(|pod| pod.labels()["kueue.x-k8s.io/pod-group-name"] == group), "{pods:?}");
     patch_all(&scene, &pods, &json!({"metadata": {"finalizers": ["kueue.x-k8s.io/managed"]}})).await?;
-    scene.jobs.wait("a", "waiting", |job| says(job, &format!("waiting for Kueue to admit Workload {group}"))).await?;
+    scene
+        .jobs
+        .wait("a", "waiting", |job| message_is(job, &format!("waiting for Kueue to admit Workload {group}")))
+        .await?;
     let words =
         "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor default, 2 more needed";
     let event: Event = serde_json::from_value(json!({
@@ -53,7 +56,7 @@ async fn a_gang_waits_for_kueue_runs_is_stopped_and_waits_again() -> Result<()> 
     }))?;
     let events = Api::<Event>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
     events.create(&PostParams::default(), &event).await?;
-    let job = scene.jobs.wait("a", "its words", |job| says(job, &format!("waiting for Kueue: {words}"))).await?;
+    let job = scene.jobs.wait("a", "reported", |job| message_is(job, &format!("waiting for Kueue: {words}"))).await?;
     assert_eq!(condition_of(&job, "Placed").map(|condition| condition.reason.as_str()), Some("Gated"));
     // Kueue admits the gang pod by pod. Nothing may start before the last.
     let lift = json!({"spec": {"schedulingGates": [{"$patch": "delete", "name": GATE}]}});
@@ -80,14 +83,14 @@ async fn a_gang_waits_for_kueue_runs_is_stopped_and_waits_again() -> Result<()> 
     };
     scene
         .jobs
-        .wait_pods("the old ones ended, the new ones there", |pods| pods.len() == 4 && pods.iter().all(ended))
+        .wait_pods("with the old ones ended and new ones", |pods| pods.len() == 4 && pods.iter().all(ended))
         .await?;
     patch_all(&scene, &pods, &json!({"metadata": {"$deleteFromPrimitiveList/finalizers": ["kueue.x-k8s.io/managed"]}}))
         .await?;
-    let again = scene.jobs.wait_pods("the new ones", |pods| pods.len() == 2).await?;
-    assert!(again.iter().all(|pod| pod.labels()["kueue.x-k8s.io/pod-group-name"] != group), "{again:?}");
+    let recreated = scene.jobs.wait_pods("the new ones", |pods| pods.len() == 2).await?;
+    assert!(recreated.iter().all(|pod| pod.labels()["kueue.x-k8s.io/pod-group-name"] != group), "{recreated:?}");
     scene.jobs.wait("a", "waiting again", |job| stage_of(job) == Some("Queued")).await?;
-    patch_all(&scene, &again, &lift).await?;
+    patch_all(&scene, &recreated, &lift).await?;
     scene.jobs.wait_stage("a", "Running").await?;
     scene.never_panicked()
 }

@@ -8,13 +8,13 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 use switchyard_crds::{PlacementSlice, TrainJob};
 use switchyard_plan::slices;
-use switchyard_tests::{ControlPlane, ControllerOptions, PATIENCE, Scene as Folder, start_controller};
+use switchyard_tests::{ControlPlane, ControllerOptions, Scene as Folder, TIMEOUT, start_controller};
 
 /// One more than fits into a status.
 const NODES: usize = slices::INLINE + 1;
 
 async fn until(api: &Api<PlacementSlice>, name: &str, is: impl Fn(Option<&PlacementSlice>) -> bool) -> Result<()> {
-    tokio::time::timeout(PATIENCE, await_condition(api.clone(), name, is)).await.context("not in time")??;
+    tokio::time::timeout(TIMEOUT, await_condition(api.clone(), name, is)).await.context("not in time")??;
     Ok(())
 }
 
@@ -24,7 +24,7 @@ fn slice_of(job: &TrainJob) -> Result<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_place_of_a_large_job_survives_restarts_of_the_controller_and_slices_that_are_deleted() -> Result<()> {
+async fn a_large_placement_survives_controller_restarts_and_deleted_slices() -> Result<()> {
     let mut scene = Scene::new("large", NODES).await?;
     let api = Api::<PlacementSlice>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
     scene.create("a", NODES as u32, "run", json!({})).await?;
@@ -37,7 +37,7 @@ async fn the_place_of_a_large_job_survives_restarts_of_the_controller_and_slices
         let rank: usize = pod.labels()["training.switchyard.dev/node-rank"].parse()?;
         assert_eq!(pod.spec.unwrap().node_name.as_ref(), Some(&slice.spec.nodes[rank].node_name));
     }
-    asked(&scene, &slice)?;
+    check_commands(&scene, &slice)?;
 
     let change = Patch::Merge(json!({"spec": {"firstNode": 7}}));
     let refused = api.patch(&name, &Default::default(), &change).await.unwrap_err().to_string();
@@ -56,9 +56,9 @@ async fn the_place_of_a_large_job_survives_restarts_of_the_controller_and_slices
         }
         api.delete(&name, &Default::default()).await?;
         until(&api, &name, |slice| slice.is_some_and(|slice| slice.uid() != uid)).await?;
-        let again = api.get(&name).await?;
-        assert_eq!(again.spec, slice.spec);
-        uid = again.uid();
+        let recreated = api.get(&name).await?;
+        assert_eq!(recreated.spec, slice.spec);
+        uid = recreated.uid();
     }
     let status = scene.jobs.api().get("a").await?.status.unwrap();
     assert_eq!((status.attempt, status.restarts.unwrap().total), (Some(1), 0));
@@ -67,8 +67,8 @@ async fn the_place_of_a_large_job_survives_restarts_of_the_controller_and_slices
     scene.controller.kill();
     api.delete(&name, &Default::default()).await?;
     scene.controller = controller(&scene, "large-third")?;
-    let again = |job: &TrainJob| job.status.as_ref().is_some_and(|status| status.attempt == Some(2));
-    scene.jobs.wait("a", "in attempt 2", again).await?;
+    let is_restarted = |job: &TrainJob| job.status.as_ref().is_some_and(|status| status.attempt == Some(2));
+    scene.jobs.wait("a", "in attempt 2", is_restarted).await?;
     let note = &scene.jobs.events("a", "Restarting").await?[0];
     assert!(note.contains("which hold the job's placement, were deleted or belong to another owner"), "{note}");
     let job = scene.jobs.wait("a", "placed again", |job| slices::of(job).is_some()).await?;
@@ -89,12 +89,12 @@ fn controller(scene: &Scene, name: &str) -> Result<switchyard_tests::Daemon> {
 }
 
 /// Commands show the full placement, wherever it is stored.
-fn asked(scene: &Scene, slice: &PlacementSlice) -> Result<()> {
+fn check_commands(scene: &Scene, slice: &PlacementSlice) -> Result<()> {
     let folder = Folder::new();
     let config = ControlPlane::shared().kubeconfig("admin").display().to_string();
     let ask = |arguments: &[&str]| {
         let place = ["--kubeconfig", &config, "--namespace", &scene.jobs.namespace];
-        folder.switchyard(arguments.iter().chain(&place)).start().wait(PATIENCE)
+        folder.switchyard(arguments.iter().chain(&place)).start().wait(TIMEOUT)
     };
     let last = &slice.spec.nodes[NODES - 1].node_name;
     for (arguments, words) in [

@@ -9,14 +9,14 @@ use kube::api::Patch;
 use serde_json::json;
 use switchyard_crds::TrainJob;
 use switchyard_tests::{
-    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, PATIENCE, Scene as Folder, condition_of, merge,
+    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Scene as Folder, TIMEOUT, condition_of, merge,
     start_controller, template_on,
 };
 
 /// Regression: a NotReady node was considered lost after 5 s, so a network rollout across the nodes
 /// restarted every job.
 #[tokio::test]
-async fn a_node_that_says_it_is_not_ready_keeps_its_jobs() -> Result<()> {
+async fn a_not_ready_node_keeps_its_jobs() -> Result<()> {
     let scene = Scene::new("unready", 3).await?;
     let nodes = scene.kubelet.nodes();
     for (name, node) in [("keeps", &nodes[0]), ("loses", &nodes[1])] {
@@ -29,8 +29,8 @@ async fn a_node_that_says_it_is_not_ready_keeps_its_jobs() -> Result<()> {
     // This node was lost later and its job has restarted, so the other node's grace period has
     // passed too.
     scene.kubelet.lose_node(&nodes[1]).await?;
-    let again = |job: &TrainJob| job.status.as_ref().is_some_and(|status| status.attempt == Some(2));
-    scene.jobs.wait("loses", "in another attempt", again).await?;
+    let is_restarted = |job: &TrainJob| job.status.as_ref().is_some_and(|status| status.attempt == Some(2));
+    scene.jobs.wait("loses", "in another attempt", is_restarted).await?;
     let kept = scene.jobs.api().get("keeps").await?.status.unwrap();
     assert_eq!((kept.attempt, kept.restarts.unwrap().total), (Some(1), 0));
     Ok(())
@@ -39,7 +39,7 @@ async fn a_node_that_says_it_is_not_ready_keeps_its_jobs() -> Result<()> {
 /// Regression: when kubelets could not reach the API server for 40 s, every job in the cluster
 /// restarted.
 #[tokio::test]
-async fn nodes_that_stop_reporting_together_end_nothing_until_an_administrator_says_so() -> Result<()> {
+async fn a_mass_node_outage_ends_nothing_until_confirmed() -> Result<()> {
     let plane = ControlPlane::shared();
     let namespace = plane.namespace("brake").await?;
     let kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new(&namespace, 4)).await?;
@@ -63,8 +63,8 @@ async fn nodes_that_stop_reporting_together_end_nothing_until_an_administrator_s
     // be random.
     let taint = json!({"spec": {"taints": [{"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoSchedule"}]}});
     Api::<Node>::all(scene.jobs.client.clone()).patch(&lost, &Default::default(), &Patch::Merge(taint)).await?;
-    let again = |job: &TrainJob| job.status.as_ref().is_some_and(|status| status.attempt == Some(2));
-    scene.jobs.wait("a", "in attempt 2", again).await?;
+    let is_restarted = |job: &TrainJob| job.status.as_ref().is_some_and(|status| status.attempt == Some(2));
+    scene.jobs.wait("a", "in attempt 2", is_restarted).await?;
     let note = &scene.jobs.events("a", "Restarting").await?[0];
     assert!(note.contains(&lost) && note.contains("an administrator took it out of service"), "{note}");
     Ok(())
@@ -72,7 +72,7 @@ async fn nodes_that_stop_reporting_together_end_nothing_until_an_administrator_s
 
 /// Regression: a drain starts with a cordon, and was refused for as long as the job ran.
 #[tokio::test]
-async fn a_job_leaves_a_cordoned_node_if_it_says_so_and_else_says_that_a_drain_waits() -> Result<()> {
+async fn a_job_leaves_a_cordoned_node_or_reports_the_waiting_drain() -> Result<()> {
     let scene = Scene::new("cordon", 3).await?;
     let mut left = String::new();
     for (name, disruption) in [("stays", "Protect"), ("leaves", "Checkpoint")] {
@@ -82,14 +82,14 @@ async fn a_job_leaves_a_cordoned_node_if_it_says_so_and_else_says_that_a_drain_w
         let cordon = Patch::Merge(json!({"spec": {"unschedulable": true}}));
         Api::<Node>::all(scene.jobs.client.clone()).patch(&left, &Default::default(), &cordon).await?;
     }
-    let again = scene.jobs.wait("leaves", "elsewhere", |job| {
+    let restarted = scene.jobs.wait("leaves", "elsewhere", |job| {
         let status = job.status.as_ref();
         status.is_some_and(|status| status.attempt == Some(2))
             && condition_of(job, "Placed").is_some_and(|c| c.status == "True")
     });
-    let again = again.await?.status.unwrap();
-    assert_eq!(again.restarts.unwrap().preemption, 1);
-    assert_ne!(again.placement.unwrap().nodes[0].node_name, left);
+    let restarted = restarted.await?.status.unwrap();
+    assert_eq!(restarted.restarts.unwrap().preemption, 1);
+    assert_ne!(restarted.placement.unwrap().nodes[0].node_name, left);
     let note = &scene.jobs.events("stays", "NodeCordoned").await?[0];
     assert!(note.contains("a drain waits until the job ends"), "{note}");
     assert_eq!(scene.jobs.api().get("stays").await?.status.unwrap().attempt, Some(1));
@@ -98,7 +98,7 @@ async fn a_job_leaves_a_cordoned_node_if_it_says_so_and_else_says_that_a_drain_w
 
 /// Regression: one job after another was placed on the same bad node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_ends_three_jobs_within_an_hour_is_avoided_by_the_fourth_and_explain_says_so() -> Result<()> {
+async fn a_node_that_fails_three_jobs_in_an_hour_is_avoided() -> Result<()> {
     let scene = Scene::new("incidents", 2).await?;
     let nodes = scene.kubelet.nodes();
     let api = Api::<Node>::all(scene.jobs.client.clone());
@@ -119,8 +119,8 @@ async fn a_node_that_ends_three_jobs_within_an_hour_is_avoided_by_the_fourth_and
             condition_of(job, "Succeeded").is_some_and(|c| c.reason == "Queued" && c.message.contains(words))
         }
     };
-    for turn in 0..3 {
-        let name = format!("a{turn}");
+    for round in 0..3 {
+        let name = format!("a{round}");
         only_there(&name).await?;
         scene.jobs.wait_stage(&name, "Running").await?;
         scene.kubelet.unready_node(&nodes[0]).await?;
@@ -129,7 +129,7 @@ async fn a_node_that_ends_three_jobs_within_an_hour_is_avoided_by_the_fourth_and
         // Failures within two minutes of each other count once; these happened further apart.
         let mut failures = lost.status.unwrap().node_failures;
         ensure!(failures.len() == 1, "{failures:?}");
-        failures[0].last_time.0 += SignedDuration::from_mins(10 * turn);
+        failures[0].last_time.0 += SignedDuration::from_mins(10 * round);
         let later = Patch::Merge(json!({"status": {"nodeFailures": failures}}));
         scene.jobs.api().patch_status(&name, &Default::default(), &later).await?;
         scene.jobs.api().delete(&name, &Default::default()).await?;
@@ -138,22 +138,22 @@ async fn a_node_that_ends_three_jobs_within_an_hour_is_avoided_by_the_fourth_and
         scene.kubelet.recover_node(&nodes[0]).await?;
     }
     only_there("waits").await?;
-    scene.jobs.wait("waits", "told", waits("it ended attempts 3 times within an hour")).await?;
+    scene.jobs.wait("waits", "reported", waits("it ended attempts 3 times within an hour")).await?;
     scene.create("fourth", 1, "run", json!({})).await?;
     let fourth = scene.jobs.wait_stage("fourth", "Running").await?;
     assert_eq!((used(&fourth), fourth.status.unwrap().attempt), (nodes[1].clone(), Some(1)));
     let config = ControlPlane::shared().kubeconfig("admin").display().to_string();
-    let asked = ["explain", "fourth", "--namespace", &scene.jobs.namespace, "--kubeconfig", &config];
-    let told = Folder::new().switchyard(asked).start().wait(PATIENCE);
+    let explain = ["explain", "fourth", "--namespace", &scene.jobs.namespace, "--kubeconfig", &config];
+    let explained = Folder::new().switchyard(explain).start().wait(TIMEOUT);
     let why = format!("1 node is avoided: {} (it ended attempts 3 times within an hour, last with", nodes[0]);
-    ensure!(told.code == Some(0) && told.stdout.contains(&why), "{}{}", told.stdout, told.stderr);
+    ensure!(explained.code == Some(0) && explained.stdout.contains(&why), "{}{}", explained.stdout, explained.stderr);
     Ok(())
 }
 
 /// Regression: a GPU had fallen off the bus. Ten attempts went to the same node within minutes, and
 /// so did the next job.
 #[tokio::test]
-async fn a_node_that_refuses_a_pod_is_left_by_the_job_and_under_another_leader_by_the_next_one() -> Result<()> {
+async fn a_node_that_refuses_pods_is_avoided_across_leaders() -> Result<()> {
     let mut scene = Scene::new("refuses", 2).await?;
     let used = |job: &TrainJob| job.status.as_ref().unwrap().placement.as_ref().unwrap().nodes[0].node_name.clone();
     scene.create("first", 1, "run", json!({})).await?;
@@ -161,11 +161,11 @@ async fn a_node_that_refuses_a_pod_is_left_by_the_job_and_under_another_leader_b
     let why = "Allocate failed due to no healthy devices present";
     let refused = json!({"status": {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": why}});
     scene.jobs.pods_api().patch_status("first-1-0", &Default::default(), &Patch::Merge(refused)).await?;
-    let again = |job: &TrainJob| {
+    let is_restarted = |job: &TrainJob| {
         let is_running = condition_of(job, "Succeeded").is_some_and(|c| c.reason == "Running");
         is_running && job.status.as_ref().is_some_and(|status| status.attempt == Some(2))
     };
-    let first = scene.jobs.wait("first", "running elsewhere", again).await?;
+    let first = scene.jobs.wait("first", "running elsewhere", is_restarted).await?;
     assert_ne!(used(&first), ill);
     let known = &first.status.as_ref().unwrap().node_failures;
     assert_eq!(known.iter().map(|failure| &failure.node_name).collect::<Vec<_>>(), [&ill]);
@@ -176,9 +176,9 @@ async fn a_node_that_refuses_a_pod_is_left_by_the_job_and_under_another_leader_b
     let second = scene.jobs.wait_stage("second", "Running").await?;
     assert_eq!((used(&second), second.status.unwrap().attempt), (used(&first), Some(1)));
     let config = ControlPlane::shared().kubeconfig("admin").display().to_string();
-    let asked = ["explain", "second", "--namespace", &namespace, "--kubeconfig", &config];
-    let told = Folder::new().switchyard(asked).start().wait(PATIENCE);
+    let explain = ["explain", "second", "--namespace", &namespace, "--kubeconfig", &config];
+    let explained = Folder::new().switchyard(explain).start().wait(TIMEOUT);
     let why = format!("{ill}: a pod of another job could not start there at ");
-    ensure!(told.code == Some(0) && told.stdout.contains(&why), "{}{}", told.stdout, told.stderr);
+    ensure!(explained.code == Some(0) && explained.stdout.contains(&why), "{}{}", explained.stdout, explained.stderr);
     Ok(())
 }

@@ -27,7 +27,7 @@ fn engine() -> Value {
 }
 
 #[tokio::test]
-async fn a_job_of_one_pod_gets_only_what_it_needs() -> Result<()> {
+async fn a_single_pod_job_gets_only_what_it_needs() -> Result<()> {
     let scene = Scene::new("one", 1).await?;
     scene.create("a", 1, "run", json!({})).await?;
     scene.jobs.wait_stage("a", "Running").await?;
@@ -38,7 +38,7 @@ async fn a_job_of_one_pod_gets_only_what_it_needs() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_gang_of_the_engine_gets_everything_and_gives_the_budget_back() -> Result<()> {
+async fn an_engine_gang_gets_all_objects_and_releases_its_disruption_budget() -> Result<()> {
     let scene = Scene::new("all", 2).await?;
     scene.create("a", 2, "run", engine()).await?;
     scene.jobs.wait_stage("a", "Running").await?;
@@ -77,12 +77,12 @@ async fn pod_security_restricted_accepts_our_pods() -> Result<()> {
     let refused = scene.jobs.wait("root", "refused", |job| {
         condition_of(job, "Succeeded").is_some_and(|c| c.message.contains("violates PodSecurity"))
     });
-    assert_eq!(stage_of(&refused.await?), Some("Placing"), "it can still get better");
+    assert_eq!(stage_of(&refused.await?), Some("Placing"), "it can still recover");
     Ok(())
 }
 
 #[tokio::test]
-async fn what_somebody_changes_or_deletes_is_set_right() -> Result<()> {
+async fn foreign_changes_are_reverted() -> Result<()> {
     let scene = Scene::new("touch", 2).await?;
     scene.create("a", 2, "run", json!({})).await?;
     scene.jobs.wait_stage("a", "Running").await?;
@@ -111,7 +111,7 @@ async fn what_somebody_changes_or_deletes_is_set_right() -> Result<()> {
 }
 
 #[tokio::test]
-async fn settings_that_are_not_taken_are_named() -> Result<()> {
+async fn settings_not_applied_are_named() -> Result<()> {
     let scene = Scene::new("merge", 1).await?;
     let template = json!({"template": {"spec": {"restartPolicy": "Always", "containers": [
         {"name": "trainer", "env": [{"name": "SWITCHYARD_JOB", "value": "mine"}]},
@@ -132,9 +132,9 @@ async fn the_api_server_refuses_what_the_rules_refuse() -> Result<()> {
     let scene = Scene::new("rules", 1).await?;
     let plane = ControlPlane::shared();
     let apply = |job: &Value| plane.kubectl_with(&["apply", "-n", &scene.jobs.namespace, "-f", "-"], &job.to_string());
-    let good = scene.job("a", 1, "run", json!({}));
-    assert_eq!(apply(&good).code, Some(0), "{}", apply(&good).stderr);
-    for (name, spec, says) in [
+    let valid = scene.job("a", 1, "run", json!({}));
+    assert_eq!(apply(&valid).code, Some(0), "{}", apply(&valid).stderr);
+    for (name, spec, expected) in [
         (
             "no-engine",
             json!({"trainer": {"framework": "Switchyard"}}),
@@ -145,7 +145,7 @@ async fn the_api_server_refuses_what_the_rules_refuse() -> Result<()> {
         ("word", json!({"topologyPolicy": {"mode": "Sometimes"}}), "Unsupported value"),
     ] {
         let ended = apply(&scene.job(name, 1, "run", spec));
-        assert!(ended.code != Some(0) && ended.stderr.contains(says), "{name}: {}", ended.stderr);
+        assert!(ended.code != Some(0) && ended.stderr.contains(expected), "{name}: {}", ended.stderr);
     }
     let changed = scene.job("a", 2, "run", json!({}));
     let ended = apply(&changed);

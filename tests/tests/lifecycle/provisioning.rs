@@ -12,7 +12,7 @@ use std::fmt::Debug;
 use std::time::Instant;
 use switchyard_crds::{ProvisioningRequest, TrainJob};
 use switchyard_tests::{
-    ControlPlane, ControllerOptions, PATIENCE, account, chart_rules_with, condition_of, stage_of, until_async,
+    ControlPlane, ControllerOptions, TIMEOUT, account, chart_rules_with, condition_of, stage_of, until_async,
 };
 
 const CLASS: &str = "best-effort-atomic-scale-up.autoscaling.x-k8s.io";
@@ -23,7 +23,7 @@ async fn install() -> Result<()> {
     ensure!(made.code == Some(0), "{}", made.stderr);
     let name = "provisioningrequests.autoscaling.x-k8s.io";
     tokio::time::timeout(
-        PATIENCE,
+        TIMEOUT,
         await_condition(Api::all(plane.client().await?), name, conditions::is_crd_established()),
     )
     .await??;
@@ -44,22 +44,22 @@ where
     K: kube::Resource<DynamicType = ()> + Clone + Debug + serde::de::DeserializeOwned,
 {
     let what = format!("{} {name}: {}", K::kind(&()), if exists { "created" } else { "deleted" });
-    until_async(&what, PATIENCE, async || Ok(api.get_opt(name).await?.is_some() == exists)).await.map(drop)
+    until_async(&what, TIMEOUT, async || Ok(api.get_opt(name).await?.is_some() == exists)).await.map(drop)
 }
 
 /// Status and reason of the `NodesRequested` condition.
-fn told(job: &TrainJob) -> Option<(&str, &str)> {
+fn request_state(job: &TrainJob) -> Option<(&str, &str)> {
     condition_of(job, "NodesRequested").map(|condition| (condition.status.as_str(), condition.reason.as_str()))
 }
 
-fn says(kind: &str, status: &str, reason: &str, message: &str) -> Value {
+fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Value {
     json!({"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"})
 }
 
 /// Regression: autoscalers ignore gated pods, so a cluster with too few nodes never grew. Runs with
 /// the chart's rights.
 #[tokio::test]
-async fn a_gang_that_lacks_a_node_asks_the_autoscaler_and_gives_the_request_back() -> Result<()> {
+async fn a_gang_without_a_node_requests_one_and_releases_the_request() -> Result<()> {
     let plane = ControlPlane::shared();
     let rules = chart_rules_with(&["--set", &format!("autoscaling.provisioningClass={CLASS}")])?;
     let options = ControllerOptions {
@@ -74,17 +74,17 @@ async fn a_gang_that_lacks_a_node_asks_the_autoscaler_and_gives_the_request_back
     // The cluster lacks the CRD: the controller logs that once, and the job waits as before.
     let missing = "autoscaling.x-k8s.io/v1 is not known";
     let log = || std::fs::read_to_string(&scene.controller.log);
-    let give_up = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !log()?.contains(missing) {
-        ensure!(Instant::now() < give_up, "{}", scene.controller.tail());
+        ensure!(Instant::now() < deadline, "{}", scene.controller.tail());
         tokio::time::sleep(std::time::Duration::from_millis(25)).await;
     }
-    assert_eq!(told(&scene.jobs.api().get("a").await?), None);
+    assert_eq!(request_state(&scene.jobs.api().get("a").await?), None);
     install().await?;
     let requests = Api::<ProvisioningRequest>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
     let templates = Api::<PodTemplate>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
-    let asked = |job: &TrainJob| told(job) == Some(("Unknown", "Requested"));
-    let job = scene.jobs.wait("a", "asking", asked).await?;
+    let is_requested = |job: &TrainJob| request_state(job) == Some(("Unknown", "Requested"));
+    let job = scene.jobs.wait("a", "requested", is_requested).await?;
     assert_eq!(log()?.matches(missing).count(), 1);
     let request = requests.get("a-1").await?;
     assert_eq!((request.spec.provisioning_class_name.as_str(), request.spec.pod_sets[0].count), (CLASS, 2));
@@ -103,35 +103,36 @@ async fn a_gang_that_lacks_a_node_asks_the_autoscaler_and_gives_the_request_back
         requests.patch_status("a-1", &Default::default(), &patch).await
     };
     speak(json!([
-        says("Accepted", "True", "Accepted", "accepted"),
-        says("Provisioned", "False", "CapacityIsNotFound", "no zone has any")
+        condition("Accepted", "True", "Accepted", "accepted"),
+        condition("Provisioned", "False", "CapacityIsNotFound", "no zone has any")
     ]))
     .await?;
-    let job = scene.jobs.wait("a", "told", |job| told(job) == Some(("Unknown", "CapacityIsNotFound"))).await?;
+    let job =
+        scene.jobs.wait("a", "reported", |job| request_state(job) == Some(("Unknown", "CapacityIsNotFound"))).await?;
     let message = &condition_of(&job, "Succeeded").unwrap().message;
     assert!(
         message.ends_with("ProvisioningRequest a-1 requests 2 nodes: Provisioned is False: no zone has any"),
         "{message}"
     );
-    speak(json!([says("Provisioned", "True", "CapacityIsProvisioned", "made")])).await?;
-    scene.jobs.wait("a", "told", |job| told(job) == Some(("True", "CapacityIsProvisioned"))).await?;
+    speak(json!([condition("Provisioned", "True", "CapacityIsProvisioned", "made")])).await?;
+    scene.jobs.wait("a", "reported", |job| request_state(job) == Some(("True", "CapacityIsProvisioned"))).await?;
     cordon(&scene, 1, false).await?;
     scene.jobs.wait_stage("a", "Running").await?;
-    let takes = |pod: &Pod| {
+    let binds = |pod: &Pod| {
         pod.annotations().get("autoscaling.x-k8s.io/consume-provisioning-request").is_some_and(|name| name == "a-1")
     };
     let pods = scene.jobs.pods().await?;
-    assert!(pods.len() == 2 && pods.iter().all(takes), "{pods:?}");
+    assert!(pods.len() == 2 && pods.iter().all(binds), "{pods:?}");
     until(&requests, "a-1", false).await?;
     until(&templates, "a-1", false).await?;
-    assert_eq!(told(&scene.jobs.api().get("a").await?), None);
+    assert_eq!(request_state(&scene.jobs.api().get("a").await?), None);
     // A failed request is reported and kept for a while. It is deleted with its job.
     scene.create("b", 2, "run", json!({"trainer": {"resourcesPerNode": {"limits": {"cpu": "1000"}}}})).await?;
     until(&requests, "b-1", true).await?;
-    let failed = says("Failed", "True", "Expired", "nobody has such nodes");
+    let failed = condition("Failed", "True", "Expired", "nobody has such nodes");
     let failed = Patch::Merge(json!({"status": {"conditions": [merged(failed)?]}}));
     requests.patch_status("b-1", &Default::default(), &failed).await?;
-    let job = scene.jobs.wait("b", "told", |job| told(job) == Some(("False", "Failed"))).await?;
+    let job = scene.jobs.wait("b", "reported", |job| request_state(job) == Some(("False", "Failed"))).await?;
     assert_eq!(stage_of(&job), Some("Queued"));
     scene.jobs.api().delete("b", &Default::default()).await?;
     until(&requests, "b-1", false).await?;

@@ -1,6 +1,6 @@
 //! Other users remove labels and gates from pods, in a cluster without our admission policies.
 
-use super::{Scene, says};
+use super::{Scene, message_contains};
 use anyhow::Result;
 use kube::ResourceExt;
 use kube::api::Patch;
@@ -34,7 +34,7 @@ impl Scene {
 /// Regression: the job said "Running, 1 of 2 nodes train" forever, and under the next leader a
 /// finished training restarted.
 #[tokio::test]
-async fn pods_that_lose_their_labels_get_them_back_also_under_the_next_leader() -> Result<()> {
+async fn removed_pod_labels_are_restored_across_leaders() -> Result<()> {
     let mut scene = Scene::new("stripped", 2).await?;
     scene.create("a", 2, "run", json!({})).await?;
     scene.jobs.wait_stage("a", "Running").await?;
@@ -43,7 +43,7 @@ async fn pods_that_lose_their_labels_get_them_back_also_under_the_next_leader() 
     scene.controller.kill();
     scene.strip("a-1-0").await?;
     for pod in ["a-1-0", "a-1-1"] {
-        scene.order(pod, Command::Exit(0, String::new()))?;
+        scene.send(pod, Command::Exit(0, String::new()))?;
     }
     let namespace = scene.jobs.namespace.clone();
     let options = ControllerOptions { namespace: Some(namespace.clone()), ..ControllerOptions::default() };
@@ -57,23 +57,24 @@ async fn pods_that_lose_their_labels_get_them_back_also_under_the_next_leader() 
 
 /// Regression: the ungated pod trained alone, and the job was reported as complete.
 #[tokio::test]
-async fn a_pod_whose_gate_others_remove_starts_again_with_its_gang() -> Result<()> {
+async fn a_pod_ungated_by_others_restarts_with_its_gang() -> Result<()> {
     let scene = Scene::new("ungated", 2).await?;
     let other = json!({"template": {"spec": {"schedulingGates": [{"name": "example.com/other"}]}}});
     scene.create("a", 2, "run", other).await?;
-    scene.jobs.wait("a", "held", says("another scheduling gate holds pod")).await?;
+    scene.jobs.wait("a", "held", message_contains("another scheduling gate holds pod")).await?;
     let open = Patch::Merge(json!({"spec": {"schedulingGates": []}}));
     let api = scene.jobs.pods_api();
     api.patch("a-1-0", &Default::default(), &open).await?;
-    let told = scene.jobs.wait("a", "told", says("because another client removed its scheduling gate")).await?;
-    assert_eq!(condition_of(&told, "Placed").map(|placed| placed.reason.as_str()), Some("GateRemoved"));
+    let reported =
+        scene.jobs.wait("a", "reported", message_contains("because another client removed its scheduling gate")).await?;
+    assert_eq!(condition_of(&reported, "Placed").map(|placed| placed.reason.as_str()), Some("GateRemoved"));
     let note = &scene.jobs.events("a", "GateRemoved").await?[0];
     assert!(note.starts_with("pod a-1-0 ") && note.contains("without its gang"), "{note}");
     scene.jobs.wait_pods("deleted", |pods| pods.iter().all(|pod| pod.name_any() != "a-1-0")).await?;
     let both = |pods: &[k8s_openapi::api::core::v1::Pod]| {
         ["a-2-0", "a-2-1"].iter().all(|name| pods.iter().any(|pod| pod.name_any() == *name))
     };
-    scene.jobs.wait_pods("made again", both).await?;
+    scene.jobs.wait_pods("recreated", both).await?;
     for pod in ["a-2-0", "a-2-1"] {
         let ours = Patch::Merge(json!({"spec": {"schedulingGates": [{"name": labels::GANG_GATE}]}}));
         api.patch(pod, &Default::default(), &ours).await?;

@@ -73,11 +73,11 @@ async fn two_pods_train_a_model() -> Result<()> {
     let figures = seen.await?.status.unwrap().trainer_status.unwrap();
     assert!(figures.total_steps == 100_000_000 && figures.loss.is_some(), "{figures:?}");
     // Transport and measured bandwidth, as reported by the ranks.
-    let told = |job: &TrainJob| {
+    let is_reported = |job: &TrainJob| {
         let fabric = job.status.as_ref().and_then(|status| status.fabric.as_ref());
         fabric.is_some_and(|fabric| fabric.observed.is_some() && fabric.measured.is_some())
     };
-    let fabric = jobs.wait("gpt", "what the ranks say of their links", told).await?.status.unwrap().fabric.unwrap();
+    let fabric = jobs.wait("gpt", "with the ranks' links reported", is_reported).await?.status.unwrap().fabric.unwrap();
     let (seen, measured) = (fabric.observed.unwrap(), fabric.measured.unwrap());
     // These pods are processes on one machine.
     assert_eq!(
@@ -106,13 +106,13 @@ async fn two_pods_train_a_model() -> Result<()> {
     let condition = condition_of(&failed, "Failed").unwrap();
     assert!(condition.reason == "PermanentFailure" && condition.message.contains("/no/such/data"), "{condition:?}");
     // More than any network provides: the ranks measure the bandwidth and refuse to start.
-    let mut most = scene.job("slow", &scene.data(), 40);
-    most["spec"]["fabric"] = json!({"preflight": {"mode": "Enforce", "minBusBandwidth": "1000T"}});
-    jobs.create(most).await?;
+    let mut demanding = scene.job("slow", &scene.data(), 40);
+    demanding["spec"]["fabric"] = json!({"preflight": {"mode": "Enforce", "minBusBandwidth": "1000T"}});
+    jobs.create(demanding).await?;
     let failed = jobs.wait_stage("slow", "Failed").await?;
     let condition = condition_of(&failed, "Failed").unwrap();
-    let says = ["minBusBandwidth: got", "expected 1000000.000 GB/s", "no single link is slower"];
-    assert!(says.iter().all(|words| condition.message.contains(words)), "{condition:?}");
+    let expected = ["minBusBandwidth: got", "expected 1000000.000 GB/s", "no single link is slower"];
+    assert!(expected.iter().all(|text| condition.message.contains(text)), "{condition:?}");
     assert_eq!(condition.reason, "PermanentFailure");
     Ok(())
 }

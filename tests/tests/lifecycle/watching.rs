@@ -4,7 +4,7 @@ use super::training::Training;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::process::Command;
-use switchyard_tests::{ControlPlane, Ended, PATIENCE, Running};
+use switchyard_tests::{ControlPlane, Ended, Running, TIMEOUT};
 
 /// A value that must not appear in a support bundle.
 const SECRET: &str = "hunter2-of-the-user";
@@ -17,11 +17,11 @@ fn start(scene: &Training, arguments: &[&str]) -> Running {
 }
 
 fn ask(scene: &Training, arguments: &[&str]) -> Ended {
-    start(scene, arguments).wait(PATIENCE)
+    start(scene, arguments).wait(TIMEOUT)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_is_watched_read_reported_and_archived() -> Result<()> {
+async fn a_job_can_be_watched_reported_and_archived() -> Result<()> {
     let scene = Training::new("watch").await?;
     let nothing = ask(&scene, &["status", "gpt"]);
     assert_eq!(nothing.code, Some(2), "{}", nothing.stderr);
@@ -30,7 +30,7 @@ async fn a_job_is_watched_read_reported_and_archived() -> Result<()> {
     job["spec"]["trainer"]["env"] = json!([{"name": "TOKEN", "value": SECRET}]);
     scene.jobs.create(job).await?;
     let watched = start(&scene, &["status", "gpt", "--watch"]);
-    let watched = watched.wait(5 * PATIENCE);
+    let watched = watched.wait(5 * TIMEOUT);
     assert_eq!(watched.code, Some(0), "{}", watched.stderr);
     let lines: Vec<&str> = watched.stdout.lines().collect();
     let last = lines.last().context("no line")?;
@@ -54,7 +54,7 @@ async fn a_job_is_watched_read_reported_and_archived() -> Result<()> {
     let none = ask(&scene, &["logs", "gpt", "--rank", "5"]);
     assert!(none.code == Some(2) && none.stderr.contains("the job has ranks 0 to 1"), "{}", none.stderr);
 
-    of_the_context(&scene)?;
+    uses_the_contexts_namespace(&scene)?;
     let report = ask(&scene, &["report", "gpt", "-o", "json"]);
     assert_eq!(report.code, Some(0), "{}", report.stderr);
     let report: Value = serde_json::from_str(&report.stdout)?;
@@ -82,7 +82,7 @@ async fn a_job_is_watched_read_reported_and_archived() -> Result<()> {
 }
 
 /// Without `--namespace`, every job command uses the context's namespace.
-fn of_the_context(scene: &Training) -> Result<()> {
+fn uses_the_contexts_namespace(scene: &Training) -> Result<()> {
     let admin = std::fs::read_to_string(ControlPlane::shared().kubeconfig("admin"))?;
     let mut config: Value = serde_saphyr::from_str(&admin)?;
     config["contexts"][0]["context"]["namespace"] = scene.namespace.clone().into();
@@ -97,7 +97,7 @@ fn of_the_context(scene: &Training) -> Result<()> {
         (&["doctor", "gpt"], "no known error"),
     ] {
         let ended =
-            scene.folder.switchyard(arguments.iter().chain(&["--kubeconfig", "here.json"])).start().wait(PATIENCE);
+            scene.folder.switchyard(arguments.iter().chain(&["--kubeconfig", "here.json"])).start().wait(TIMEOUT);
         ensure!(
             ended.code == Some(0) && ended.stdout.contains(word),
             "{arguments:?}: {}{}",

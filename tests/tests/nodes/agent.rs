@@ -1,7 +1,7 @@
 //! The node agent as deployed in a cluster: a DaemonSet pod that mounts its host's files and has
 //! its account's rights. The hosts are mock machines: a sysfs tree and a mock NVML.
 
-use crate::nodes::devices::{claim, told, visible};
+use crate::nodes::devices::{claim, reported_uses, visible};
 use crate::nodes::{apply, cluster, kubectl, pod, wait_phase};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::rbac::v1::PolicyRule;
@@ -56,20 +56,20 @@ fn daemon_set(image: &str, hosts: &str) -> Value {
 /// The agent's report for a node, once it contains GPUs.
 async fn report(nodes: &Nodes, node: &str) -> Result<GPUTopology> {
     let api = Api::<GPUTopology>::all(nodes.plane.client().await?);
-    let give_up = Instant::now() + crate::nodes::PATIENCE;
+    let deadline = Instant::now() + crate::nodes::TIMEOUT;
     loop {
         let found = api.get_opt(node).await?;
         if let Some(report) = found.clone().filter(|report| !uuids(report).is_empty()) {
             return Ok(report);
         }
         let pods = || nodes.plane.kubectl(&["describe", "pods", "-n", SYSTEM]).stdout;
-        ensure!(Instant::now() < give_up, "no GPUs of {node}: {found:#?}\n{}", pods());
+        ensure!(Instant::now() < deadline, "no GPUs of {node}: {found:#?}\n{}", pods());
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn agents_in_pods_report_the_scenes_of_their_nodes() -> Result<()> {
+async fn agents_in_pods_report_their_nodes_scenes() -> Result<()> {
     let nodes = cluster(2)?;
     nodes.plane.install_crds().await?;
     let folder = tempfile::tempdir()?;
@@ -123,7 +123,7 @@ async fn agents_in_pods_report_the_scenes_of_their_nodes() -> Result<()> {
     apply(&nodes, &trainer)?;
     wait_phase(&nodes, "trainer", "Running")?;
     assert_eq!(visible(&nodes, "trainer")?, BTreeSet::from(wanted));
-    let uses = told(&nodes, "node-2", "trainer").await?;
+    let uses = reported_uses(&nodes, "node-2", "trainer").await?;
     let devices: Vec<&str> = uses.iter().map(|entry| entry.device.as_str()).collect();
     assert_eq!(devices, ["gpu-1", "gpu-4"], "{uses:#?}");
     Ok(())

@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
-use switchyard_tests::nodes::{clean_all, left};
+use switchyard_tests::nodes::{clean_all, leftovers_of};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_switchyard-bench-cluster");
 
@@ -19,11 +19,11 @@ fn bench(folder: &Path, arguments: &[&str]) -> Result<String> {
 }
 
 #[test]
-fn what_a_killed_owner_left_is_removed_and_nothing_of_a_living_one() -> Result<()> {
+fn only_leftovers_of_dead_owners_are_removed() -> Result<()> {
     let living = cluster(1)?;
     let folder = tempfile::tempdir()?;
-    let said = bench(folder.path(), &["up", "--nodes", "1"])?;
-    assert!(said.contains("nodes ready: ") && said.contains("export KUBECONFIG="), "{said}");
+    let output = bench(folder.path(), &["up", "--nodes", "1"])?;
+    assert!(output.contains("nodes ready: ") && output.contains("export KUBECONFIG="), "{output}");
     let state: Value = serde_json::from_slice(&std::fs::read(folder.path().join("state.json"))?)?;
     let pid = state["pid"].as_i64().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?)).context("no pid")?;
     let kubeconfig = state["kubeconfig"].as_str().context("no kubeconfig")?;
@@ -35,23 +35,23 @@ fn what_a_killed_owner_left_is_removed_and_nothing_of_a_living_one() -> Result<(
     // The kernel itself frees everything inside the namespaces.
     until("without processes and interfaces", || {
         let kinds = ["process ", "interface ", "route ", "mount "];
-        Ok(!left(number)?.iter().any(|entry| kinds.iter().any(|kind| entry.starts_with(kind))))
+        Ok(!leftovers_of(number)?.iter().any(|entry| kinds.iter().any(|kind| entry.starts_with(kind))))
     })?;
-    let rest = left(number)?;
+    let rest = leftovers_of(number)?;
     assert!(rest.iter().any(|entry| entry.starts_with("cgroup ")), "{rest:#?}");
-    let said = bench(folder.path(), &["down"])?;
-    assert!(said.contains(&format!("cleaned up switchyard-nodes-{number}")), "{said}");
-    assert_eq!(left(number)?, Vec::<String>::new());
+    let output = bench(folder.path(), &["down"])?;
+    assert!(output.contains(&format!("cleaned up switchyard-nodes-{number}")), "{output}");
+    assert_eq!(leftovers_of(number)?, Vec::<String>::new());
 
-    assert!(!left(living.number())?.is_empty());
-    assert_eq!(clean_all()?, Vec::<String>::new(), "the other one has an owner");
+    assert!(!leftovers_of(living.number())?.is_empty());
+    assert_eq!(clean_all()?, Vec::<String>::new(), "a cluster with a living owner is kept");
     let ready = r#"jsonpath={.items[*].status.conditions[?(@.type=="Ready")].status}"#;
     assert_eq!(kubectl(&living, &["get", "nodes", "-o", ready])?, "True");
     Ok(())
 }
 
 #[test]
-fn a_machine_that_cannot_run_nodes_says_so() -> Result<()> {
+fn a_machine_that_cannot_run_nodes_reports_why() -> Result<()> {
     let folder = tempfile::tempdir()?;
     for command in [&["check"][..], &["up", "--nodes", "1"]] {
         // In a user namespace without an ID map, no user is root.
@@ -61,8 +61,8 @@ fn a_machine_that_cannot_run_nodes_says_so() -> Result<()> {
             .arg("--folder")
             .arg(folder.path())
             .output()?;
-        let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert_eq!((output.status.code(), said.contains("real nodes need root")), (Some(77), true), "{said}");
+        let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!((output.status.code(), text.contains("real nodes need root")), (Some(77), true), "{text}");
     }
     assert!(bench(folder.path(), &["check"])?.contains("can run real nodes"));
     Ok(())

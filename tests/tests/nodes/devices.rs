@@ -19,17 +19,17 @@ pub(crate) fn visible(nodes: &Nodes, pod: &str) -> Result<BTreeSet<String>> {
 }
 
 /// The agent's report from the kubelet's PodResources API, once it contains this pod.
-pub(crate) async fn told(nodes: &Nodes, agent_of: &str, pod: &str) -> Result<Vec<DeviceUse>> {
+pub(crate) async fn reported_uses(nodes: &Nodes, agent_node: &str, pod: &str) -> Result<Vec<DeviceUse>> {
     let api = kube::Api::<GPUTopology>::all(nodes.plane.client().await?);
-    let give_up = Instant::now() + crate::nodes::PATIENCE;
+    let deadline = Instant::now() + crate::nodes::TIMEOUT;
     loop {
-        let report = api.get_opt(agent_of).await?;
+        let report = api.get_opt(agent_node).await?;
         let uses = report.and_then(|report| report.status).map(|status| status.in_use).unwrap_or_default();
         let of_pod: Vec<DeviceUse> = uses.into_iter().filter(|entry| entry.pod == pod).collect();
         if !of_pod.is_empty() {
             return Ok(of_pod);
         }
-        ensure!(Instant::now() < give_up, "the agent of {agent_of} tells nothing of {pod}");
+        ensure!(Instant::now() < deadline, "the agent of {agent_node} does not report {pod}");
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
 }
@@ -46,7 +46,7 @@ pub(crate) fn claim(name: &str, gpus: &[String]) -> Result<Value> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn gpus_by_claims_and_by_numbers() -> Result<()> {
+async fn gpus_by_claim_and_by_count() -> Result<()> {
     let nodes = cluster(2)?;
     nodes.plane.install_crds().await?;
     let gpus = GpuNodes::start(nodes.plane.client().await?).await?;
@@ -103,10 +103,10 @@ async fn exact_gpus(nodes: &Nodes, gpus: &GpuNodes, reports: &[GPUTopology]) -> 
     let wanted = BTreeSet::from(wanted);
     assert_eq!(gpus.allocated("default").await?["two"], wanted);
     assert_eq!(visible(nodes, "trainer")?, wanted);
-    let told = told(nodes, &report.name_any(), "trainer").await?;
-    let devices: Vec<&str> = told.iter().map(|entry| entry.device.as_str()).collect();
-    assert_eq!(devices, ["gpu-3", "gpu-6"], "{told:#?}");
-    for entry in &told {
+    let uses = reported_uses(nodes, &report.name_any(), "trainer").await?;
+    let devices: Vec<&str> = uses.iter().map(|entry| entry.device.as_str()).collect();
+    assert_eq!(devices, ["gpu-3", "gpu-6"], "{uses:#?}");
+    for entry in &uses {
         assert_eq!((entry.source, entry.resource.as_str()), (DeviceUseSource::DynamicResource, DRIVER));
         let claim = entry.claim.as_ref().context("no claim")?;
         assert_eq!((claim.name.as_str(), claim.pool.as_str()), ("two", report.name_any().as_str()));
@@ -133,9 +133,9 @@ async fn two_pods_share_no_gpu(nodes: &Nodes, report: &GPUTopology) -> Result<()
         let gpus = visible(nodes, name)?;
         assert!(gpus.len() == 3 && gpus.iter().all(|gpu| uuids(report).contains(gpu)), "{gpus:?}");
         assert!(seen.is_disjoint(&gpus), "{name} shares some of {gpus:?}");
-        let told = told(nodes, &node, name).await?;
-        let told: BTreeSet<String> = told.into_iter().map(|entry| entry.device).collect();
-        assert_eq!(told, gpus, "in the kubelet's words");
+        let uses = reported_uses(nodes, &node, name).await?;
+        let devices: BTreeSet<String> = uses.into_iter().map(|entry| entry.device).collect();
+        assert_eq!(devices, gpus, "as the kubelet reports them");
         seen.extend(gpus);
     }
     // Two GPUs are left, so a third pod that requests three does not fit.

@@ -4,19 +4,19 @@
 use crate::nodes::{apply, cluster, inside, kubectl, pod, until, wait_phase};
 use anyhow::{Context, Result};
 use serde_json::json;
-use switchyard_tests::nodes::{Nodes, left};
+use switchyard_tests::nodes::{Nodes, leftovers_of};
 
 /// Machine-wide settings that a kubelet overwrites.
-fn settings_of_the_machine() -> Vec<String> {
+fn machine_settings() -> Vec<String> {
     let files = ["vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops", "net/ipv4/ip_forward"];
     files.iter().map(|file| format!("{file} {:?}", std::fs::read_to_string(format!("/proc/sys/{file}")))).collect()
 }
 
 #[test]
 fn pods_on_real_nodes() -> Result<()> {
-    let settings = settings_of_the_machine();
+    let settings = machine_settings();
     let mut nodes = cluster(3)?;
-    assert_eq!(settings_of_the_machine(), settings);
+    assert_eq!(machine_settings(), settings);
     let number = nodes.number();
     for (index, node) in nodes.names().iter().enumerate() {
         let script = format!(
@@ -29,19 +29,19 @@ fn pods_on_real_nodes() -> Result<()> {
     }
     logs_come_from_the_kubelet(&nodes)?;
     pods_reach_each_other_and_services(&nodes)?;
-    a_link_has_the_speed_that_is_set(&nodes)?;
-    racks_have_the_speeds_that_are_set(&nodes)?;
-    a_plug_can_be_pulled(&nodes)?;
-    pods_outlive_the_programs_of_their_node(&mut nodes)?;
+    a_link_has_the_configured_speed(&nodes)?;
+    racks_have_the_configured_speeds(&nodes)?;
+    a_node_can_be_unplugged(&nodes)?;
+    pods_outlive_their_nodes_programs(&mut nodes)?;
 
     // Everything that must be gone afterwards exists now: processes, the interface, routes,
     // cgroups, files.
-    let there = left(number)?;
+    let there = leftovers_of(number)?;
     for kind in ["process ", "interface ", "route ", "cgroup ", "file "] {
         assert!(there.iter().any(|entry| entry.starts_with(kind)), "no {kind}in {there:#?}");
     }
     drop(nodes);
-    assert_eq!(left(number)?, Vec::<String>::new());
+    assert_eq!(leftovers_of(number)?, Vec::<String>::new());
     Ok(())
 }
 
@@ -97,19 +97,19 @@ fn megabits(nodes: &Nodes, from: &str, to: &str, mebibytes: u32) -> Result<f64> 
 }
 
 /// The rate is an upper bound on a machine of any speed. The faster links are compared by ratio.
-fn a_link_has_the_speed_that_is_set(nodes: &Nodes) -> Result<()> {
+fn a_link_has_the_configured_speed(nodes: &Nodes) -> Result<()> {
     let names = nodes.names();
     nodes.set_speed(&names[0], &names[1], Some(50_000_000))?;
     let rate = |from: &str, to: &str| megabits(nodes, from, to, 16).with_context(|| format!("{from} to {to}"));
     let (there, back, aside) = (rate("web-0", "web-1")?, rate("web-1", "web-0")?, rate("web-0", "web-2")?);
     nodes.set_speed(&names[0], &names[1], None)?;
     let free = rate("web-0", "web-1")?;
-    println!("50 Mbit/s: {there:.0} there, {back:.0} back, {aside:.0} to another node, {free:.0} when it is taken off");
+    println!("50 Mbit/s: {there:.0} there, {back:.0} back, {aside:.0} to another node, {free:.0} without the limit");
     // Headers reduce it, and the queue's burst of 256 kB can pass at once.
     assert!(there < 53.0 && back < 53.0, "{there} and {back} Mbit/s over a link of 50");
     assert!(
         aside > 2.0 * there && free > 2.0 * there,
-        "{aside} and {free} Mbit/s where nothing limits, {there} where 50 do"
+        "{aside} and {free} Mbit/s without a limit, {there} with 50 Mbit/s"
     );
     assert!(
         nodes.set_speed(&names[0], &names[0], None).is_err() && nodes.set_speed("node-9", &names[0], None).is_err()
@@ -118,7 +118,7 @@ fn a_link_has_the_speed_that_is_set(nodes: &Nodes) -> Result<()> {
 }
 
 /// Two nodes in one rack and one in another, with a slow link between the racks.
-fn racks_have_the_speeds_that_are_set(nodes: &Nodes) -> Result<()> {
+fn racks_have_the_configured_speeds(nodes: &Nodes) -> Result<()> {
     let names = nodes.names();
     let racks = [vec![names[0].clone(), names[1].clone()], vec![names[2].clone()]];
     nodes.set_racks(&racks, 400_000_000, 50_000_000)?;
@@ -130,22 +130,25 @@ fn racks_have_the_speeds_that_are_set(nodes: &Nodes) -> Result<()> {
     // A moved node must get the speeds of its new rack.
     let racks = [vec![names[0].clone(), names[2].clone()], vec![names[1].clone()]];
     nodes.set_racks(&racks, 400_000_000, 50_000_000)?;
-    let (moved, left) = (rate("web-0", "web-2")?, rate("web-0", "web-1")?);
-    assert!(left < 53.0 && moved > 2.0 * left, "{moved} Mbit/s to the node that came, {left} to the one that left");
+    let (moved, departed) = (rate("web-0", "web-2")?, rate("web-0", "web-1")?);
+    assert!(
+        departed < 53.0 && moved > 2.0 * departed,
+        "{moved} Mbit/s to the joined node, {departed} to the departed one"
+    );
     assert!(nodes.set_racks(&racks[..1], 1_000_000, 1_000_000).is_err(), "a node in no rack");
     Ok(())
 }
 
-fn a_plug_can_be_pulled(nodes: &Nodes) -> Result<()> {
+fn a_node_can_be_unplugged(nodes: &Nodes) -> Result<()> {
     let (node, other) = ("node-3", address(nodes, "web-2")?);
     let reached = || inside(nodes, "web-0", &format!("timeout 2 wget -qO- http://{other}:8080/"));
     nodes.set_link(node, false)?;
     assert!(reached().is_err(), "without a link");
     nodes.set_link(node, true)?;
-    until("reached again", || Ok(reached().is_ok_and(|page| page == "page 2\n")))
+    until("reachable again", || Ok(reached().is_ok_and(|page| page == "page 2\n")))
 }
 
-fn pods_outlive_the_programs_of_their_node(nodes: &mut Nodes) -> Result<()> {
+fn pods_outlive_their_nodes_programs(nodes: &mut Nodes) -> Result<()> {
     let started = |nodes: &Nodes| {
         kubectl(
             nodes,
@@ -154,11 +157,14 @@ fn pods_outlive_the_programs_of_their_node(nodes: &mut Nodes) -> Result<()> {
     };
     let before = started(nodes)?;
     nodes.restart_containerd("node-2")?;
-    until("answering after containerd", || Ok(inside(nodes, "web-1", "echo yes").is_ok_and(|said| said == "yes\n")))?;
+    until("answering after containerd", || Ok(inside(nodes, "web-1", "echo yes").is_ok_and(|reply| reply == "yes\n")))?;
     nodes.kill_kubelet("node-2")?;
-    assert!(inside(nodes, "web-1", "echo yes").is_err(), "without a kubelet nobody gets in");
+    assert!(inside(nodes, "web-1", "echo yes").is_err(), "exec works without a kubelet");
     nodes.start_kubelet("node-2")?;
-    until("answering after the kubelet", || Ok(inside(nodes, "web-1", "echo yes").is_ok_and(|said| said == "yes\n")))?;
-    assert_eq!(started(nodes)?, before, "the container was not started again");
+    until(
+        "answering after the kubelet",
+        || Ok(inside(nodes, "web-1", "echo yes").is_ok_and(|reply| reply == "yes\n")),
+    )?;
+    assert_eq!(started(nodes)?, before, "the container restarted");
     Ok(())
 }

@@ -117,7 +117,7 @@ const CASES: [Case; 43] = [
         });
     }),
     Case {
-        base: own_values,
+        base: clear_env,
         ..case(11, Warn, PART, |stage| {
             stage.node(0, |status| status.gpus[7].fabric.as_mut().unwrap().state = FabricState::InProgress);
         })
@@ -145,7 +145,7 @@ const CASES: [Case; 43] = [
         })
     },
     Case {
-        base: own_values,
+        base: clear_env,
         ..case(13, Block, PART, |stage| {
             stage.node(1, |status| {
                 let lost = status.gpus.pop().unwrap();
@@ -154,14 +154,14 @@ const CASES: [Case; 43] = [
         })
     },
     Case {
-        base: own_values,
+        base: clear_env,
         ..case(13, Warn, PART, |stage| {
             let node = stage.items.iter_mut().find(|item| item["kind"] == "Node").unwrap();
             node["status"]["allocatable"]["nvidia.com/gpu"] = json!("7");
         })
     },
     Case {
-        base: own_values,
+        base: clear_env,
         ..case(14, Warn, PART, |stage| {
             stage.node(1, |status| status.gpus[6].health.as_mut().unwrap().recovery_action = "GPUReset".into());
         })
@@ -225,7 +225,7 @@ fn shared_memory(stage: &mut Stage, size: &str) {
 }
 
 /// Removes the user's environment variables.
-fn own_values(stage: &mut Stage) {
+fn clear_env(stage: &mut Stage) {
     stage.set("/spec/trainer/env", json!([]));
 }
 
@@ -252,25 +252,25 @@ fn all() -> impl Iterator<Item = &'static Case> {
     CASES.iter().chain(&MORE)
 }
 
-pub fn says(status: &PreflightStatus) -> String {
+pub fn describe(status: &PreflightStatus) -> String {
     let line = |f: &PreflightFinding| format!("{} {:?} {}", f.check, f.severity, f.message);
     status.findings.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 #[test]
-fn every_check_finds_its_fault_and_nothing_before_it() {
+fn every_check_finds_its_fault_and_nothing_without_it() {
     for case in all() {
         let mut stage = Stage::new(case.scene.0, case.scene.1);
         (case.base)(&mut stage);
         if case.scene == PART {
-            own_values(&mut stage);
+            clear_env(&mut stage);
         }
         let before = stage.look();
-        assert_eq!(says(&before), "", "check {} before its fault", case.check);
+        assert_eq!(describe(&before), "", "check {} before its fault", case.check);
         (case.fault)(&mut stage);
         let after = stage.look();
         let found: Vec<_> = after.findings.iter().filter(|finding| finding.check == case.check).collect();
-        assert!(!found.is_empty(), "check {} finds nothing; found: {}", case.check, says(&after));
+        assert!(!found.is_empty(), "check {} finds nothing; found: {}", case.check, describe(&after));
         assert_eq!(found[0].severity, case.severity, "check {}: {}", case.check, found[0].message);
         for finding in found {
             assert!(finding.message.len() > 10 && finding.evidence.len() > 10 && finding.fix.len() > 10, "{finding:?}");
@@ -282,7 +282,7 @@ fn every_check_finds_its_fault_and_nothing_before_it() {
 const NEED_A_SUBJECT: [i32; 2] = [2, 19];
 
 #[test]
-fn every_check_is_there_and_passes_where_nothing_is_wrong() {
+fn every_check_runs_and_passes_on_healthy_nodes() {
     for check in &CHECKS {
         let number = i32::from(check.number);
         let placed = case(BY_HAND, Warn, INFINIBAND, |_| {});
@@ -294,14 +294,14 @@ fn every_check_is_there_and_passes_where_nothing_is_wrong() {
         let skipped = status.skipped.iter().find(|skip| skip.check == number);
         let may = NEED_A_SUBJECT.contains(&number);
         assert!(may || skipped.is_none(), "check {number} is skipped: {skipped:?}");
-        assert_eq!(status.passed + status.not_applicable, 27, "check {number}: {}", says(&status));
+        assert_eq!(status.passed + status.not_applicable, 27, "check {number}: {}", describe(&status));
     }
     assert!(CHECKS.iter().zip(1..).all(|(check, number)| check.number == number));
     assert_eq!(CHECKS.len(), 27);
 }
 
 #[test]
-fn a_topology_file_passes_nowhere_by_itself() {
+fn a_topology_file_alone_passes_no_check() {
     // Only the image knows the file's content. Without contrary evidence the check reports that it
     // was skipped.
     let mut stage = Stage::new("azure-nd-h100-flat", "torch");
@@ -318,7 +318,7 @@ fn a_topology_file_passes_nowhere_by_itself() {
 pub const BY_HAND: i32 = 18;
 
 /// Formats a finding for review.
-fn tell(text: &mut String, finding: &PreflightFinding) {
+fn write_finding(text: &mut String, finding: &PreflightFinding) {
     let PreflightFinding { check, title, severity, message, effect, evidence, fix } = finding;
     assert_eq!(*title, CHECKS[*check as usize - 1].title);
     writeln!(text, "{severity:?} {check} {title}\n  {message}").unwrap();
@@ -330,16 +330,19 @@ fn tell(text: &mut String, finding: &PreflightFinding) {
 }
 
 #[test]
-fn messages_are_as_they_were_reviewed() {
+fn messages_match_the_reviewed_text() {
     let mut text = String::new();
     for case in all() {
         let mut stage = Stage::new(case.scene.0, case.scene.1);
         (case.base)(&mut stage);
         (case.fault)(&mut stage);
-        stage.found(case.check).iter().for_each(|finding| tell(&mut text, finding));
+        stage.found(case.check).iter().for_each(|finding| write_finding(&mut text, finding));
         text.push('\n');
     }
-    tell(&mut text, crate::preflight::gangs::of_check(&by_hand(&["rdma/ib"], &[4, 5, 6, 7], |_| {}), BY_HAND));
+    write_finding(
+        &mut text,
+        crate::preflight::gangs::finding_for(&by_hand(&["rdma/ib"], &[4, 5, 6, 7], |_| {}), BY_HAND),
+    );
     insta::with_settings!({snapshot_path => "golden", prepend_module_to_snapshot => false}, {
         insta::assert_snapshot!("messages", text);
     });

@@ -1,7 +1,7 @@
 //! Properties of whole gangs: missing facts, folded faults, GPUs inside and outside the gang, and
 //! the effect of the mode.
 
-use crate::preflight::checks::{BY_HAND, INFINIBAND, says};
+use crate::preflight::checks::{BY_HAND, INFINIBAND, describe};
 use crate::preflight::stage::{NOW, Stage};
 use serde_json::json;
 use switchyard_core::quantity::Resources;
@@ -37,27 +37,31 @@ pub fn by_hand(resources: &[&str], second: &[usize], change: impl FnOnce(&mut GP
     preflight::run(&gang, &[]).status
 }
 
-pub fn of_check(status: &PreflightStatus, check: i32) -> &PreflightFinding {
-    status.findings.iter().find(|finding| finding.check == check).unwrap_or_else(|| panic!("{check}: {}", says(status)))
+pub fn finding_for(status: &PreflightStatus, check: i32) -> &PreflightFinding {
+    status
+        .findings
+        .iter()
+        .find(|finding| finding.check == check)
+        .unwrap_or_else(|| panic!("{check}: {}", describe(status)))
 }
 
 #[test]
-fn two_pods_of_a_gang_on_one_node_are_told() {
-    let shared = |resources: &[&str]| of_check(&by_hand(resources, &[4, 5, 6, 7], |_| {}), BY_HAND).clone();
+fn two_pods_of_a_gang_on_one_node_are_reported() {
+    let shared = |resources: &[&str]| finding_for(&by_hand(resources, &[4, 5, 6, 7], |_| {}), BY_HAND).clone();
     assert_eq!(shared(&["rdma/ib"]).severity, Warn);
-    assert_eq!(shared(&[]).severity, Block, "over TCP without a word");
+    assert_eq!(shared(&[]).severity, Block, "silently over TCP");
     let apart = by_hand(&["rdma/ib"], &[0, 1, 2, 3], |_| {});
     assert!(apart.findings.iter().all(|finding| finding.check != BY_HAND));
 }
 
 #[test]
-fn what_ails_a_gpu_of_the_gang_blocks() {
-    let ails = |check, change: fn(&mut Gpu)| {
+fn gpu_faults_in_the_gang_block() {
+    let finding = |check, change: fn(&mut Gpu)| {
         let status = by_hand(&["rdma/ib"], &[0, 1, 2, 3], |facts| change(&mut facts.gpus[2]));
-        let found = of_check(&status, check);
+        let found = finding_for(&status, check);
         (found.severity, found.message.clone())
     };
-    for (check, change, says) in [
+    for (check, change, message) in [
         (
             11,
             (|gpu| gpu.fabric.as_mut().unwrap().state = FabricState::NotStarted) as fn(&mut Gpu),
@@ -74,12 +78,12 @@ fn what_ails_a_gpu_of_the_gang_blocks() {
             "both nodes: GPU 2: a row of memory could not be replaced",
         ),
     ] {
-        assert_eq!(ails(check, change), (Block, says.to_string()));
+        assert_eq!(finding(check, change), (Block, message.to_string()));
     }
 }
 
 #[test]
-fn facts_that_nobody_reports_pass_no_check() {
+fn missing_facts_pass_no_check() {
     let mut stage = Stage::new("hgx-h100-infiniband", "torch");
     stage.all(|status| {
         status.host = None;
@@ -90,29 +94,33 @@ fn facts_that_nobody_reports_pass_no_check() {
     for check in [8, 9, 10, 21, 24, 25, 26] {
         assert!(skipped.contains(&check), "check {check}: {skipped:?}");
     }
-    assert_eq!(says(&status), "");
+    assert_eq!(describe(&status), "");
     assert!(status.skipped.iter().all(|skip| skip.reason.len() > 5));
 }
 
 #[test]
-fn a_node_without_a_report_is_told_and_its_checks_are_not_passed() {
+fn a_node_without_a_report_is_named_and_passes_no_check() {
     let mut stage = Stage::new("hgx-h100-infiniband", "torch");
     let before = stage.look();
     stage.silence(1);
     let after = stage.look();
     assert!(after.passed < before.passed, "{} {}", after.passed, before.passed);
-    assert!(says(&after).contains("gpu-2: not checked as it is now: no node agent reports it"), "{}", says(&after));
     assert!(
-        says(&after).starts_with("1 Block"),
-        "no pack fits nodes of which one is silent, and nobody asks for RDMA: {}",
-        says(&after)
+        describe(&after).contains("gpu-2: not checked as it is now: no node agent reports it"),
+        "{}",
+        describe(&after)
     );
-    let skip = after.skipped.iter().find(|skip| skip.check == 26).expect("half of it is not known");
+    assert!(
+        describe(&after).starts_with("1 Block"),
+        "no pack fits with a silent node, and no pod requests RDMA: {}",
+        describe(&after)
+    );
+    let skip = after.skipped.iter().find(|skip| skip.check == 26).expect("half of the facts are missing");
     assert_eq!(skip.reason, "gpu-2: no node agent reports it");
 }
 
 #[test]
-fn equal_faults_of_many_nodes_are_one() {
+fn equal_faults_on_many_nodes_are_merged() {
     let mut stage = eight_nodes();
     (0..6).for_each(|node| {
         stage.node(node, |status| status.host.as_mut().unwrap().locked_memory_limit = Some("65536".into()))
@@ -140,7 +148,7 @@ pub fn eight_nodes() -> Stage {
 }
 
 #[test]
-fn the_mode_decides_what_follows() {
+fn the_mode_determines_the_outcome() {
     let mut stage = Stage::new("hgx-h100-infiniband", "torch");
     stage.all(|status| status.host.as_mut().unwrap().locked_memory_limit = Some("65536".into()));
     stage.set("/spec/fabric", json!({"preflight": {"mode": "Enforce"}}));
@@ -162,7 +170,7 @@ fn the_mode_decides_what_follows() {
 }
 
 #[test]
-fn faults_that_differ_from_node_to_node_hide_nothing_else() {
+fn node_specific_faults_hide_no_other_fault() {
     let mut stage = eight_nodes();
     (0..8).for_each(|node| {
         let limit = 65_536 * (node + 1);
@@ -176,17 +184,17 @@ fn faults_that_differ_from_node_to_node_hide_nothing_else() {
 }
 
 #[test]
-fn agents_that_are_old_or_silent_and_reports_that_contradict_themselves_are_told() {
-    let told = |check, change: fn(&mut GPUTopologyStatus)| {
+fn outdated_silent_and_contradictory_reports_are_named() {
+    let messages = |check, change: fn(&mut GPUTopologyStatus)| {
         let mut stage = Stage::new(INFINIBAND.0, INFINIBAND.1);
         stage.node(1, change);
         stage.found(check).into_iter().map(|finding| finding.message).collect::<Vec<_>>().join("; ")
     };
-    let old = told(23, |status| status.agent_version = Some("0.0.9".into()));
+    let old = messages(23, |status| status.agent_version = Some("0.0.9".into()));
     assert!(old.contains("gpu-2: its node agent is 0.0.9, and this program"), "{old}");
-    let silent = told(23, |status| status.observed_time = Some(crate::preflight::stage::before(90)));
+    let silent = messages(23, |status| status.observed_time = Some(crate::preflight::stage::before(90)));
     assert!(silent.contains("gpu-2: not checked as it is now: its node agent is silent"), "{silent}");
-    let lost = told(13, |status| {
+    let lost = messages(13, |status| {
         let condition = json!({
             "type": "Consistent", "status": "False", "reason": "Contradiction", "lastTransitionTime": "2026-01-01T00:00:00Z",
             "message": "gpuCount: got 8; expected 9, the NVIDIA GPUs on the PCI bus",

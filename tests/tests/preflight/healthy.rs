@@ -33,7 +33,7 @@ fn healthy_scenes_raise_nothing() {
 fn machines_of_every_kind_raise_nothing() {
     let mut far = Vec::new();
     for machine in &MACHINES {
-        let stage = Stage::of_machine(machine);
+        let stage = Stage::for_machine(machine);
         let mut findings = stage.look().findings;
         // Correct on these machines: no NIC shares a switch with these GPUs.
         let is_far =

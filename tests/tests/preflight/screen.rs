@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use switchyard_tests::{Ended, Scene};
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn run(stage: &Stage, line: &str) -> Ended {
     let scene = Scene::new();
@@ -15,7 +15,7 @@ fn run(stage: &Stage, line: &str) -> Ended {
     scene.write("cluster.json", snapshot.to_string());
     scene.write("job.yaml", serde_saphyr::to_string(&stage.job).unwrap());
     let line = format!("preflight job.yaml --snapshot cluster.json {line}");
-    let ended = scene.switchyard(line.trim().split(' ')).run(DEADLINE);
+    let ended = scene.switchyard(line.trim().split(' ')).run(TIMEOUT);
     for text in [&ended.stdout, &ended.stderr] {
         assert!(!text.contains('\u{1b}') && !text.contains("panicked"), "{line}: {text}");
     }
@@ -32,7 +32,7 @@ fn faulty() -> Stage {
 }
 
 #[test]
-fn the_screen_is_as_it_was_reviewed() {
+fn the_screen_matches_the_reviewed_text() {
     let ended = run(&faulty(), "");
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(7), ""), "{}", ended.stdout);
     insta::with_settings!({snapshot_path => "golden", prepend_module_to_snapshot => false}, {
@@ -42,7 +42,7 @@ fn the_screen_is_as_it_was_reviewed() {
 }
 
 #[test]
-fn exit_codes_say_what_was_found() {
+fn exit_codes_reflect_the_findings() {
     assert_eq!(run(&Stage::new("hgx-h100-infiniband", "torch"), "").code, Some(0));
     let mut warns = Stage::new("hgx-h100-infiniband", "torch");
     warns.ports(1, |nic| nic.mtu_bytes = Some(2044));

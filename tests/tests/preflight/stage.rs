@@ -37,7 +37,7 @@ impl Stage {
 
     /// Two nodes of one type with all of their GPUs, over InfiniBand if the machine has RDMA
     /// devices.
-    pub fn of_machine(machine: &Machine) -> Stage {
+    pub fn for_machine(machine: &Machine) -> Stage {
         let mut stage = Stage { items: Vec::new(), job: Value::Null };
         let mut gpus = 0;
         for name in ["gpu-1", "gpu-2"] {

@@ -1,6 +1,6 @@
 //! The page in Chromium: light and dark, wide and narrow. Saves screenshots to `target/report`.
 
-use super::{DEADLINE, failed_once, output};
+use super::{TIMEOUT, failed_once, output};
 use serde_json::Value;
 use std::path::Path;
 use std::time::Duration;
@@ -54,16 +54,16 @@ fn faults(folder: &Path, width: u32, dark: bool, picture: Option<&Path>) -> Vec<
         serde_json::from_str(&found.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")).unwrap();
     let mut faults: Vec<String> =
         found["faults"].as_array().unwrap().iter().map(|fault| fault.as_str().unwrap().into()).collect();
-    assert_eq!(found["dark"], dark, "the theme was not taken over");
+    assert_eq!(found["dark"], dark, "the theme was not applied");
     faults.extend(seen.stderr.lines().filter(|line| line.contains("CONSOLE")).map(|line| format!("console: {line}")));
     faults
 }
 
 #[test]
-fn chromium_shows_the_page_without_a_fault() {
+fn chromium_renders_the_page_without_errors() {
     let scene = Scene::new();
     failed_once().write(&scene.join("run"));
-    let ended = scene.switchyard(["report", "run", "--out", "page.html"]).run(DEADLINE);
+    let ended = scene.switchyard(["report", "run", "--out", "page.html"]).run(TIMEOUT);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     for width in [1280, 400] {
         for dark in [false, true] {
@@ -76,10 +76,10 @@ fn chromium_shows_the_page_without_a_fault() {
 }
 
 #[test]
-fn the_inspector_sees_planted_faults() {
+fn the_inspector_detects_injected_faults() {
     let scene = Scene::new();
     failed_once().write(&scene.join("run"));
-    scene.switchyard(["report", "run", "--out", "page.html"]).run(DEADLINE);
+    scene.switchyard(["report", "run", "--out", "page.html"]).run(TIMEOUT);
     let page = std::fs::read_to_string(scene.join("page.html")).unwrap();
     let plant = "<p style=\"width:3000px\">wide</p><p style=\"color:#999\">faint</p><section id=\"flat\"></section><script>1</script>";
     std::fs::write(scene.join("page.html"), page.replace("</main>", &format!("{plant}</main>"))).unwrap();

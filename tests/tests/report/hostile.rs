@@ -1,8 +1,8 @@
 //! Run directories with arbitrary content.
 
-use super::{markup, of, read, report};
+use super::{markup, read, report, summarize};
 use std::fs;
-use switchyard_tests::{MadeUpRun, Random, Scene, Trouble};
+use switchyard_tests::{Anomaly, Random, Scene, SyntheticRun};
 
 /// Replacement values.
 const VALUES: [&str; 14] = [
@@ -51,14 +51,14 @@ fn spoil(text: &str, random: &Random) -> Vec<u8> {
 }
 
 #[test]
-fn whatever_the_files_hold_there_is_a_page() {
+fn any_input_files_give_a_page() {
     for seed in 0..60 {
         let random = Random::new(seed);
         let scene = Scene::new();
-        let run = MadeUpRun {
+        let run = SyntheticRun {
             seed,
             failures: vec![20; random.below(3)],
-            ..MadeUpRun::new(1 + random.below(6) as u32, 60, *random.pick(&Trouble::ALL))
+            ..SyntheticRun::new(1 + random.below(6) as u32, 60, *random.pick(&Anomaly::ALL))
         };
         run.write(&scene.join("run"));
         for entry in scene.entries().into_iter().filter(|entry| scene.join(entry).is_file()) {
@@ -76,9 +76,9 @@ fn whatever_the_files_hold_there_is_a_page() {
 }
 
 #[test]
-fn names_are_text_and_long_texts_are_cut() {
+fn names_are_escaped_and_long_texts_are_truncated() {
     let scene = Scene::new();
-    MadeUpRun::new(2, 40, Trouble::None).write(&scene.join("run"));
+    SyntheticRun::new(2, 40, Anomaly::None).write(&scene.join("run"));
     let path = scene.join("run/plan.yaml");
     let long = "x<script>".repeat(1 << 18);
     let plan = fs::read_to_string(&path).unwrap().replace("\"one core per rank", &format!("\"{long}"));
@@ -88,9 +88,9 @@ fn names_are_text_and_long_texts_are_cut() {
 }
 
 #[test]
-fn what_is_missing_is_said_and_progress_events_stand_in_for_records() {
+fn missing_files_are_named_and_progress_events_replace_records() {
     let scene = Scene::new();
-    MadeUpRun::new(2, 300, Trouble::None).write(&scene.join("run"));
+    SyntheticRun::new(2, 300, Anomaly::None).write(&scene.join("run"));
     fs::remove_file(scene.join("run/record/rank-1.steps.jsonl")).unwrap();
     fs::remove_file(scene.join("run/inspection.json")).unwrap();
     let (data, page) = read(&scene);
@@ -127,8 +127,9 @@ fn what_is_missing_is_said_and_progress_events_stand_in_for_records() {
 
 /// 64 ranks and 240 windows with an anomaly: the largest possible page, except for long texts.
 #[test]
-fn the_page_of_a_large_job_is_small() {
-    let (_, page) = of(&MadeUpRun { failures: vec![100, 200, 300], ..MadeUpRun::new(64, 480, Trouble::Straggler) });
+fn the_page_for_a_large_job_is_small() {
+    let (_, page) =
+        summarize(&SyntheticRun { failures: vec![100, 200, 300], ..SyntheticRun::new(64, 480, Anomaly::Straggler) });
     assert!(page.len() < 600 << 10, "{} bytes", page.len());
     assert_eq!(markup::faults(&page), Vec::<String>::new());
     let scene = Scene::new();

@@ -11,13 +11,13 @@ pub fn faults(page: &str) -> Vec<String> {
     let mut level = 0;
     for piece in page.split('<').skip(1) {
         let Some((tag, _)) = piece.split_once('>') else {
-            faults.push(format!("`<{}` has no end", &piece[..piece.len().min(40)]));
+            faults.push(format!("`<{}` is not closed", &piece[..piece.len().min(40)]));
             continue;
         };
         let name = tag.trim_start_matches('/').split([' ', '/']).next().unwrap_or_default();
         if tag.starts_with('/') {
             if open.pop() != Some(name) {
-                faults.push(format!("`</{name}>` ends nothing"));
+                faults.push(format!("`</{name}>` closes no element"));
             }
         } else if !tag.ends_with('/') && !VOID.contains(&name.to_lowercase().as_str()) {
             open.push(name);
@@ -43,7 +43,7 @@ pub fn faults(page: &str) -> Vec<String> {
         }
     }
     if !open.is_empty() {
-        faults.push(format!("not ended: {open:?}"));
+        faults.push(format!("not closed: {open:?}"));
     }
     let count = |word: &str| page.matches(word).count();
     if count("<svg") != count("<title>") - 1 || count("<svg") != count("<desc>") {
@@ -54,7 +54,7 @@ pub fn faults(page: &str) -> Vec<String> {
     }
     for anchor in page.split("href=\"#").skip(1).filter_map(|rest| rest.split('"').next()) {
         if count(&format!(" id=\"{anchor}\"")) != 1 {
-            faults.push(format!("#{anchor} is not one place"));
+            faults.push(format!("#{anchor} does not exist exactly once"));
         }
     }
     if let Some(at) = page.find("NaN").or_else(|| page.find("\"inf")) {
@@ -64,16 +64,16 @@ pub fn faults(page: &str) -> Vec<String> {
 }
 
 #[test]
-fn planted_faults_are_caught() {
+fn markup_errors_are_caught() {
     let page = |body: &str| format!("<!DOCTYPE html><html><head><title>x</title></head><body>{body}</body></html>");
     assert_eq!(faults(&page("<p id=\"a\">x</p><a href=\"#a\">y</a>")), Vec::<String>::new());
     for (body, words) in [
-        ("<p>", "`</body>` ends nothing"),
-        ("<p><b></p></b>", "`</p>` ends nothing"),
+        ("<p>", "`</body>` closes no element"),
+        ("<p><b></p></b>", "`</p>` closes no element"),
         ("<script>1</script>", "a `script`"),
         ("<svg></svg>", "a chart without"),
         ("<h3>x</h3>", "h3 follows h0"),
-        ("<a href=\"#gone\">x</a>", "#gone is not"),
+        ("<a href=\"#gone\">x</a>", "#gone does not exist"),
         ("<p onclick=\"x\">x</p>", " onclick"),
         ("<table><tr><th>x</th></tr></table>", "th without scope"),
     ] {

@@ -7,7 +7,7 @@ use switchyard_tests::chart::{objects, render};
 const CONTROLLER: &str = "system:serviceaccount:switchyard-system:switchyard-controller";
 
 #[tokio::test]
-async fn a_controller_of_two_namespaces_works_there_and_may_write_nowhere_else() -> Result<()> {
+async fn a_two_namespace_controller_can_write_nowhere_else() -> Result<()> {
     let plane =
         ControlPlane::start(&Options { controller_manager: true, scheduler: true, audit: true, ..Options::default() })?;
     plane.install_crds().await?;
@@ -26,14 +26,15 @@ async fn a_controller_of_two_namespaces_works_there_and_may_write_nowhere_else()
 
     let rendered = objects(&render(&["--set", &values])?)?;
     let deployment = rendered.iter().find(|object| object["kind"] == "Deployment").context("no Deployment")?;
-    let told = deployment["spec"]["template"]["spec"]["containers"][0]["args"].as_array().context("no arguments")?;
-    let arguments: Vec<String> = told
+    let given_arguments =
+        deployment["spec"]["template"]["spec"]["containers"][0]["args"].as_array().context("no arguments")?;
+    let arguments: Vec<String> = given_arguments
         .iter()
         .filter_map(Value::as_str)
         .filter(|argument| argument.starts_with("--watch-namespace="))
         .map(str::to_string)
         .collect();
-    ensure!(arguments.len() == 2, "{told:?}");
+    ensure!(arguments.len() == 2, "{given_arguments:?}");
     let kubeconfig = Some(plane.controller_kubeconfig()?);
     let options = ControllerOptions { kubeconfig, arguments, ..ControllerOptions::default() };
     let mut controller = start_controller(&plane, "namespaced", &options)?;
@@ -45,10 +46,10 @@ async fn a_controller_of_two_namespaces_works_there_and_may_write_nowhere_else()
         jobs.api().delete("a", &Default::default()).await?;
         jobs.wait_gone("a").await?;
     }
-    controller.must_run()?;
+    controller.ensure_running()?;
     let job = outside.api().get("a").await?;
     ensure!(job.status.is_none(), "a job of another namespace: {:?}", job.status);
-    let refused = plane.audited().into_iter().find(|entry| {
+    let refused = plane.audit_entries().into_iter().find(|entry| {
         let field = |path: &str| entry.pointer(path).and_then(Value::as_str).unwrap_or_default();
         field("/user/username") == CONTROLLER && entry.pointer("/responseStatus/code") == Some(&403.into())
     });

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use switchyard_tests::Manifest;
 
 #[test]
-fn a_restart_is_a_new_attempt_of_the_whole_group() {
+fn a_restart_is_a_new_attempt_for_the_whole_group() {
     let (scene, manifest) =
         scene(|manifest| fault(manifest, "kill:12@1#1").with("failurePolicy", json!({"maxRestarts": 1})));
     let ended = run(&scene, &manifest, &[]);
@@ -19,7 +19,7 @@ fn a_restart_is_a_new_attempt_of_the_whole_group() {
 }
 
 #[test]
-fn a_restart_goes_on_from_the_checkpoint_and_ends_with_the_same_weights() {
+fn a_restart_resumes_from_the_checkpoint_and_ends_with_the_same_weights() {
     let end = |change: &dyn Fn(Manifest) -> Manifest| {
         let (scene, manifest) = scene(change);
         let ended = run(&scene, &manifest, &[]);
@@ -46,7 +46,7 @@ fn a_restart_goes_on_from_the_checkpoint_and_ends_with_the_same_weights() {
 }
 
 #[test]
-fn restarts_are_counted_and_end() {
+fn restarts_are_counted_and_limited() {
     let (scene, manifest) =
         scene(|manifest| fault(manifest, "exit:3@0").with("failurePolicy", json!({"maxRestarts": 2})));
     let ended = run(&scene, &manifest, &[]);

@@ -14,7 +14,7 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 use switchyard_crds::TrainJob;
 use switchyard_tests::gpus::{RESOURCE, gpu_job};
-use switchyard_tests::{Jobs, KubeletOptions, PATIENCE, condition_of, merge, stage_of, template_on};
+use switchyard_tests::{Jobs, KubeletOptions, TIMEOUT, condition_of, merge, stage_of, template_on};
 
 /// Nodes of the cluster, with eight GPUs each.
 const NODES: u32 = 2;
@@ -90,7 +90,7 @@ impl Tenant {
             let resources = job.spec.trainer.resources_per_node.as_ref();
             let wants_gpus = resources.is_some_and(|resources| resources.limits.contains_key(RESOURCE));
             let is_placed = condition_of(&job, "Placed").is_some_and(|placed| placed.status == "True");
-            ensure!(!(wants_gpus && is_placed), "{} has a place", job.name_any());
+            ensure!(!(wants_gpus && is_placed), "{} is placed", job.name_any());
         }
         Ok(())
     }
@@ -112,10 +112,10 @@ async fn a_tenant_without_gpus_holds_nothing_in_forty_ways() -> Result<()> {
     let scene = Scene::start(options).await?;
     scene.turn_policies_on()?;
     let evil = scene.plane.namespace("evil").await?;
-    scene.may("mallory", &evil, "edit")?;
+    scene.grant("mallory", &evil, "edit")?;
     let made = scene.plane.kubectl_with(&["create", "-f", "-"], CLAIMS);
     ensure!(made.code == Some(0), "{}", made.stderr);
-    scene.may("mallory", &evil, "claims")?;
+    scene.grant("mallory", &evil, "claims")?;
     let admin = scene.jobs.client.clone();
     let hard = json!({"requests.nvidia.com/gpu": "0", "limits.cpu": "2", "limits.memory": "2Gi", "pods": "20"});
     let quota = json!({"metadata": {"name": "small"}, "spec": {"hard": hard}});
@@ -146,18 +146,18 @@ async fn a_tenant_without_gpus_holds_nothing_in_forty_ways() -> Result<()> {
                 break;
             }
         }
-        let told = answer.as_ref().err().map(ToString::to_string);
-        let is_expected = match (refusal, &told) {
-            (Some(words), Some(told)) => told.contains(words),
-            (refusal, told) => refusal.is_none() && told.is_none(),
+        let error = answer.as_ref().err().map(ToString::to_string);
+        let is_expected = match (refusal, &error) {
+            (Some(words), Some(error)) => error.contains(words),
+            (refusal, error) => refusal.is_none() && error.is_none(),
         };
-        ensure!(is_expected, "{title}: expected {refusal:?}, got {told:?}");
+        ensure!(is_expected, "{title}: expected {refusal:?}, got {error:?}");
         let name = format!("good-{number}");
         good(&name, "succeed-after=0.1s").await?;
         // Use a watch, because polling would be most of the load.
         let is_complete = |job: Option<&TrainJob>| job.is_some_and(|job| stage_of(job) == Some("Complete"));
         let done = kube::runtime::wait::await_condition(scene.jobs.api(), &name, is_complete);
-        let done = tokio::time::timeout(PATIENCE, done).await.with_context(|| format!("while there is {title}"))??;
+        let done = tokio::time::timeout(TIMEOUT, done).await.with_context(|| format!("while there is {title}"))??;
         assert_eq!(done.and_then(|job| job.status?.attempt), Some(1), "{title}");
         tenant.holds_nothing().await.with_context(|| title.to_string())?;
         tenant.clear().await?;
@@ -170,7 +170,7 @@ async fn a_tenant_without_gpus_holds_nothing_in_forty_ways() -> Result<()> {
 
 /// `holds_nothing` recognises GPU pods by this limit.
 #[test]
-fn a_pod_with_gpus_is_made_with_its_limit() {
+fn gpu_pods_have_a_gpu_limit() {
     let Create(made) = pod("p", json!({}), json!({}), 8) else { panic!("another act") };
     let made: Pod = serde_json::from_value(made).unwrap();
     let limits = made.spec.unwrap().containers[0].resources.clone().unwrap().limits.unwrap();

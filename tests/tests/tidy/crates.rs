@@ -208,10 +208,10 @@ fn check_named(metadata: &Value) -> Vec<String> {
             }
             let ours = names.contains(&other);
             if ours && !row.workspace.contains(&other) {
-                faults.push(format!("{name} depends on {other}: it may use {:?} of this workspace", row.workspace));
+                faults.push(format!("{name} depends on {other}: expected only {:?} of this workspace", row.workspace));
             }
             if let Some(only) = row.only.filter(|only| !ours && !only.contains(&other)) {
-                faults.push(format!("{name} depends on {other}: it may use {only:?} only"));
+                faults.push(format!("{name} depends on {other}: expected only {only:?}"));
             }
         }
     }
@@ -223,16 +223,16 @@ fn check_tree(row: &Row, tree: &str) -> Vec<String> {
     let names = tree.lines().filter_map(|line| line.split(' ').next());
     let mut found: Vec<&str> = names.filter(|name| row.never.contains(name)).collect();
     found.dedup();
-    found.iter().map(|name| format!("{} is in the tree of {}: never", name, row.package)).collect()
+    found.iter().map(|name| format!("{} is in the tree of {}: forbidden", name, row.package)).collect()
 }
 
 #[test]
-fn every_crate_names_only_what_the_table_allows() {
+fn every_crate_depends_only_on_allowed_crates() {
     none(&check_named(metadata()));
 }
 
 #[test]
-fn no_tree_holds_what_it_must_not() {
+fn no_dependency_tree_contains_forbidden_crates() {
     let mut faults = Vec::new();
     for row in TABLE.iter().filter(|row| !row.never.is_empty()) {
         let tree = output_of(
@@ -246,9 +246,9 @@ fn no_tree_holds_what_it_must_not() {
 }
 
 #[test]
-fn a_planted_dependency_is_caught() {
+fn forbidden_dependencies_are_caught() {
     let package = |name: &str, dependencies: Value| json!({"id": name, "name": name, "dependencies": dependencies});
-    let planted = json!({
+    let faulty = json!({
         "workspace_members": [WORKER, CRDS, CONTRACT, "switchyard", "newcomer"],
         "packages": [
             package(WORKER, json!([{"name": CRDS, "kind": null}, {"name": "serde", "kind": null}])),
@@ -258,7 +258,7 @@ fn a_planted_dependency_is_caught() {
             package("newcomer", json!([])),
         ],
     });
-    let faults = check_named(&planted);
+    let faults = check_named(&faulty);
     caught(
         &faults,
         &[

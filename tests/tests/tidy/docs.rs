@@ -121,7 +121,7 @@ fn check_excerpts(file: &str, text: &str, read: impl Fn(&str) -> Option<String>)
 }
 
 #[test]
-fn excerpts_are_of_their_files() {
+fn excerpts_match_their_files() {
     let documents = documents().unwrap_or_else(|error| panic!("{error:#}"));
     let readme = read("README.md").unwrap_or_default();
     assert!(["```text docs/results/", "```yaml examples/"].iter().all(|begin| readme.contains(begin)));
@@ -134,21 +134,21 @@ fn excerpts_are_of_their_files() {
 }
 
 #[test]
-fn planted_excerpts_are_caught() {
+fn stale_excerpts_are_caught() {
     let text = "```yaml a.txt\none\nthree\n```\n```text\nfour\n```\n```text gone.txt\nfive\n```\n";
     let faults = check_excerpts("docs/x.md", text, |name| (name == "a.txt").then(|| "one\ntwo\n".into()));
     caught(&faults, &["docs/x.md:3: this line is not in a.txt", "docs/x.md:9: this line is not in gone.txt"]);
 }
 
 #[test]
-fn every_block_with_commands_says_where_they_run() {
+fn every_command_block_has_a_class() {
     let documents = documents().unwrap_or_else(|error| panic!("{error:#}"));
     assert!(documents.len() > 20 && documents.iter().any(|file| file == "docs/install.md"), "{documents:?}");
     none(&documents.iter().flat_map(|file| check_blocks(file, &read(file).unwrap_or_default())).collect::<Vec<_>>());
 }
 
 #[test]
-fn planted_blocks_are_caught() {
+fn unclassified_blocks_are_caught() {
     let text = "```sh local\nswitchyard topo\n```\n```sh\nswitchyard topo\n```\n```text\n$ switchyard topo\n```\n```\nkubectl get\n```\n";
     let faults = check_blocks("docs/x.md", text);
     assert_eq!(faults.len(), 3, "{faults:#?}");
@@ -164,7 +164,7 @@ fn documented_paths_exist() {
 }
 
 #[test]
-fn planted_paths_are_caught() {
+fn missing_paths_are_caught() {
     let text = "See `src/plan/mod.rs` and `src/{plan,gone}.rs`, `docs/*.md`, `gone.toml`.\n```\n`src/in/a/block.rs`\n```\n\
                 Not paths: `tokens/s`, `cargo run src/x`, `runs/job-1/status.yaml`, `docs/results/step.json`, `gone/*.rs`, `worker`. `crds/away/`";
     let faults = check("README.md", text, |path| ["src/plan/mod.rs", "src/plan.rs", "docs"].contains(&path));
@@ -210,7 +210,7 @@ fn quoted_messages_are_printed_somewhere() {
 }
 
 #[test]
-fn planted_quotations_are_caught() {
+fn unprinted_messages_are_caught() {
     let text = "| a | b |\n|---|---|\n| Running, \"ends after 5 tries\", \"never … said\" | \"not here\" |\n";
     let faults = check_quotations("docs/x.md", text, "format!(\"ends after {tries} tries\")");
     assert_eq!(faults, ["docs/x.md:3: nothing prints `never`", "docs/x.md:3: nothing prints `said`"]);
@@ -225,11 +225,11 @@ fn check_tests(file: &str, text: &str, source: &str) -> Vec<String> {
     });
     let is_test = |name: &str| name.len() > 20 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
     let missing = named.filter(|(_, name)| is_test(name) && !source.contains(&format!("fn {name}(")));
-    missing.map(|(line, name)| format!("{file}:{line}: there is no test `{name}`")).collect()
+    missing.map(|(line, name)| format!("{file}:{line}: no test is named `{name}`")).collect()
 }
 
 #[test]
-fn tests_that_the_administrators_page_names_exist() {
+fn tests_named_in_the_operations_page_exist() {
     let source: String = rust_files().map(|(_, text)| text).collect();
     let text = read("docs/operations.md").unwrap_or_default();
     assert!(text.matches("| test |").count() == 2, "two tables name their tests");
@@ -237,8 +237,8 @@ fn tests_that_the_administrators_page_names_exist() {
 }
 
 #[test]
-fn planted_names_of_tests_are_caught() {
+fn unknown_test_names_are_caught() {
     let text = "| a | b | test |\n|---|---|---|\n| x | y | `a_test_that_is_there_and_long`, `a_test_that_is_not_there_any_more` |\n";
     let faults = check_tests("docs/x.md", text, "fn a_test_that_is_there_and_long() {");
-    assert_eq!(faults, ["docs/x.md:3: there is no test `a_test_that_is_not_there_any_more`"]);
+    assert_eq!(faults, ["docs/x.md:3: no test is named `a_test_that_is_not_there_any_more`"]);
 }

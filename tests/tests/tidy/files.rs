@@ -53,9 +53,9 @@ fn registry(line: &str) -> Option<&'static str> {
 fn check_words(file: &str, text: &str) -> Vec<String> {
     let mut faults = Vec::new();
     for (index, line) in text.lines().enumerate() {
-        let place = format!("{file}:{}", index + 1);
-        faults.extend(machine_path(line).map(|path| format!("{place}: a path of one machine, {path}")));
-        faults.extend(registry(line).map(|host| format!("{place}: a host of a registry, {host}")));
+        let location = format!("{file}:{}", index + 1);
+        faults.extend(machine_path(line).map(|path| format!("{location}: a machine-specific path, {path}")));
+        faults.extend(registry(line).map(|host| format!("{location}: a registry host, {host}")));
     }
     faults
 }
@@ -81,7 +81,7 @@ fn no_rust_file_is_too_long() {
 }
 
 #[test]
-fn no_file_names_a_machine_or_a_registry() {
+fn no_file_contains_a_machine_or_registry_name() {
     // This file contains the words that it looks for.
     let files = repository_files().iter().filter(|file| *file != "tests/tests/tidy/files.rs");
     none(&files.filter_map(|file| Some(check_words(file, &read(file)?))).flatten().collect::<Vec<_>>());
@@ -107,13 +107,13 @@ fn continuous_integration_runs_the_one_test_command() {
 }
 
 #[test]
-fn planted_faults_are_caught() {
+fn violations_in_files_are_caught() {
     caught(check_size("src/plan/mod.rs", LIMIT + 1).as_slice(), &["expected at most 500"]);
     assert_eq!(check_size("src/plan/mod.rs", LIMIT), None);
 
     let home = format!("see /{}/me/x", "home");
-    caught(&check_words("docs/x.md", &format!("first\n{home}")), &["docs/x.md:2: a path of one machine"]);
-    caught(&check_words("x.toml", "index = \"https://static.crates.io/x\""), &["a host of a registry"]);
+    caught(&check_words("docs/x.md", &format!("first\n{home}")), &["docs/x.md:2: a machine-specific path"]);
+    caught(&check_words("x.toml", "index = \"https://static.crates.io/x\""), &["a registry host"]);
     none(&check_words("x.md", "the folder docs/home/page and a $dir/work.rs"));
     none(&check_words("Cargo.lock", "source = \"registry+https://github.com/rust-lang/crates.io-index\""));
 

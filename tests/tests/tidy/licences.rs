@@ -78,7 +78,7 @@ fn check_manifest(file: &str, text: &str) -> Option<String> {
 }
 
 #[test]
-fn dependencies_have_licences_of_the_list() {
+fn dependencies_have_permitted_licences() {
     let allowed = allowed(&read("deny.toml").unwrap());
     assert!(allowed.contains(&"MIT".to_string()) && allowed.contains(&"BSL-1.0".to_string()), "{allowed:?}");
     assert!(metadata()["packages"].as_array().is_some_and(|packages| packages.len() > 50));
@@ -86,7 +86,7 @@ fn dependencies_have_licences_of_the_list() {
 }
 
 #[test]
-fn everything_here_is_apache_2() {
+fn all_our_packages_are_apache_2() {
     let manifests = repository_files().iter().filter(|file| file.ends_with("Cargo.toml"));
     let faults: Vec<String> = manifests.filter_map(|file| check_manifest(file, &read(file).unwrap())).collect();
     none(&faults);
@@ -99,7 +99,7 @@ fn everything_here_is_apache_2() {
 }
 
 #[test]
-fn planted_licences_are_caught() {
+fn other_licences_are_caught() {
     let allowed = ["MIT", "Apache-2.0", "BSD-3-Clause"].map(String::from);
     for fine in [
         "MIT",
@@ -121,12 +121,12 @@ fn planted_licences_are_caught() {
     ] {
         assert!(!satisfied(wrong, &allowed), "{wrong}");
     }
-    let planted = serde_json::json!({"packages": [
+    let faulty = serde_json::json!({"packages": [
         {"name": "fine", "version": "1.0.0", "license": "MIT"},
         {"name": "copyleft", "version": "1.0.0", "license": "GPL-3.0"},
         {"name": "silent", "version": "1.0.0", "license": null},
     ]});
-    let faults = check_dependencies(&planted, &allowed);
+    let faults = check_dependencies(&faulty, &allowed);
     caught(&faults, &["copyleft", "silent"]);
     assert_eq!(faults.len(), 2);
     assert!(check_manifest("x/Cargo.toml", "[package]\nlicense = \"MIT\"\n[lints]\nworkspace = true").is_some());

@@ -68,12 +68,12 @@ fn check(file: &str, source: &str, is_test: bool) -> Vec<String> {
     let product = file.starts_with("src/") || file.starts_with("node-agent/");
     let mut faults = Vec::new();
     for mention in found.all.iter().filter(|mention| !is_test && !mention.in_test) {
-        let place = format!("{file}:{}: `{}`", mention.line, mention.path.join("::"));
+        let location = format!("{file}:{}: `{}`", mention.line, mention.path.join("::"));
         if let Some((folder, what)) = pure.zip(impure(mention)) {
-            faults.push(format!("{place}: {what}; {folder} is pure"));
+            faults.push(format!("{location}: {what}; {folder} is pure"));
         }
         if product && !may_write && writes(mention) {
-            faults.push(format!("{place}: writes to the API server; only {WRITERS:?} may"));
+            faults.push(format!("{location}: writes to the API server; only {WRITERS:?} can"));
         }
     }
     faults
@@ -103,8 +103,8 @@ fn pure_crates_are_pure_and_only_writers_write() {
 }
 
 #[test]
-fn planted_violations_are_caught() {
-    let planted = [
+fn impure_code_is_caught() {
+    let sources = [
         ("src/plan/lib.rs", "async fn f() {}", "asynchronous"),
         ("src/plan/lib.rs", "fn f() { std::fs::read(\"x\"); }", "input or output"),
         ("src/plan/lib.rs", "use std::{collections::BTreeMap, env};", "`std::env`"),
@@ -120,7 +120,7 @@ fn planted_violations_are_caught() {
         ("src/controller/main_loop.rs", "fn f() { kube::api::Patch::Apply(1); }", "writes to the API server"),
         ("src/cli/live/status.rs", "use kube::{Api, api::{DeleteParams, ListParams}};", "writes to the API server"),
     ];
-    for (file, source, wanted) in planted {
+    for (file, source, wanted) in sources {
         caught(&check(file, source, false), &[wanted]);
     }
     let fine = [

@@ -163,7 +163,7 @@ fn is_double_colon(tokens: &[TokenTree], at: usize) -> bool {
 }
 
 #[test]
-fn paths_are_found_wherever_they_stand() {
+fn paths_are_found_anywhere() {
     let source = r##"
         use std::{fs, collections::{self, BTreeMap as Map}};
         use crate::plan::*;

@@ -7,24 +7,24 @@ use switchyard_tests::root;
 /// Files with unsafe code and its purpose. A file that no longer needs any must be removed from the
 /// list.
 const LISTED: &[(&str, &str)] = &[
-    ("node-agent/src/nvml_raw.rs", "calls of NVML that its wrapper lacks"),
-    ("node-agent/tests/nvml_reports/library.rs", "a library with the C interface of NVML"),
-    ("tests/clock/src/lib.rs", "a system call that programs under test make"),
-    ("tests/nvml-mock/src/device.rs", "functions with the C interface of NVML"),
-    ("tests/nvml-mock/src/events.rs", "functions with the C interface of NVML"),
-    ("tests/nvml-mock/src/links.rs", "functions with the C interface of NVML"),
-    ("tests/nvml-mock/src/memory.rs", "writing through the pointers of callers"),
-    ("tests/nvml-mock/src/system.rs", "functions with the C interface of NVML"),
+    ("node-agent/src/nvml_raw.rs", "NVML calls that its wrapper lacks"),
+    ("node-agent/tests/nvml_reports/library.rs", "a library with NVML's C interface"),
+    ("tests/clock/src/lib.rs", "a system call intercepted for programs under test"),
+    ("tests/nvml-mock/src/device.rs", "functions with NVML's C interface"),
+    ("tests/nvml-mock/src/events.rs", "functions with NVML's C interface"),
+    ("tests/nvml-mock/src/links.rs", "functions with NVML's C interface"),
+    ("tests/nvml-mock/src/memory.rs", "writes through callers' pointers"),
+    ("tests/nvml-mock/src/system.rs", "functions with NVML's C interface"),
     ("worker/src/amp/weights.rs", "disjoint parts of a buffer for several threads"),
-    ("worker/checkpoint/tests/hostile.rs", "an allocator that counts"),
+    ("worker/checkpoint/tests/hostile.rs", "a counting allocator"),
     ("worker/src/comm/engine.rs", "views of registered buckets"),
     ("worker/src/comm/kernels.rs", "vector instructions for sums"),
     ("worker/src/comm/local.rs", "memory shared with other processes"),
     ("worker/src/comm/reducer.rs", "views of registered buckets"),
-    ("worker/src/comm/shm.rs", "mapping of shared memory"),
+    ("worker/src/comm/shm.rs", "shared memory mappings"),
     ("worker/src/cpu/aligned.rs", "aligned allocation"),
     ("worker/src/cpu/attention.rs", "disjoint parts of a buffer for several threads"),
-    ("worker/src/cpu/convolution.rs", "products of operands by address, whose sizes it checked"),
+    ("worker/src/cpu/convolution.rs", "operands by address, with checked sizes"),
     ("worker/src/cpu/gemm/amx.rs", "the matrix unit, which has no stable intrinsics"),
     ("worker/src/cpu/gemm/block.rs", "parts of a product by address"),
     ("worker/src/cpu/gemm/kernel.rs", "tiles by address"),
@@ -45,52 +45,52 @@ const LISTED: &[(&str, &str)] = &[
     ("worker/src/cpu/ops/gather.rs", "disjoint parts of a buffer for several threads"),
     ("worker/src/cpu/ops/pieces.rs", "disjoint parts of a buffer for several threads"),
     ("worker/src/cpu/pool.rs", "work borrowed by persistent threads"),
-    ("worker/cuda/src/cublaslt.rs", "functions of cuBLASLt"),
-    ("worker/cuda/src/cudnn.rs", "functions of cuDNN"),
-    ("worker/cuda/src/driver.rs", "functions of the CUDA driver"),
-    ("worker/cuda/src/driver/graph.rs", "functions of the CUDA driver"),
-    ("worker/cuda/src/driver/memory.rs", "functions of the CUDA driver"),
-    ("worker/cuda/src/driver/module.rs", "functions of the CUDA driver"),
-    ("worker/cuda/src/driver/pinned.rs", "memory of the host that the CUDA driver allocates"),
-    ("worker/cuda/src/driver/stream.rs", "functions of the CUDA driver"),
+    ("worker/cuda/src/cublaslt.rs", "cuBLASLt functions"),
+    ("worker/cuda/src/cudnn.rs", "cuDNN functions"),
+    ("worker/cuda/src/driver.rs", "CUDA driver functions"),
+    ("worker/cuda/src/driver/graph.rs", "CUDA driver functions"),
+    ("worker/cuda/src/driver/memory.rs", "CUDA driver functions"),
+    ("worker/cuda/src/driver/module.rs", "CUDA driver functions"),
+    ("worker/cuda/src/driver/pinned.rs", "host memory allocated by the CUDA driver"),
+    ("worker/cuda/src/driver/stream.rs", "CUDA driver functions"),
     ("worker/cuda/src/library.rs", "opening NVIDIA libraries and looking up functions"),
-    ("worker/cuda/src/nccl.rs", "functions of NCCL"),
-    ("worker/cuda/src/nvml.rs", "functions of NVML"),
-    ("worker/cuda/src/nvrtc.rs", "functions of NVRTC"),
+    ("worker/cuda/src/nccl.rs", "NCCL functions"),
+    ("worker/cuda/src/nvml.rs", "NVML functions"),
+    ("worker/cuda/src/nvrtc.rs", "NVRTC functions"),
     ("worker/cuda/src/nvtx.rs", "tables that profilers fill with their functions"),
-    ("worker/cuda/src/operation.rs", "plans of cuDNN on memory that was checked"),
-    ("worker/cuda-reference/libraries/src/abi/device.rs", "functions with the C interface of the CUDA driver"),
-    ("worker/cuda-reference/libraries/src/abi/graph.rs", "functions with the C interface of the CUDA driver"),
-    ("worker/cuda-reference/libraries/src/abi/memory.rs", "functions with the C interface of the CUDA driver"),
-    ("worker/cuda-reference/libraries/src/abi/mod.rs", "results where a caller of the CUDA driver wants them"),
-    ("worker/cuda-reference/libraries/src/abi/module.rs", "functions with the C interface of the CUDA driver"),
-    ("worker/cuda-reference/libraries/src/abi/stream.rs", "functions with the C interface of the CUDA driver"),
-    ("worker/cuda-reference/libraries/src/blas/descriptors.rs", "functions with the C interface of cuBLASLt"),
-    ("worker/cuda-reference/libraries/src/blas/matmul.rs", "functions with the C interface of cuBLASLt"),
-    ("worker/cuda-reference/libraries/src/dnn/descriptors.rs", "functions with the C interface of cuDNN"),
-    ("worker/cuda-reference/libraries/src/dnn/execute.rs", "functions with the C interface of cuDNN"),
-    ("worker/cuda-reference/libraries/src/dnn/mod.rs", "functions with the C interface of cuDNN"),
+    ("worker/cuda/src/operation.rs", "cuDNN plans on checked memory"),
+    ("worker/cuda-reference/libraries/src/abi/device.rs", "functions with the CUDA driver's C interface"),
+    ("worker/cuda-reference/libraries/src/abi/graph.rs", "functions with the CUDA driver's C interface"),
+    ("worker/cuda-reference/libraries/src/abi/memory.rs", "functions with the CUDA driver's C interface"),
+    ("worker/cuda-reference/libraries/src/abi/mod.rs", "writes through a CUDA driver caller's pointers"),
+    ("worker/cuda-reference/libraries/src/abi/module.rs", "functions with the CUDA driver's C interface"),
+    ("worker/cuda-reference/libraries/src/abi/stream.rs", "functions with the CUDA driver's C interface"),
+    ("worker/cuda-reference/libraries/src/blas/descriptors.rs", "functions with cuBLASLt's C interface"),
+    ("worker/cuda-reference/libraries/src/blas/matmul.rs", "functions with cuBLASLt's C interface"),
+    ("worker/cuda-reference/libraries/src/dnn/descriptors.rs", "functions with cuDNN's C interface"),
+    ("worker/cuda-reference/libraries/src/dnn/execute.rs", "functions with cuDNN's C interface"),
+    ("worker/cuda-reference/libraries/src/dnn/mod.rs", "functions with cuDNN's C interface"),
     ("worker/cuda-reference/libraries/src/dnn/plans.rs", "a call of one of these functions"),
     ("worker/cuda-reference/libraries/src/dnn/tests.rs", "calls of these functions"),
-    ("worker/cuda-reference/libraries/src/blas/mod.rs", "functions with the C interface of cuBLASLt"),
-    ("worker/cuda-reference/libraries/src/finding.rs", "the end of a process"),
-    ("worker/cuda-reference/libraries/src/host.rs", "memory of the host that a copy uses, by address"),
-    ("worker/cuda-reference/libraries/src/nccl.rs", "functions with the C interface of NCCL"),
-    ("worker/cuda-reference/libraries/src/nvml.rs", "functions with the C interface of NVML"),
-    ("worker/cuda-reference/libraries/src/nvrtc.rs", "functions with the C interface of NVRTC"),
-    ("worker/cuda-reference/libraries/src/nvtx.rs", "functions with the C interface of NVTX"),
-    ("worker/cuda-reference/libraries/src/gpu/run.rs", "copies from and to memory of the host"),
-    ("worker/cuda-reference/libraries/tests/findings.rs", "calls of the driver that safe code cannot make"),
+    ("worker/cuda-reference/libraries/src/blas/mod.rs", "functions with cuBLASLt's C interface"),
+    ("worker/cuda-reference/libraries/src/finding.rs", "ending a process"),
+    ("worker/cuda-reference/libraries/src/host.rs", "host memory of a copy, by address"),
+    ("worker/cuda-reference/libraries/src/nccl.rs", "functions with NCCL's C interface"),
+    ("worker/cuda-reference/libraries/src/nvml.rs", "functions with NVML's C interface"),
+    ("worker/cuda-reference/libraries/src/nvrtc.rs", "functions with NVRTC's C interface"),
+    ("worker/cuda-reference/libraries/src/nvtx.rs", "functions with NVTX's C interface"),
+    ("worker/cuda-reference/libraries/src/gpu/run.rs", "copies from and to host memory"),
+    ("worker/cuda-reference/libraries/tests/findings.rs", "driver calls that safe code cannot make"),
     ("worker/src/nn/arena.rs", "one allocation cut by a plan"),
     ("worker/src/nn/network.rs", "slices of the arena for one layer at a time"),
     ("worker/src/recorder/words.rs", "a mapped file of atomic words"),
     ("worker/src/optimizer/state.rs", "disjoint parts of a buffer for several threads"),
-    ("worker/src/process.rs", "a function of the C library"),
-    ("worker/src/train/memory.rs", "a function of the C library"),
+    ("worker/src/process.rs", "a C library function"),
+    ("worker/src/train/memory.rs", "a C library function"),
     ("worker/src/cpu/values.rs", "addresses shared by threads"),
-    ("worker/tests/data/memory.rs", "an allocator that counts"),
-    ("worker/tests/gpu_allocation.rs", "an allocator that counts"),
-    ("worker/tests/no_allocation.rs", "an allocator that counts"),
+    ("worker/tests/data/memory.rs", "a counting allocator"),
+    ("worker/tests/gpu_allocation.rs", "a counting allocator"),
+    ("worker/tests/no_allocation.rs", "a counting allocator"),
 ];
 
 fn check(file: &str, source: &str) -> Vec<String> {
@@ -104,7 +104,7 @@ fn check(file: &str, source: &str) -> Vec<String> {
         (false, Some(line)) => {
             vec![format!("{file}:{line}: unsafe code in a file that is not listed in tests/tests/tidy/unsafe_code.rs")]
         }
-        (true, None) => vec![format!("{file}: no unsafe code any more: take it off the list")],
+        (true, None) => vec![format!("{file}: no unsafe code left: remove it from the list")],
         _ => Vec::new(),
     }
 }
@@ -122,7 +122,7 @@ fn check_root(file: &str, source: &str, package_has_unsafe: bool) -> Option<Stri
 }
 
 #[test]
-fn unsafe_code_stands_in_listed_files_only() {
+fn unsafe_code_is_in_listed_files_only() {
     let mut faults: Vec<String> = rust_files().flat_map(|(file, source)| check(file, &source)).collect();
     for (file, reason) in LISTED {
         assert!(!reason.is_empty());
@@ -134,7 +134,7 @@ fn unsafe_code_stands_in_listed_files_only() {
 }
 
 #[test]
-fn every_crate_root_says_that_unsafe_code_is_refused() {
+fn every_crate_root_denies_unsafe_code() {
     let mut faults = Vec::new();
     for package in members(metadata()) {
         for target in package["targets"].as_array().into_iter().flatten() {
@@ -152,10 +152,10 @@ fn every_crate_root_says_that_unsafe_code_is_refused() {
 }
 
 #[test]
-fn planted_unsafe_code_is_caught() {
+fn unlisted_unsafe_code_is_caught() {
     caught(&check("src/plan/mod.rs", "fn f() {\n unsafe { g() } }"), &["src/plan/mod.rs:2: unsafe code"]);
     none(&check("src/plan/mod.rs", "#![forbid(unsafe_code)] // unsafe\nfn f() { \"unsafe\"; }"));
-    caught(&check(LISTED[0].0, "fn f() {}"), &["take it off the list"]);
+    caught(&check(LISTED[0].0, "fn f() {}"), &["remove it from the list"]);
     assert!(check_root("x/lib.rs", "//! x\n#![deny(unsafe_code)]\n", true).is_none());
     assert!(
         check_root("x/lib.rs", "//! x\n#![deny(unsafe_code)]\n", false).is_some_and(|fault| fault.contains("forbid"))

@@ -87,7 +87,7 @@ fn check(file: &str, text: &str) -> Vec<String> {
 fn check_subject(subject: &str) -> Option<String> {
     let length = subject.chars().count();
     if length > SUBJECT {
-        return Some(format!("`{subject}`: {length} characters; at most {SUBJECT}, the reason belongs into the body"));
+        return Some(format!("`{subject}`: {length} characters; at most {SUBJECT}, the reason belongs in the body"));
     }
     let area = subject.split_once(": ").filter(|(area, rest)| {
         let is_area = !area.is_empty() && area.chars().all(|c| c.is_ascii_lowercase() || "-_/,. ".contains(c));
@@ -103,7 +103,7 @@ fn texts_read_as_native_english() {
 }
 
 #[test]
-fn planted_phrases_are_caught() {
+fn unnatural_phrases_are_caught() {
     let text = "//! Kernels for GPUs of NVIDIA.\n// Numbers of 16 bits go by way of the host.\nfn f() {}\n";
     caught(
         &check("src/a.rs", text),
@@ -123,7 +123,7 @@ fn commits_have_an_area_and_a_short_subject() {
 }
 
 #[test]
-fn planted_subjects_are_caught() {
+fn malformed_subjects_are_caught() {
     let long = format!("plan: {}", "word ".repeat(20));
     let faults: Vec<String> =
         ["A gang waits", "plan: Wait", long.as_str()].into_iter().filter_map(check_subject).collect();

@@ -27,7 +27,7 @@ pub(crate) fn entries(text: &str) -> Result<Vec<Entry>> {
     let mut entries: Vec<Entry> = Vec::new();
     let mut comment: Vec<&str> = Vec::new();
     for (index, line) in text.lines().enumerate() {
-        let place = || format!("line {}: `{}`", index + 1, line.trim());
+        let location = || format!("line {}: `{}`", index + 1, line.trim());
         let words = line.trim_start();
         let indent = line.len() - words.len();
         if words.is_empty() {
@@ -35,17 +35,22 @@ pub(crate) fn entries(text: &str) -> Result<Vec<Entry>> {
         } else if let Some(words) = words.strip_prefix('#') {
             comment.push(words.trim());
         } else {
-            let (key, value) = words.split_once(':').with_context(|| format!("{}: expected KEY: VALUE", place()))?;
-            ensure!(!key.starts_with('-'), "{}: expected a list in flow style ([])", place());
-            ensure!(indent % 2 == 0, "{}: expected two spaces for each level", place());
+            let (key, value) = words.split_once(':').with_context(|| format!("{}: expected KEY: VALUE", location()))?;
+            ensure!(!key.starts_with('-'), "{}: expected a list in flow style ([])", location());
+            ensure!(indent % 2 == 0, "{}: expected two spaces for each level", location());
             let above: Vec<String> = match entries.iter().rev().find(|entry| entry.path.len() == indent / 2) {
                 Some(parent) if parent.default.is_none() => parent.path.clone(),
                 None if indent == 0 => Vec::new(),
-                _ => bail!("{}: expected a key below an object", place()),
+                _ => bail!("{}: expected a key below an object", location()),
             };
             let path: Vec<String> = above.into_iter().chain([key.to_string()]).collect();
-            let (description, schema) = parse_comment(&comment).with_context(place)?;
-            ensure!(!description.is_empty(), "{}: got no comment; expected what {} means", place(), path.join("."));
+            let (description, schema) = parse_comment(&comment).with_context(location)?;
+            ensure!(
+                !description.is_empty(),
+                "{}: got no comment; expected a description of {}",
+                location(),
+                path.join(".")
+            );
             let default =
                 if value.trim().is_empty() { None } else { document.pointer(&format!("/{}", path.join("/"))).cloned() };
             entries.push(Entry { path, description, schema, default });
@@ -78,9 +83,9 @@ mod tests {
     #[test]
     fn faults_are_reported_with_their_line() {
         for (text, words) in [
-            ("a: 1\n", "line 1: `a: 1`: got no comment; expected what a means"),
+            ("a: 1\n", "line 1: `a: 1`: got no comment; expected a description of a"),
             ("# About the file.\n\na: 1\n", "line 3: `a: 1`: got no comment"),
-            ("# A.\na:\n  b: 1\n", "line 3: `b: 1`: got no comment; expected what a.b means"),
+            ("# A.\na:\n  b: 1\n", "line 3: `b: 1`: got no comment; expected a description of a.b"),
             ("# A.\na:\n  - b: 1\n", "line 3: `- b: 1`: expected a list in flow style"),
             ("# A.\n# @schema x\na: 1\n", "@schema: expected an object in JSON"),
             ("a: [\n", "no YAML"),
@@ -94,12 +99,12 @@ mod tests {
     fn values_have_descriptions_and_defaults() {
         let found =
             entries("# An object.\na:\n  # A value,\n  # in two lines.\n  b: \"x\"\n# Another.\nc: []\n").unwrap();
-        let told: Vec<_> = found
+        let reported: Vec<_> = found
             .iter()
             .map(|entry| (entry.path.join("."), entry.description.as_str(), entry.default.clone()))
             .collect();
         assert_eq!(
-            told,
+            reported,
             [
                 ("a".to_string(), "An object.", None),
                 ("a.b".to_string(), "A value, in two lines.", Some(Json::from("x"))),

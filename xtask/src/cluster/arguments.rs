@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 /// Most real nodes in a cluster.
-pub const MOST_NODES: u8 = 4;
+pub const MAX_REAL_NODES: u8 = 4;
 
 /// Exit code if this machine cannot run real nodes; automake's code for a skipped test.
 pub const SKIPPED: u8 = 77;
@@ -28,7 +28,7 @@ pub enum Action {
 pub struct Up {
     /// Number of real nodes, 1 to 4: containerd, kubelet and kube-proxy, each in its own
     /// namespaces. Needs root.
-    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=i64::from(MOST_NODES)))]
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=i64::from(MAX_REAL_NODES)))]
     pub nodes: u8,
     /// With real nodes: a folder with image archives (*.tar) to load on all of them. Default: this
     /// repository's images, built without link-time optimisation.

@@ -29,7 +29,7 @@ pub(super) fn write(image: &Image, built: &Path, folder: &Path, version: &Versio
     }
     let put = |path: &str, bytes: &[u8], mode: u32| -> Result<()> {
         let to = folder.join(path);
-        fs::create_dir_all(to.parent().context("invariant: a file lies in a folder")?)?;
+        fs::create_dir_all(to.parent().context("invariant: a file has a parent folder")?)?;
         fs::write(&to, bytes).with_context(|| to.display().to_string())?;
         Ok(fs::set_permissions(&to, Permissions::from_mode(mode))?)
     };
@@ -44,7 +44,7 @@ pub(super) fn write(image: &Image, built: &Path, folder: &Path, version: &Versio
         let bytes = fs::read(&library).with_context(|| library.display().to_string())?;
         // All libraries are below /usr in the image, regardless of this machine; `LINKS` covers the
         // old names.
-        let path = library.strip_prefix("/").context("invariant: the linker tells whole paths")?;
+        let path = library.strip_prefix("/").context("invariant: the linker prints absolute paths")?;
         let path = path.strip_prefix("usr").unwrap_or(path);
         put(&format!("usr/{}", path.display()), &bytes, 0o755)?;
         if let Some((package, version)) = sbom::package_of(&library) {

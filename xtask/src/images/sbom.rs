@@ -45,7 +45,7 @@ pub(super) fn sbom(image: &Image, version: &Version, packages: &BTreeMap<String,
         })
         .collect();
     let mut program = crates.iter().filter(|(_, package)| package["name"] == image.package).map(|(id, _)| id.clone());
-    let program = program.next().with_context(|| format!("cargo knows no package {}", image.package))?;
+    let program = program.next().with_context(|| format!("cargo lists no package {}", image.package))?;
 
     let mut seen = BTreeSet::from([program.clone()]);
     let mut open = vec![program.clone()];

@@ -88,7 +88,7 @@ fn reached<'a>(from: &'a Module, imports: &'a Imports, among: &BTreeSet<&'a Modu
 }
 
 /// Cycles among these modules, other than a parent with its submodules.
-fn circles<'a>(imports: &'a Imports, among: &BTreeSet<&'a Module>) -> Vec<Vec<&'a Module>> {
+fn cycles<'a>(imports: &'a Imports, among: &BTreeSet<&'a Module>) -> Vec<Vec<&'a Module>> {
     let reach: BTreeMap<&Module, BTreeSet<&Module>> =
         among.iter().map(|module| (*module, reached(module, imports, among))).collect();
     let mut found = Vec::new();
@@ -105,7 +105,7 @@ fn circles<'a>(imports: &'a Imports, among: &BTreeSet<&'a Module>) -> Vec<Vec<&'
         match parent.filter(|parent| circle.iter().all(|module| module.starts_with(parent))) {
             Some(parent) => {
                 let inside = circle.iter().copied().filter(|module| *module != parent).collect();
-                found.extend(circles(imports, &inside));
+                found.extend(cycles(imports, &inside));
             }
             None => found.push(circle.into_iter().collect()),
         }
@@ -122,9 +122,9 @@ fn faults(files: &[(&str, String)]) -> Vec<String> {
         };
         let arrows: Vec<String> =
             circle.iter().map(|module| format!("{} imports {}", name(module), of(module).join(", "))).collect();
-        format!("modules import each other in a circle: {}", arrows.join("; "))
+        format!("modules import each other in a cycle: {}", arrows.join("; "))
     };
-    circles(&imports, &imports.keys().collect()).into_iter().map(fault).collect()
+    cycles(&imports, &imports.keys().collect()).into_iter().map(fault).collect()
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn modules_import_each_other_in_one_direction() {
 }
 
 #[test]
-fn planted_circles_are_caught() {
+fn import_cycles_are_caught() {
     let of = |files: &[(&'static str, &str)]| {
         faults(&files.iter().map(|(file, source)| (*file, (*source).to_owned())).collect::<Vec<_>>())
     };

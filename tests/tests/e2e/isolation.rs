@@ -1,7 +1,7 @@
 //! Access control in a real cluster: an agent with another node's token, and connections from
 //! outside to the workers' ports.
 
-use crate::e2e::faults::processes_of;
+use crate::e2e::faults::processes_of_pod;
 use crate::e2e::{Cluster, JOBS, TEAM, example, message, stage};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -70,7 +70,7 @@ const TRIES: [(&str, &str); 18] = [
 ];
 
 /// An agent with a real token can write only about its own node.
-pub(crate) fn an_agent_writes_of_its_own_node(cluster: &Cluster) -> Result<()> {
+pub(crate) fn a_running_agent_can_write_only_its_own_report(cluster: &Cluster) -> Result<()> {
     for (node, status) in [("node-1", json!({})), ("node-2", json!({"agentVersion": "9.9.9"})), ("node-3", json!({}))] {
         let report = json!({
             "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "GPUTopology", "metadata": {"name": node},
@@ -81,19 +81,22 @@ pub(crate) fn an_agent_writes_of_its_own_node(cluster: &Cluster) -> Result<()> {
     let mine = token(cluster, "node-1")?;
     for (line, words) in TRIES {
         let ended = with(cluster, &mine, &line.replace("REPORTS", REPORTS).replace("STATUS", STATUS))?;
-        let is_as_told = match words {
+        let is_expected = match words {
             "" => ended.code == Some(0),
             _ => ended.code != Some(0) && ended.stderr.contains(words),
         };
-        ensure!(is_as_told, "{line}: exit {:?}; expected {words:?}\n{}{}", ended.code, ended.stdout, ended.stderr);
+        ensure!(is_expected, "{line}: exit {:?}; expected {words:?}\n{}{}", ended.code, ended.stdout, ended.stderr);
     }
-    let theirs = cluster.get("", REPORTS, "node-2")?.context("the report of node-2 is gone")?;
-    ensure!(theirs["metadata"]["annotations"].is_null() && theirs["status"]["agentVersion"] != "9.9.9", "{theirs:#}");
+    let foreign_report = cluster.get("", REPORTS, "node-2")?.context("the report of node-2 is gone")?;
+    ensure!(
+        foreign_report["metadata"]["annotations"].is_null() && foreign_report["status"]["agentVersion"] != "9.9.9",
+        "{foreign_report:#}"
+    );
     // A token of this account that is not bound to a pod names no node.
     let unbound = cluster.sh(&format!("kubectl --namespace {SYSTEM} create token switchyard-node-agent"))?;
     let ended = with(cluster, &unbound, &format!("annotate {REPORTS} node-1 example.com/seen=again --overwrite"))?;
     ensure!(ended.stderr.contains("expected a token that names a node"), "{}{}", ended.stdout, ended.stderr);
-    println!("         {} tries of an agent, with the token of its pod", TRIES.len());
+    println!("         {} attempts with the agent pod's token", TRIES.len());
     Ok(())
 }
 
@@ -102,7 +105,7 @@ const JOB: &str = "victim";
 /// Another tenant's namespace.
 const OTHERS: &str = "strangers";
 /// Time for a worker to close an unauthenticated connection on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Concurrent connections that send nothing.
 const SILENT: usize = 200;
 
@@ -130,7 +133,7 @@ fn trains_on(cluster: &Cluster, what: &str) -> Result<()> {
 
 /// Listening ports in a pod's network namespace, with their addresses.
 fn listening(pod: &Value) -> Result<BTreeSet<(String, u16)>> {
-    let process = processes_of(pod["metadata"]["uid"].as_str().context("no UID")?)?;
+    let process = processes_of_pod(pod["metadata"]["uid"].as_str().context("no UID")?)?;
     let process = process.first().with_context(|| format!("no process: {:#}", pod["status"]))?;
     let mut found = BTreeSet::new();
     for table in ["net/tcp", "net/tcp6"] {
@@ -160,7 +163,7 @@ fn fenced(cluster: &Cluster, zero: &Value, one: &Value) -> Result<()> {
         json!({"podSelector": own, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": own}]}]});
     ensure!(policy["spec"] == expected, "{:#}", policy["spec"]);
     let is_meant = |pod: &Value| pod["metadata"]["labels"][labels::JOB_UID] == uid;
-    ensure!(is_meant(zero) && is_meant(one), "its pods are not meant");
+    ensure!(is_meant(zero) && is_meant(one), "the policy does not select the job's pods");
     Ok(())
 }
 
@@ -179,15 +182,15 @@ fn garbage() -> [(&'static str, Vec<u8>); 4] {
 /// A worker closes an unauthenticated connection without sending a byte, both from the host and
 /// from another tenant's pod.
 fn cut_off(cluster: &Cluster, (address, port): (&str, u16), what: &str, bytes: &[u8]) -> Result<()> {
-    let (said, time) = sent_from_here(address, port, bytes)?;
-    ensure!(said == 0, "{what}: {said} bytes of answer");
+    let (received, time) = sent_from_here(address, port, bytes)?;
+    ensure!(received == 0, "{what}: got {received} bytes in reply");
     let octal: String = bytes.iter().map(|byte| format!("\\{byte:03o}")).collect();
     let script = format!("printf '{octal}' | nc {address} {port} | wc -c");
     let line = ["--namespace", OTHERS, "exec", "stranger", "--", "timeout", "60", "sh", "-c", &script];
     let ended = cluster.nodes.plane.kubectl(&line);
     ensure!(ended.code == Some(0) && ended.stdout.trim() == "0", "{what}: {}{}", ended.stdout, ended.stderr);
     ensure!(!ended.stderr.contains("can't connect"), "{what}: {}", ended.stderr);
-    println!("{:5.1} s  until {what} is cut off", time.as_secs_f64());
+    println!("{:5.1} s  until the connection is closed: {what}", time.as_secs_f64());
     Ok(())
 }
 
@@ -196,7 +199,7 @@ fn cut_off(cluster: &Cluster, (address, port): (&str, u16), what: &str, bytes: &
 fn sent_from_here(address: &str, port: u16, bytes: &[u8]) -> Result<(usize, Duration)> {
     let begin = Instant::now();
     let mut stream = TcpStream::connect((address, port))?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     stream.write_all(bytes)?;
     let mut answer = Vec::new();
     match stream.read_to_end(&mut answer) {
@@ -206,7 +209,7 @@ fn sent_from_here(address: &str, port: u16, bytes: &[u8]) -> Result<(usize, Dura
 }
 
 /// Another tenant's pod that satisfies Pod Security.
-fn stranger() -> Value {
+fn foreign_pod() -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "stranger"},
         "spec": {
@@ -248,14 +251,14 @@ fn impostor(cluster: &Cluster, pod: &Value) -> Result<()> {
     cluster.apply(OTHERS, &json!({"apiVersion": "v1", "kind": "List", "items": objects}))?;
     let over = || Ok(cluster.get(OTHERS, "pod", "impostor")?.is_some_and(|pod| pod["status"]["phase"] == "Failed"));
     cluster.until("the impostor has given up", over)?;
-    let said = cluster.sh(&format!("kubectl --namespace {OTHERS} logs impostor"))?;
-    ensure!(said.contains("must have the same job token"), "{said}");
+    let log = cluster.sh(&format!("kubectl --namespace {OTHERS} logs impostor"))?;
+    ensure!(log.contains("must have the same job token"), "{log}");
     Ok(())
 }
 
 /// Only rank 0 listens, on its pod's address. It rejects connections without the key, and the
 /// training continues.
-pub(crate) fn workers_let_nobody_in(cluster: &Cluster) -> Result<()> {
+pub(crate) fn workers_reject_foreign_connections(cluster: &Cluster) -> Result<()> {
     let text = "create configmap text --from-file=docs";
     cluster.sh(&format!("kubectl --namespace {TEAM} {text}"))?;
     cluster.apply(TEAM, &victim()?)?;
@@ -266,12 +269,12 @@ pub(crate) fn workers_let_nobody_in(cluster: &Cluster) -> Result<()> {
     let (open, none) = (listening(&zero)?, listening(&one)?);
     println!("         who listens: {open:?} and {none:?}");
     ensure!(none.is_empty() && open.len() == 1 && open.iter().all(|(at, _)| at == address), "{open:?} and {none:?}");
-    let port = open.first().context("nobody listens")?.1;
+    let port = open.first().context("no port is open")?.1;
     fenced(cluster, &zero, &one)?;
 
     cluster.team(OTHERS)?;
     cluster.sh(&format!("kubectl --namespace {OTHERS} {text}"))?;
-    cluster.apply(OTHERS, &stranger())?;
+    cluster.apply(OTHERS, &foreign_pod())?;
     cluster.sh(&format!("kubectl --namespace {OTHERS} wait --for=condition=Ready pod/stranger --timeout=120s"))?;
     let garbage = garbage();
     thread::scope(|scope| {
@@ -280,7 +283,7 @@ pub(crate) fn workers_let_nobody_in(cluster: &Cluster) -> Result<()> {
         tries.into_iter().try_for_each(|one| one.join().unwrap_or_else(|_| anyhow::bail!("a thread panicked")))
     })?;
     let silent: Vec<TcpStream> = (0..SILENT).map(|_| TcpStream::connect((address, port))).collect::<Result<_, _>>()?;
-    trains_on(cluster, "garbage, and many connections of which nothing comes")?;
+    trains_on(cluster, "garbage, and many silent connections")?;
     drop(silent);
     impostor(cluster, &one)?;
     trains_on(cluster, "a worker with another key")?;

@@ -3,7 +3,7 @@
 //! cause.
 
 use super::admitted::{node_of, patch_nodes};
-use super::{Scene, says};
+use super::{Scene, message_contains};
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
 use kube::api::Patch;
@@ -11,7 +11,7 @@ use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use switchyard_tests::{
-    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, PATIENCE, Scene as Folder, condition_of,
+    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, Scene as Folder, TIMEOUT, condition_of,
     start_controller,
 };
 
@@ -62,7 +62,7 @@ fn admission(namespace: &str) -> [Value; 2] {
 /// Sidecars of both kinds use resources, and selector, affinity and toleration restrict the nodes.
 /// None of this is in the template.
 #[tokio::test]
-async fn what_admission_adds_to_pods_counts_for_their_place() -> Result<()> {
+async fn admission_changes_count_for_placement() -> Result<()> {
     let options = Options { controller_manager: true, scheduler: true, mutating: true, ..Options::default() };
     let plane = ControlPlane::start(&options)?;
     plane.install_crds().await?;
@@ -82,7 +82,7 @@ async fn what_admission_adds_to_pods_counts_for_their_place() -> Result<()> {
     ];
     patch_nodes(&scene, &nodes).await?;
     // A policy takes effect some time after it was accepted.
-    let give_up = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let probe: Pod = serde_json::from_value(json!({"metadata": {"name": "probe"}, "spec": {
             "affinity": switchyard_tests::template_on(&scene.kubelet.nodes())["spec"]["affinity"], "containers": [{"name": "a", "image": "none"}]}}))?;
@@ -91,7 +91,7 @@ async fn what_admission_adds_to_pods_counts_for_their_place() -> Result<()> {
         if made.as_ref().is_ok_and(|pod| pod.spec.as_ref().is_some_and(|spec| spec.containers.len() == 2)) {
             break;
         }
-        ensure!(Instant::now() < give_up, "the policy does not change pods: {made:?}");
+        ensure!(Instant::now() < deadline, "the policy does not change pods: {made:?}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     let mut used = Vec::new();
@@ -142,7 +142,7 @@ fn with_claim(name: &str) -> Value {
 /// Regression: the planner tried each node without the volume for 10 s, which in a large cluster
 /// took forever.
 #[tokio::test]
-async fn jobs_go_where_their_volumes_are_and_say_so_where_there_are_none() -> Result<()> {
+async fn jobs_follow_their_volumes_and_report_missing_ones() -> Result<()> {
     let scene = Scene::new("volumes", 4).await?;
     let (namespace, nodes) = (scene.jobs.namespace.clone(), scene.kubelet.nodes());
     let [at_once, later, none, late] = ["at-once", "later", "none", "late"].map(|name| format!("{namespace}-{name}"));
@@ -179,27 +179,27 @@ async fn jobs_go_where_their_volumes_are_and_say_so_where_there_are_none() -> Re
         let why = format!(
             "4 nodes cannot be used: PersistentVolumeClaim {name} has no volume there (spec.template.spec.volumes)"
         );
-        let waits = scene.jobs.wait(name, "told", says(&why)).await?;
+        let waits = scene.jobs.wait(name, "reported", message_contains(&why)).await?;
         scene.jobs.verdict(what, "waits, cause named", name)?;
         assert_eq!(waits.status.unwrap().attempt, Some(1));
         let config = ControlPlane::shared().kubeconfig("admin").display().to_string();
-        let asked = ["explain", name, "--namespace", &namespace, "--kubeconfig", &config];
-        let told = Folder::new().switchyard(asked).start().wait(PATIENCE);
+        let explain = ["explain", name, "--namespace", &namespace, "--kubeconfig", &config];
+        let explained = Folder::new().switchyard(explain).start().wait(TIMEOUT);
         ensure!(
-            told.stdout.contains("not placeable: ") && told.stdout.contains(&why),
+            explained.stdout.contains("not placeable: ") && explained.stdout.contains(&why),
             "{}{}",
-            told.stdout,
-            told.stderr
+            explained.stdout,
+            explained.stderr
         );
         let new = volume(&format!("{namespace}-{name}"), class, "kubernetes.io/hostname", &nodes[node]);
         apply(ControlPlane::shared(), &[new])?;
-        assert_eq!(node_of(&scene, name).await?, nodes[node], "a volume that comes later is seen");
+        assert_eq!(node_of(&scene, name).await?, nodes[node], "a volume created later is used");
     }
     scene.never_panicked()
 }
 
 #[tokio::test]
-async fn the_overhead_of_a_runtime_takes_room() -> Result<()> {
+async fn runtime_overhead_counts_as_used() -> Result<()> {
     let scene = Scene::new("overhead", 2).await?;
     let name = format!("{}-heavy", scene.jobs.namespace);
     let runtime = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": "none",
@@ -212,14 +212,14 @@ async fn the_overhead_of_a_runtime_takes_room() -> Result<()> {
     scene.create("b", 1, "run", heavy.clone()).await?;
     assert_ne!(node_of(&scene, "b").await?, first);
     scene.create("c", 1, "run", heavy).await?;
-    scene.jobs.wait("c", "told", says("no node has room for cpu 6100m")).await?;
+    scene.jobs.wait("c", "reported", message_contains("no node has room for cpu 6100m")).await?;
     scene.jobs.verdict("overhead of a RuntimeClass leaves no room", "waits, cause named", "c")
 }
 
 /// Only the scheduler checks these constraints. After its refusal, the controller rolls the gang
 /// back after 10 s and tries the next node.
 #[tokio::test]
-async fn a_port_that_is_taken_and_a_spread_that_does_not_hold_are_learned() -> Result<()> {
+async fn port_and_spread_conflicts_are_learned() -> Result<()> {
     let scene = Scene::new("learned", 2).await?;
     let nodes = scene.kubelet.nodes();
     let stranger = json!({"metadata": {"name": "stranger", "labels": {"app": "spread"}}, "spec": {
@@ -254,7 +254,7 @@ async fn a_port_that_is_taken_and_a_spread_that_does_not_hold_are_learned() -> R
 }
 
 #[tokio::test]
-async fn quotas_by_object_count_and_by_extended_resource_are_told() -> Result<()> {
+async fn object_count_and_extended_resource_quotas_are_reported() -> Result<()> {
     let scene = Scene::new("counted", 2).await?;
     let quotas = Api::<ResourceQuota>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
     let quota = json!({"metadata": {"name": "small"}, "spec": {"hard": {"count/services": "0", "requests.nvidia.com/gpu": "1"}}});
@@ -264,12 +264,12 @@ async fn quotas_by_object_count_and_by_extended_resource_are_told() -> Result<()
     };
     kube::runtime::wait::await_condition(quotas.clone(), "small", counted).await?;
     scene.create("objects", 2, "run", json!({})).await?;
-    let told = scene.jobs.wait("objects", "told", says("exceeded quota: small")).await?;
+    let reported = scene.jobs.wait("objects", "reported", message_contains("exceeded quota: small")).await?;
     scene.jobs.verdict("a quota by object count", "waits, cause named", "objects")?;
-    assert!(condition_of(&told, "Succeeded").unwrap().message.contains("count/services=1"), "{told:?}");
+    assert!(condition_of(&reported, "Succeeded").unwrap().message.contains("count/services=1"), "{reported:?}");
     let gpus = json!({"trainer": {"resourcesPerNode": {"limits": {"nvidia.com/gpu": 2}}}});
     scene.create("gpus", 1, "run", gpus).await?;
-    scene.jobs.wait("gpus", "told", says("requested: requests.nvidia.com/gpu=2, used: requests.nvidia.com/gpu=0, limited: requests.nvidia.com/gpu=1")).await?;
+    scene.jobs.wait("gpus", "reported", message_contains("requested: requests.nvidia.com/gpu=2, used: requests.nvidia.com/gpu=0, limited: requests.nvidia.com/gpu=1")).await?;
     scene.jobs.verdict("a quota by extended resource", "waits, cause named", "gpus")?;
     let more = json!({"spec": {"hard": {"count/services": "5", "requests.nvidia.com/gpu": "9"}}});
     quotas.patch("small", &Default::default(), &Patch::Merge(more)).await?;

@@ -26,7 +26,7 @@ def number(connection):
     data = b""
     while len(data) < 8:
         part = connection.recv(8 - len(data))
-        assert part, "the other end is gone"
+        assert part, "the peer closed the connection"
         data += part
     return struct.unpack("!q", data)[0]
 
@@ -65,7 +65,7 @@ sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in chi
 "#;
 
 #[test]
-fn an_image_of_others_finds_its_peers() -> Result<()> {
+fn a_third_party_image_finds_its_peers() -> Result<()> {
     let cluster = Cluster::start(2)?;
     python(&cluster.nodes, cluster.folder.path())?;
     cluster.install()?;
@@ -98,11 +98,14 @@ fn an_image_of_others_finds_its_peers() -> Result<()> {
     }))?;
     let job = cluster.wait_job("others", "sum", "over", |job| matches!(stage(job), "Complete" | "Failed"))?;
     ensure!(stage(&job) == "Complete", "{:#}", job["status"]);
-    let said = cluster.sh("switchyard logs sum --namespace others")?;
+    let logs = cluster.sh("switchyard logs sum --namespace others")?;
     for rank in 0..4 {
-        ensure!(said.contains(&format!("rank {rank} of 4: 6")), "{said}");
+        ensure!(logs.contains(&format!("rank {rank} of 4: 6")), "{logs}");
     }
-    ensure!(said.contains("[node 0] rank 0") && said.contains("[node 1] rank 2"), "ranks are on other nodes: {said}");
+    ensure!(
+        logs.contains("[node 0] rank 0") && logs.contains("[node 1] rank 2"),
+        "ranks are on the wrong nodes: {logs}"
+    );
     Ok(())
 }
 
@@ -111,7 +114,7 @@ fn python(nodes: &Nodes, folder: &Path) -> Result<()> {
     let ask = "import sys, sysconfig; print(sys.executable); print(sysconfig.get_paths()['stdlib'])";
     let output = Command::new("python3").args(["-I", "-c", ask]).output().context("cannot start python3")?;
     let words = String::from_utf8(output.stdout)?;
-    let (program, library) = words.trim().split_once('\n').context("python3 does not say where it is")?;
+    let (program, library) = words.trim().split_once('\n').context("python3 printed no path")?;
     let mut image = Image { name: IMAGE, command: vec!["/usr/bin/python3".into()], ..Image::default() };
     image.add_program(&PathBuf::from(program).canonicalize()?, "/usr/bin/python3")?;
     image.add_program(Path::new("/bin/busybox"), "/bin/sh")?;

@@ -4,23 +4,23 @@ use super::{Base, base, kubelet, views, zombies};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::time::Duration;
-use switchyard_tests::faults::{Fault, Lane, Plan, Point, Scenario, Weather};
-use switchyard_tests::{ControlPlane, ControllerOptions, Kubelet, chaos, planted, start_controller};
+use switchyard_tests::faults::{Fault, FaultPoint, Lane, Plan, RandomFaults, Scenario};
+use switchyard_tests::{ControlPlane, ControllerOptions, Kubelet, chaos, mutants_program, start_controller};
 
 /// Long enough for a job without the mutant, as the fault rows themselves prove.
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 
 fn options(bug: &str) -> ControllerOptions {
     ControllerOptions {
-        program: Some(planted().to_path_buf()),
-        environment: vec![("SWITCHYARD_PLANTED", bug.into())],
+        program: Some(mutants_program().to_path_buf()),
+        environment: vec![("SWITCHYARD_MUTANT", bug.into())],
         ..ControllerOptions::default()
     }
 }
 
 async fn lane<'a>(kubelet: &'a Kubelet, bug: &str) -> Result<Lane<'a>> {
     let mut lane = Lane::new(ControlPlane::shared(), kubelet, bug, options(bug)).await?;
-    lane.patience = PATIENCE;
+    lane.timeout = TIMEOUT;
     Ok(lane)
 }
 
@@ -29,8 +29,8 @@ async fn catches_at(kubelet: &Kubelet, bug: &str, base: &Base, fault: Fault) -> 
     let mut lane = lane(kubelet, bug).await?;
     let scenario = Scenario::Create;
     for write in 1..=base[&scenario].writes {
-        let point = Point { scenario, write, fault: fault.clone() };
-        if lane.point(&point, &format!("p{write}"), &base[&scenario].state).await.is_err() {
+        let point = FaultPoint { scenario, write, fault: fault.clone() };
+        if lane.run_point(&point, &format!("p{write}"), &base[&scenario].state).await.is_err() {
             return Ok(true);
         }
     }
@@ -42,10 +42,10 @@ async fn catches(lane: &mut Lane<'_>, base: &Base, plan: impl Fn(usize) -> Plan)
     for (number, scenario) in [Scenario::ALL; 3].into_iter().flatten().enumerate() {
         let name = format!("c{number}");
         let played = lane.play(scenario, &name, plan(number)).await;
-        if played.is_err() || lane.must_become(&name, &base[&scenario].state).await.is_err() {
+        if played.is_err() || lane.expect_state(&name, &base[&scenario].state).await.is_err() {
             return Ok(true);
         }
-        lane.clear(&name).await?;
+        lane.clean_up(&name).await?;
     }
     Ok(false)
 }
@@ -61,23 +61,23 @@ async fn late(kubelet: &Kubelet, bug: &str, base: &Base) -> Result<bool> {
     let mut lane = lane(kubelet, bug).await?;
     let (delay, cut) = views::VIEWS[4];
     lane.proxy.set_events(Duration::from_millis(delay), cut);
-    lane.start_again()?;
+    lane.restart()?;
     catches(&mut lane, base, |_| Plan::Quiet).await
 }
 
-async fn weather(kubelet: &Kubelet, bug: &str, base: &Base) -> Result<bool> {
+async fn random_faults(kubelet: &Kubelet, bug: &str, base: &Base) -> Result<bool> {
     let mut lane = lane(kubelet, bug).await?;
-    catches(&mut lane, base, |number| Plan::Weather(Weather::new(number as u64, 200))).await
+    catches(&mut lane, base, |number| Plan::RandomFaults(RandomFaults::new(number as u64, 200))).await
 }
 
 /// Negative control: without a mutant, the same program passes each scenario.
-async fn nothing(kubelet: &Kubelet, base: &Base) -> Result<()> {
+async fn negative_control(kubelet: &Kubelet, base: &Base) -> Result<()> {
     let mut lane = lane(kubelet, "none").await?;
     for (number, scenario) in [Scenario::ALL; 3].into_iter().flatten().enumerate() {
         let name = format!("c{number}");
         lane.play(scenario, &name, Plan::Quiet).await.with_context(|| format!("{scenario:?}"))?;
-        lane.must_become(&name, &base[&scenario].state).await.with_context(|| format!("{scenario:?}"))?;
-        lane.clear(&name).await?;
+        lane.expect_state(&name, &base[&scenario].state).await.with_context(|| format!("{scenario:?}"))?;
+        lane.clean_up(&name).await?;
     }
     Ok(())
 }
@@ -89,8 +89,8 @@ async fn zombie(bug: &str) -> Result<bool> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_row_catches_its_planted_bug() -> Result<()> {
-    let kubelet = kubelet("planted").await?;
+async fn every_row_catches_its_mutant() -> Result<()> {
+    let kubelet = kubelet("mutants").await?;
     let base = base().await?;
     let rows = tokio::join!(
         // Kill before the write, because requests sent concurrently with a write that still
@@ -98,10 +98,10 @@ async fn every_row_catches_its_planted_bug() -> Result<()> {
         catches_at(&kubelet, "half-a-gang", base, Fault::KillBefore),
         catches_at(&kubelet, "another-name", base, Fault::DropReply),
         late(&kubelet, "ghosts", base),
-        weather(&kubelet, "forgets", base),
+        random_faults(&kubelet, "forgets", base),
         two(&kubelet, "name-is-taken", base),
         zombie("waits-for-zombies"),
-        nothing(&kubelet, base),
+        negative_control(&kubelet, base),
     );
     let caught = json!({
         "g1 half-a-gang": rows.0.context("G1")?, "g2 another-name": rows.1.context("G2")?,
@@ -109,7 +109,7 @@ async fn every_row_catches_its_planted_bug() -> Result<()> {
         "g5 name-is-taken": rows.4.context("G5")?, "g6 waits-for-zombies": rows.5.context("G6")?,
     });
     chaos::report("planted-bugs", &caught)?;
-    rows.6.context("a bug was found where none is planted")?;
+    rows.6.context("the program fails without a mutant")?;
     ensure!(caught.as_object().is_some_and(|rows| rows.values().all(|caught| *caught == true)), "{caught}");
     Ok(())
 }

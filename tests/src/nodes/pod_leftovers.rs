@@ -17,11 +17,11 @@ impl Nodes {
     ///
     /// # Errors
     /// A node cannot be inspected.
-    pub fn of_pods(&self) -> Result<Vec<String>> {
+    pub fn pod_leftovers(&self) -> Result<Vec<String>> {
         let mut found = Vec::new();
         for node in &self.nodes {
-            let of_node = of_node(node, &node::group(&self.instance, &node.name))?;
-            found.extend(of_node.into_iter().map(|what| format!("{}: {what}", node.name)));
+            let leftovers = node_leftovers(node, &node::group(&self.instance, &node.name))?;
+            found.extend(leftovers.into_iter().map(|what| format!("{}: {what}", node.name)));
         }
         Ok(found)
     }
@@ -38,7 +38,7 @@ impl Nodes {
     }
 }
 
-fn of_node(node: &Node, group: &str) -> Result<Vec<String>> {
+fn node_leftovers(node: &Node, group: &str) -> Result<Vec<String>> {
     let table = format!("/proc/{}/mountinfo", node.namespace.pid());
     let table = fs::read_to_string(&table).context(table)?;
     // proc(5): the mount point is the fifth field.
@@ -51,8 +51,8 @@ fn of_node(node: &Node, group: &str) -> Result<Vec<String>> {
         groups(&folder, &mut found);
     }
     processes(group, &mut found);
-    let cables = node.namespace.shell("ip -o link show type veth")?;
-    let names = cables.lines().filter_map(|line| line.split(": ").nth(1));
+    let links = node.namespace.shell("ip -o link show type veth")?;
+    let names = links.lines().filter_map(|line| line.split(": ").nth(1));
     found.extend(names.filter(|name| !name.starts_with("eth0")).map(|name| format!("cable {name}")));
     let is_address = |name: &String| name.starts_with(|first: char| first.is_ascii_digit());
     let addresses = entries(&node.path("/run/cni/addresses/pods"));
@@ -78,8 +78,8 @@ fn groups(folder: &Path, found: &mut Vec<String>) {
 /// Finds processes of containers.
 fn processes(group: &str, found: &mut Vec<String>) {
     let pods = format!("/{group}/kubepods");
-    let of_pods = all_processes().into_iter().filter(|process| process.groups.contains(&pods));
-    found.extend(of_pods.map(|process| format!("process {} {}", process.id, process.command)));
+    let remaining = all_processes().into_iter().filter(|process| process.groups.contains(&pods));
+    found.extend(remaining.map(|process| format!("process {} {}", process.id, process.command)));
 }
 
 /// A live process; zombies have no command line.

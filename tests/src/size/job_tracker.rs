@@ -13,7 +13,7 @@ use switchyard_crds::TrainJob;
 
 /// Current state of a job.
 #[derive(Debug, Clone, Default)]
-pub(super) struct JobSeen {
+pub(super) struct JobState {
     pub stage: String,
     /// Time at which its status first contained a placement.
     pub placed: Option<Instant>,
@@ -21,60 +21,70 @@ pub(super) struct JobSeen {
 
 /// Jobs by name.
 #[derive(Clone)]
-pub(super) struct Seen(Arc<Mutex<HashMap<String, JobSeen>>>);
+pub(super) struct JobTracker(Arc<Mutex<HashMap<String, JobState>>>);
 
-impl Seen {
+impl JobTracker {
     /// Watches a namespace until the runtime ends.
-    pub fn watch(client: Client, namespace: &str) -> Seen {
-        let seen = Seen(Arc::default());
-        let own = seen.clone();
+    pub fn watch(client: Client, namespace: &str) -> JobTracker {
+        let tracker = JobTracker(Arc::default());
+        let shared = tracker.clone();
         let api = Api::<TrainJob>::namespaced(client, namespace);
         tokio::spawn(async move {
             let mut events = Box::pin(watcher(api, watcher::Config::default()).default_backoff());
             loop {
                 match events.try_next().await {
-                    Ok(Some(watcher::Event::Apply(job) | watcher::Event::InitApply(job))) => own.see(&job),
-                    Ok(Some(watcher::Event::Delete(job))) => drop(own.with(|jobs| jobs.remove(&job.name_any()))),
+                    Ok(Some(watcher::Event::Apply(job) | watcher::Event::InitApply(job))) => shared.update(&job),
+                    Ok(Some(watcher::Event::Delete(job))) => drop(shared.with(|jobs| jobs.remove(&job.name_any()))),
                     Ok(Some(_)) | Err(_) => {}
                     Ok(None) => return,
                 }
             }
         });
-        seen
+        tracker
     }
 
-    fn see(&self, job: &TrainJob) {
+    fn update(&self, job: &TrainJob) {
         let is_placed = job.status.as_ref().is_some_and(|status| status.placement.is_some());
         let stage = stage_of(job).unwrap_or_default().to_string();
         self.with(|jobs| {
-            let seen = jobs.entry(job.name_any()).or_default();
-            seen.stage = stage;
+            let state = jobs.entry(job.name_any()).or_default();
+            state.stage = stage;
             if is_placed {
-                seen.placed.get_or_insert_with(Instant::now);
+                state.placed.get_or_insert_with(Instant::now);
             }
         });
     }
 
-    pub fn with<T>(&self, look: impl FnOnce(&mut HashMap<String, JobSeen>) -> T) -> T {
+    pub fn with<T>(&self, look: impl FnOnce(&mut HashMap<String, JobState>) -> T) -> T {
         look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Number of jobs with this name prefix that satisfy a condition.
-    pub fn count(&self, prefix: &str, is: impl Fn(&JobSeen) -> bool) -> usize {
-        self.with(|jobs| jobs.iter().filter(|(name, job)| name.starts_with(prefix) && is(job)).count())
+    pub fn count(&self, prefix: &str, condition: impl Fn(&JobState) -> bool) -> usize {
+        self.with(|jobs| jobs.iter().filter(|(name, job)| name.starts_with(prefix) && condition(job)).count())
     }
 
     /// Waits until at least `count` jobs satisfy a condition.
-    pub async fn until(&self, what: &str, prefix: &str, count: usize, is: impl Fn(&JobSeen) -> bool) -> Result<()> {
-        let give_up = Instant::now() + LIMIT;
-        while self.count(prefix, &is) < count {
-            if Instant::now() > give_up {
+    pub async fn until(
+        &self,
+        what: &str,
+        prefix: &str,
+        count: usize,
+        condition: impl Fn(&JobState) -> bool,
+    ) -> Result<()> {
+        let deadline = Instant::now() + LIMIT;
+        while self.count(prefix, &condition) < count {
+            if Instant::now() > deadline {
                 let stages = self.with(|jobs| {
                     let mut stages: HashMap<String, usize> = HashMap::new();
                     jobs.values().for_each(|job| *stages.entry(job.stage.clone()).or_default() += 1);
                     stages
                 });
-                bail!("{what}: {} of {count} after {} s; stages {stages:?}", self.count(prefix, &is), LIMIT.as_secs());
+                bail!(
+                    "{what}: {} of {count} after {} s; stages {stages:?}",
+                    self.count(prefix, &condition),
+                    LIMIT.as_secs()
+                );
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

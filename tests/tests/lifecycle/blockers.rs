@@ -1,7 +1,7 @@
 //! The status names the reason why pods cannot be created or cannot start, with the field to
 //! change.
 
-use super::{Scene, says};
+use super::{Scene, message_contains};
 use anyhow::Result;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::Api;
@@ -12,11 +12,11 @@ use switchyard_tests::condition_of;
 /// Regression: the kubelet reports this in events only, so the status said `ContainerCreating`
 /// forever.
 #[tokio::test]
-async fn what_a_kubelet_cannot_mount_is_told_with_the_field_to_change() -> Result<()> {
+async fn a_failed_mount_is_reported_with_the_field_to_change() -> Result<()> {
     let scene = Scene::new("mount", 1).await?;
     scene.create("a", 1, "mount=missing", json!({})).await?;
     let change = "create ConfigMap texxt in the job's namespace, or correct its name in spec.template.spec.volumes";
-    let starting = scene.jobs.wait("a", "told", says(change)).await?;
+    let starting = scene.jobs.wait("a", "reported", message_contains(change)).await?;
     scene.jobs.verdict("a ConfigMap that is not there (FailedMount)", "starts, cause named", "a")?;
     let stage = condition_of(&starting, "Succeeded").unwrap();
     assert!(stage.reason == "Starting" && stage.message.contains("FailedMount"), "{stage:?}");
@@ -26,7 +26,7 @@ async fn what_a_kubelet_cannot_mount_is_told_with_the_field_to_change() -> Resul
 
 /// Regression: the controller retried creating it forever, and the job stayed in Placing.
 #[tokio::test]
-async fn a_pod_that_the_server_will_never_accept_ends_the_job_with_the_servers_words() -> Result<()> {
+async fn an_unacceptable_pod_fails_the_job_with_the_servers_message() -> Result<()> {
     let scene = Scene::new("refused", 1).await?;
     let mounts = json!([{"name": "nope", "mountPath": "/nope"}]);
     let template = json!({"template": {"spec": {"containers": [{"name": "trainer", "volumeMounts": mounts}]}}});
@@ -43,12 +43,12 @@ async fn a_pod_that_the_server_will_never_accept_ends_the_job_with_the_servers_w
 }
 
 #[tokio::test]
-async fn a_priority_class_that_does_not_exist_is_told_and_the_job_runs_when_it_does() -> Result<()> {
+async fn a_missing_priority_class_is_reported_until_it_exists() -> Result<()> {
     let scene = Scene::new("class", 1).await?;
     let name = format!("{}-urgent", scene.jobs.namespace);
     scene.create("a", 1, "run", json!({"template": {"spec": {"priorityClassName": name}}})).await?;
     let change = "create the PriorityClass, or correct spec.template.spec.priorityClassName";
-    scene.jobs.wait("a", "told", says(change)).await?;
+    scene.jobs.wait("a", "reported", message_contains(change)).await?;
     scene.jobs.verdict("a priority class that does not exist", "waits, cause named", "a")?;
     let class = serde_json::from_value(json!({"metadata": {"name": name}, "value": 7}))?;
     Api::<PriorityClass>::all(scene.jobs.client.clone()).create(&PostParams::default(), &class).await?;
@@ -59,7 +59,7 @@ async fn a_priority_class_that_does_not_exist_is_told_and_the_job_runs_when_it_d
 /// Regression: the scheduler reports nothing about these pods, and their nodes stayed reserved
 /// until the job's own timeout.
 #[tokio::test]
-async fn a_claim_that_does_not_exist_is_told_and_no_node_is_held() -> Result<()> {
+async fn a_missing_claim_is_reported_and_no_node_is_held() -> Result<()> {
     let scene = Scene::new("absent", 1).await?;
     for (name, claim, words) in [
         ("a", json!({"resourceClaimName": "nope"}), "ResourceClaim nope does not exist"),
@@ -68,7 +68,7 @@ async fn a_claim_that_does_not_exist_is_told_and_no_node_is_held() -> Result<()>
         let mut claim = claim;
         claim["name"] = json!("x");
         scene.create(name, 1, "run", json!({"template": {"spec": {"resourceClaims": [claim]}}})).await?;
-        let waits = scene.jobs.wait(name, "told", says(words)).await?;
+        let waits = scene.jobs.wait(name, "reported", message_contains(words)).await?;
         let placed = condition_of(&waits, "Placed").unwrap();
         assert_eq!((placed.status.as_str(), placed.reason.as_str()), ("False", "ObjectMissing"), "{name}");
     }
@@ -76,11 +76,11 @@ async fn a_claim_that_does_not_exist_is_told_and_no_node_is_held() -> Result<()>
 }
 
 #[tokio::test]
-async fn a_scheduler_that_does_not_exist_is_told() -> Result<()> {
+async fn a_missing_scheduler_is_reported() -> Result<()> {
     let scene = Scene::new("scheduler", 1).await?;
     scene.create("a", 1, "run", json!({"template": {"spec": {"schedulerName": "nobody"}}})).await?;
     let why =
         "pod a-1-0: no scheduler has reported on it: is there one named nobody (spec.template.spec.schedulerName)?";
-    scene.jobs.wait("a", "told", says(why)).await?;
+    scene.jobs.wait("a", "reported", message_contains(why)).await?;
     scene.jobs.verdict("a scheduler that does not exist", "starts, cause named", "a")
 }

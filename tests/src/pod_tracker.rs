@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 
 /// Current state of a pod.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct PodSeen {
+pub struct PodState {
     /// The pod has a scheduling gate.
     pub gated: bool,
     /// The pod's phase is `Running`.
@@ -23,13 +23,13 @@ pub struct PodSeen {
 
 /// Current pods by name.
 #[derive(Clone)]
-pub struct PodsSeen(Arc<Mutex<HashMap<String, PodSeen>>>);
+pub struct PodTracker(Arc<Mutex<HashMap<String, PodState>>>);
 
-impl PodsSeen {
+impl PodTracker {
     /// Watches a namespace until the runtime ends.
-    pub fn watch(client: Client, namespace: &str) -> PodsSeen {
-        let seen = PodsSeen(Arc::default());
-        let own = seen.clone();
+    pub fn watch(client: Client, namespace: &str) -> PodTracker {
+        let tracker = PodTracker(Arc::default());
+        let shared = tracker.clone();
         let api = Api::<Pod>::namespaced(client, namespace);
         tokio::spawn(async move {
             let mut events = Box::pin(watcher(api, watcher::Config::default()).default_backoff());
@@ -38,37 +38,37 @@ impl PodsSeen {
                     Some(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) => {
                         let gates = pod.spec.as_ref().and_then(|spec| spec.scheduling_gates.as_ref());
                         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-                        let now = PodSeen {
+                        let now = PodState {
                             gated: gates.is_some_and(|gates| !gates.is_empty()),
                             running: phase == Some("Running"),
                         };
-                        own.0.lock().unwrap_or_else(PoisonError::into_inner).insert(pod.name_any(), now);
+                        shared.0.lock().unwrap_or_else(PoisonError::into_inner).insert(pod.name_any(), now);
                     }
                     Some(watcher::Event::Delete(pod)) => {
-                        own.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&pod.name_any());
+                        shared.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&pod.name_any());
                     }
                     Some(_) => {}
                     None => return,
                 }
             }
         });
-        seen
+        tracker
     }
 
     /// Number of pods that satisfy a condition.
-    pub fn count(&self, is: impl Fn(&str, &PodSeen) -> bool) -> usize {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().filter(|(name, pod)| is(name, pod)).count()
+    pub fn count(&self, condition: impl Fn(&str, &PodState) -> bool) -> usize {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().filter(|(name, pod)| condition(name, pod)).count()
     }
 
     /// Waits until exactly `count` pods satisfy a condition.
     ///
     /// # Errors
     /// Timeout.
-    pub async fn until(&self, what: &str, count: usize, is: impl Fn(&str, &PodSeen) -> bool) -> Result<()> {
-        let give_up = Instant::now() + LIMIT;
-        while self.count(&is) != count {
-            if Instant::now() > give_up {
-                bail!("{what}: {} of {count} after {} s", self.count(&is), LIMIT.as_secs());
+    pub async fn until(&self, what: &str, count: usize, condition: impl Fn(&str, &PodState) -> bool) -> Result<()> {
+        let deadline = Instant::now() + LIMIT;
+        while self.count(&condition) != count {
+            if Instant::now() > deadline {
+                bail!("{what}: {} of {count} after {} s", self.count(&condition), LIMIT.as_secs());
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

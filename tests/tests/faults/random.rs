@@ -4,7 +4,7 @@ use super::{base, kubelet, lanes, on_lanes};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use switchyard_tests::chaos;
-use switchyard_tests::faults::{Plan, Scenario, Weather};
+use switchyard_tests::faults::{Plan, RandomFaults, Scenario};
 
 /// Failing calls per thousand. This exceeds any real failure rate, because a run makes few calls.
 const PER_MILLE: u64 = 200;
@@ -12,7 +12,7 @@ const PER_MILLE: u64 = 200;
 const PER_ROUND: usize = 40;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn api_weather_leaves_nothing_stuck() -> Result<()> {
+async fn random_api_faults_leave_nothing_stuck() -> Result<()> {
     let seed = chaos::seed().unwrap_or(20_261_121);
     let kubelet = kubelet("weather").await?;
     let base = base().await?;
@@ -24,12 +24,12 @@ async fn api_weather_leaves_nothing_stuck() -> Result<()> {
     let played = on_lanes(lanes, plays, async |lane, number, scenario| {
         let (name, before) = (format!("w{number}"), (lane.proxy.faults(), lane.proxy.calls()));
         let seed = seed + number as u64;
-        let ended = match lane.play(scenario, &name, Plan::Weather(Weather::new(seed, PER_MILLE))).await {
-            Ok(()) => lane.must_become(&name, &base[&scenario].state).await,
+        let ended = match lane.play(scenario, &name, Plan::RandomFaults(RandomFaults::new(seed, PER_MILLE))).await {
+            Ok(()) => lane.expect_state(&name, &base[&scenario].state).await,
             Err(error) => Err(error),
         };
-        ended.with_context(|| format!("{scenario:?}; again with SWITCHYARD_SEED={seed}"))?;
-        lane.clear(&name).await?;
+        ended.with_context(|| format!("{scenario:?}; reproduce with SWITCHYARD_SEED={seed}"))?;
+        lane.clean_up(&name).await?;
         Ok((lane.proxy.faults() - before.0, lane.proxy.calls() - before.1))
     });
     let counts = played.await?;
@@ -37,7 +37,7 @@ async fn api_weather_leaves_nothing_stuck() -> Result<()> {
     let faults: u64 = counts.iter().map(|(faults, _)| faults).sum();
     let calls = counts.iter().map(|(_, calls)| calls).sum::<u64>() as f64 / plays as f64;
     let quiet = base.values().map(|quiet| quiet.calls).sum::<u64>() as f64 / base.len() as f64;
-    ensure!(calls <= 3.0 * quiet, "{calls:.0} calls per play; {quiet:.0} without faults");
+    ensure!(calls <= 3.0 * quiet, "{calls:.0} calls per run; {quiet:.0} without faults");
     chaos::report(
         "g4-api-weather",
         &json!({
@@ -45,6 +45,6 @@ async fn api_weather_leaves_nothing_stuck() -> Result<()> {
             "stuck": 0, "panics": 0,
         }),
     )?;
-    ensure!(faults >= wanted as u64, "{faults} faults came about; {wanted} are wanted");
+    ensure!(faults >= wanted as u64, "{faults} faults were injected; expected {wanted}");
     Ok(())
 }
