@@ -56,7 +56,11 @@ impl Reader for LogHeads {
             let (id, attempt) = (JobId::of(&job.metadata), attempt_of(job));
             let Some(family) = index.job_states.get(&id) else { continue };
             let is_done = |rank: u32| {
-                family.log_observations.get(&attempt).and_then(|pods| pods.get(&rank)).is_some_and(|pod| pod.is_complete)
+                family
+                    .log_observations
+                    .get(&attempt)
+                    .and_then(|pods| pods.get(&rank))
+                    .is_some_and(|pod| pod.is_complete)
             };
             let pods = family.pods.values().filter(|pod| pod.attempt == attempt && pod.phase == Phase::Running);
             sources.extend(pods.filter(|pod| !pod.deleting && !is_done(pod.node_rank)).map(|pod| Source {

@@ -20,13 +20,13 @@ use std::time::{Duration, Instant};
 use switchyard_crds::conditions::STEPS_MADE;
 use switchyard_crds::{DeviceAllocation, TrainJob, TrainJobStatus};
 use switchyard_ledger::devices::Devices;
-use switchyard_ledger::index::{JobState, Index};
+use switchyard_ledger::index::{Index, JobState};
 use switchyard_ledger::job::{JobId, Key, attempt_of, changes_placement, message_of, placement_in, stage_of};
 use switchyard_ledger::pending_writes;
 use switchyard_ledger::pending_writes::{CacheState, PendingWrites};
 use switchyard_ledger::usage::{Usage, UsageOverlay};
-use switchyard_plan::cluster::events::{self, EventDraft};
 use switchyard_plan::cluster::blocker::WriteError;
+use switchyard_plan::cluster::events::{self, EventDraft};
 use switchyard_plan::cluster::view::PodView;
 use switchyard_plan::cluster::{self, Action, JobSnapshot, PlacementRules, Premise, Reconciliation, Silence};
 use switchyard_plan::objects::Kind;
@@ -197,7 +197,7 @@ impl Context {
                 mass_outage: index.mass_outage.reason(),
                 outage_ended: index.mass_outage.ended(),
                 progress: family.progress.last(attempt_of(&job), job.status.as_ref()),
-                is_first_read_due: reports_progress(&job)
+                progress_unread: reports_progress(&job)
                     && family.progress.is_first_read_due(attempt_of(&job), family.pods.values(), usage.nodes()),
             },
             scheduler_is_known: index.schedulers.is_known(&job),
@@ -207,7 +207,8 @@ impl Context {
         let mut plan = cluster::plan(&snapshot);
         self.metrics.planned(start.elapsed());
         drop(usage);
-        plan.actions.retain(|action| !matches!(action, Action::Delete { uid, .. } if family.writes.was_deleted(uid, instant)));
+        plan.actions
+            .retain(|action| !matches!(action, Action::Delete { uid, .. } if family.writes.was_deleted(uid, instant)));
         let held = hold_back(&mut plan, &mut family.writes, &job, instant);
         // Record releases while still holding the plan lock: the job may end before the API call
         // returns.
@@ -448,10 +449,11 @@ fn gpus_of_pods(job: &TrainJob, family: &JobState, devices: &Devices, usage: &Us
 fn hold_back(plan: &mut Reconciliation, own: &mut PendingWrites, job: &TrainJob, now: Instant) -> Option<Instant> {
     let attempt = attempt_of(job);
     // A status that differs only in figures has the same text, and was not undone.
-    let is_changed = job.status.as_ref().is_none_or(|status| own.is_changed(&fingerprint(status)));
+    let is_changed = job.status.as_ref().is_none_or(|status| own.is_status_changed(&fingerprint(status)));
     let is_write = |action: &Action| matches!(action, Action::Create(_) | Action::Repair(_));
-    let status = plan.status.as_ref().map(fingerprint).filter(|status| is_changed && own.has_said(attempt, status));
-    let mut until = own.held(now).filter(|_| plan.actions.iter().any(is_write));
+    let status =
+        plan.status.as_ref().map(fingerprint).filter(|status| is_changed && own.has_written_status(attempt, status));
+    let mut until = own.backoff_until(now).filter(|_| plan.actions.iter().any(is_write));
     if until.is_none() {
         let mut undone = status.as_ref().map(|_| "the status".to_string());
         for action in &plan.actions {
@@ -464,7 +466,7 @@ fn hold_back(plan: &mut Reconciliation, own: &mut PendingWrites, job: &TrainJob,
                 _ => continue,
             };
             let name = format!("{} {}", object.kind(), object.name());
-            if own.record_made(attempt, format!("{verb} {name}")) {
+            if own.record_creation(attempt, format!("{verb} {name}")) {
                 undone = Some(name);
             }
         }

@@ -98,7 +98,7 @@ fn best(
     let machine = Shapes::default()
         .machine(node)
         .map_err(|fault| field("report of this machine", fault, "a readable report".to_owned()))?;
-    let seen = status.gpus.iter().enumerate().filter(|(_, gpu)| visible.is_none_or(|list| shows(list, &[gpu])));
+    let seen = status.gpus.iter().enumerate().filter(|(_, gpu)| visible.is_none_or(|list| makes_visible(list, &[gpu])));
     let usable = machine.usable & seen.fold(0, |mask, (position, _)| mask | 1 << position);
     let ranks = job.request.processes_per_node * job.request.nodes;
     let set = u8::try_from(ranks).ok().and_then(|ranks| machine.shape.best_set(usable, ranks, None));

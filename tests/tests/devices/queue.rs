@@ -43,7 +43,7 @@ async fn a_stream_of_small_jobs_does_not_starve_a_big_gang() -> Result<()> {
     for number in 0..3 {
         scene.finish(&format!("first{number}")).await?;
         if number < 2 {
-            scene.tells("big", &format!("{} of 3 needed nodes have room", number + 1)).await?;
+            scene.wait_message("big", &format!("{} of 3 needed nodes have room", number + 1)).await?;
             scene.wait_message("small5", "3 nodes are reserved for ").await?;
         }
     }

@@ -65,8 +65,10 @@ async fn a_pod_ungated_by_others_restarts_with_its_gang() -> Result<()> {
     let open = Patch::Merge(json!({"spec": {"schedulingGates": []}}));
     let api = scene.jobs.pods_api();
     api.patch("a-1-0", &Default::default(), &open).await?;
-    let reported =
-        scene.jobs.wait("a", "reported", message_contains("because another client removed its scheduling gate")).await?;
+    let reported = scene
+        .jobs
+        .wait("a", "reported", message_contains("because another client removed its scheduling gate"))
+        .await?;
     assert_eq!(condition_of(&reported, "Placed").map(|placed| placed.reason.as_str()), Some("GateRemoved"));
     let note = &scene.jobs.events("a", "GateRemoved").await?[0];
     assert!(note.starts_with("pod a-1-0 ") && note.contains("without its gang"), "{note}");
