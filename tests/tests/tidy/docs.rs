@@ -152,7 +152,10 @@ fn unclassified_blocks_are_caught() {
     let text = "```sh local\nswitchyard topo\n```\n```sh\nswitchyard topo\n```\n```text\n$ switchyard topo\n```\n```\nkubectl get\n```\n";
     let faults = check_blocks("docs/x.md", text);
     assert_eq!(faults.len(), 3, "{faults:#?}");
-    caught(&faults, &["docs/x.md:4: class", "docs/x.md:8: a command in a block of `text`", "docs/x.md:11: a command"]);
+    caught(
+        &faults,
+        &["docs/x.md:4: block class", "docs/x.md:8: a command in a block of `text`", "docs/x.md:11: a command"],
+    );
 }
 
 #[test]

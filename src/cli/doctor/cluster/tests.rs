@@ -114,7 +114,7 @@ fn each_fault_has_one_finding_and_a_fix() {
         (of_release(|it| it.job = Some("trainjobs is forbidden: User".into())), "cannot be tried", "administrator"),
         (
             Box::new(|observations| drop(observations.bindings.remove(1))),
-            "switchyard-children: it has no ValidatingAdmissionPolicyBinding",
+            "switchyard-children: no ValidatingAdmissionPolicyBinding has its name",
             "helm upgrade",
         ),
         (
