@@ -1,4 +1,4 @@
-//! Checks that the admission policies are in force. UsageOverlay them a TrainJob may request resources
+//! Checks that the admission policies are in force. Without them, a TrainJob may request resources
 //! that its author has no right to, and nothing else would reveal it. A faulty policy, on the other
 //! hand, may refuse everybody's pods.
 //!

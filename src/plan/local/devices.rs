@@ -1,5 +1,5 @@
-//! The GPU of each rank: chosen on the command line, otherwise the set with the fastest ring, as in a
-//! cluster.
+//! The GPU of each rank: chosen on the command line, otherwise the set with the fastest ring, as in
+//! a cluster.
 
 use crate::cluster::machine::Shapes;
 use crate::job::{Invalid, ValidJob};
