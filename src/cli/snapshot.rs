@@ -117,7 +117,9 @@ fn objects(
 ) -> Result<(Vec<Value>, String), Failure> {
     connect::wait_for(async {
         let connection = Connection { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
-        let connect::Cluster { client, namespace, server, .. } = connect::open(&connection).await?;
+        let connected = connect::open(&connection).await;
+        let connect::Cluster { client, namespace, server, .. } =
+            connected.map_err(|failure| Failure::usage(format!("{failure}; without a cluster: --snapshot FILE")))?;
         let items = connect::answer(&server, list(&client)).await;
         items.map(|items| (items, namespace)).map_err(Failure::unexpected)
     })

@@ -48,7 +48,7 @@ fn make(cli: &Cli, args: &XmlArgs) -> Result<Exit, Failure> {
     let parsed = parse(&text);
     let notes = notes(&NcclGraph::read(&parsed.document, None), content);
     // A file meant for people is not for NCCL, so it is not checked.
-    let found = if content == Content::Tree { findings(parsed, None) } else { Vec::new() };
+    let found = if content == Content::Tree { findings(&parsed, None) } else { Vec::new() };
     let checked = Checked { findings: found, name };
     let made = json!({"file": text, "notes": notes, "findings": checked.rows()});
     emit(cli.output, "NCCLTopology", &with_kind("NCCLTopology", made), || text);
@@ -85,9 +85,8 @@ fn read(path: &Path) -> Result<(String, Parsed), Failure> {
     Ok((name, parsed))
 }
 
-fn findings(parsed: Parsed, status: Option<&GPUTopologyStatus>) -> Vec<Finding> {
-    let mut all = parsed.findings;
-    all.extend(check(&parsed.document));
+fn findings(parsed: &Parsed, status: Option<&GPUTopologyStatus>) -> Vec<Finding> {
+    let mut all = check(parsed);
     if let Some(status) = status {
         all.extend(check_against(&parsed.document, status));
     }
@@ -97,7 +96,7 @@ fn findings(parsed: Parsed, status: Option<&GPUTopologyStatus>) -> Vec<Finding> 
 fn check_file(cli: &Cli, file: &Path, topology: Option<&Path>) -> Result<Exit, Failure> {
     let (name, parsed) = read(file)?;
     let status = topology.map(machine::read_file).transpose()?.map(status_of);
-    let checked = Checked { name, findings: findings(parsed, status.as_ref()) };
+    let checked = Checked { name, findings: findings(&parsed, status.as_ref()) };
     let report = with_kind("TopologyFileReport", checked.report());
     emit(cli.output, "TopologyFileReport", &report, || checked.screen());
     Ok(checked.exit())

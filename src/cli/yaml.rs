@@ -30,9 +30,14 @@ pub(super) fn documents(name: &str, text: &str) -> Result<Vec<Spanned<Node>>, Fa
 /// The text is not YAML.
 pub(super) fn lenient(name: &str, text: &str) -> Result<Vec<Spanned<Node>>, Failure> {
     let options = options! { strict_booleans: true, duplicate_keys: DuplicateKeyPolicy::LastWins };
-    serde_saphyr::from_multiple_with_options(text, options)
-        .map_err(|error| Failure::usage(format!("error[SY0001]: {name} is not valid YAML\n{error}")))
+    serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
+        let hint = if text.contains("{{") { TEMPLATE } else { "" };
+        Failure::usage(format!("error[SY0001]: {name} is not valid YAML\n{error}{hint}"))
+    })
 }
+
+/// What to do with a template.
+const TEMPLATE: &str = "\nwith {{ … }} it is a template: render it first, as `helm template` does";
 
 /// A key that a mapping has twice.
 #[derive(Debug, Clone, PartialEq, Eq)]

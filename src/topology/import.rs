@@ -75,7 +75,7 @@ pub fn import(matrix: &Matrix, options: &Options) -> Result<Imported, ImportErro
     let paths = paths(matrix.devices(), |a, b| matrix.class(a, b))
         .map_err(|source| ImportError::TooManyBuses { label: matrix.label(source.device), source })?;
     let numa = numa_nodes_of_devices(matrix);
-    let mut notes = Notes { numbered_by_cpus: with_numa.is_some(), ..Notes::default() };
+    let mut notes = Notes { numbered_by_cpus: with_numa.is_some(), pcie_only: matrix.pcie_only, ..Notes::default() };
     let assumed = rates.iter().filter(|rate| rate.is_none()).count();
     if assumed > 0 {
         notes.rates = Some(format!(

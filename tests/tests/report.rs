@@ -88,8 +88,12 @@ fn gpu_errors_are_shown() {
 
 #[test]
 fn single_ranks_and_many_ranks_are_shown() {
-    let (report, _) = summarize(&SyntheticRun::new(1, 100, Anomaly::None));
+    let (report, page) = summarize(&SyntheticRun::new(1, 100, Anomaly::None));
     assert_eq!((&report["skew"], &report["allReduce"]), (&Value::Null, &Value::Null));
+    for (anchor, reason) in [("skew", "one rank has no other to compare with"), ("kernels", "no kernel was timed")] {
+        assert!(!page.contains(&format!("<section id=\"{anchor}\"")) && page.contains(reason), "{anchor}");
+    }
+    assert!(page.contains("Bigram entropy is the lowest loss of a model"), "a word that is not explained");
     let (report, _) = summarize(&SyntheticRun::new(72, 60, Anomaly::Straggler));
     assert_eq!((&report["skew"]["by"], report["skew"]["rows"].as_array().unwrap().len()), (&"node".into(), 9));
     assert_eq!(rules(&report), ["straggler"]);

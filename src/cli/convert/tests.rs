@@ -51,6 +51,10 @@ fn manifests_from_the_field_are_converted_with_their_notes() {
         ("convert-hostfile-in-script", "/etc/switchyard/hostfile"),
         ("convert-operator-labels", "no pod of a TrainJob has these labels"),
         ("convert-runtime-in-same-file", "are taken from the runtime in this file"),
+        ("pass-convert-elastic", "spec.elasticPolicy.metrics"),
+        ("pass-convert-paddle-args", "restartPolicy: OnFailure"),
+        ("pass-convert-mpi-nccl-tests", "spec.runPolicy.cleanPodPolicy: Running"),
+        ("pass-convert-runtime-patches", "metadata.labels.team: ml-platform"),
     ] {
         let file = read(name).unwrap_or_else(|error| panic!("{name}: {error}"));
         let said = notes(&file);
@@ -60,6 +64,23 @@ fn manifests_from_the_field_are_converted_with_their_notes() {
     let trainer = &file.jobs[0].job["spec"]["trainer"];
     assert_eq!((&trainer["image"], &trainer["numNodes"]), (&"example/torch:2".into(), &2.into()), "{trainer:#}");
     assert!(file.skipped.is_empty(), "{:?}", file.skipped);
+    let patched = read("pass-convert-runtime-patches").unwrap_or_else(|error| panic!("{error}"));
+    let pod = &patched.jobs[0].job["spec"]["template"]["spec"];
+    assert_eq!(
+        (&pod["serviceAccountName"], &pod["nodeSelector"]["node-type"]),
+        (&"training-sa".into(), &"training".into())
+    );
+    let tests = read("pass-convert-mpi-nccl-tests").unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(tests.jobs[0].job["spec"]["activeDeadlineSeconds"], 666);
+    for (name, words) in [
+        ("convert-helm-template", "it is a template: render it first"),
+        ("convert-unset-placeholders", "Worker.replicas: got ${NUM_WORKERS}; expected a number of pods"),
+        ("pass-convert-tfjob", "got TFJob of kubeflow.org/v1; expected a PyTorchJob"),
+        ("pass-convert-volcano-job", "got Job of batch.volcano.sh/v1alpha1; expected a PyTorchJob"),
+    ] {
+        let error = read(name).err().unwrap().message;
+        assert!(error.contains(words), "{name}: {error}");
+    }
     let error = read("convert-duplicate-key").err().unwrap().message;
     assert!(error.contains("`restartPolicy` appears twice (lines 8 and 9)"), "{error}");
     assert!(!error.contains("DuplicateKeyPolicy"), "{error}");

@@ -97,6 +97,11 @@ fn manifests_from_the_field_have_their_findings() {
         ("lint-tcpxo", "vendor-profile", "NCCL_FASTRAK_CTRL_DEV", "delete"),
         ("lint-volcano-job", "debug-setting", "NCCL_IB_DISABLE", ""),
         ("lint-volcano-job", "interface", "NCCL_SOCKET_IFNAME", ""),
+        ("pass-lint-oci-mpi", "host-access", "hostNetwork: true", "NCCL_IB_TC"),
+        ("pass-lint-rayjob", "interface", "NCCL_SOCKET_IFNAME", ""),
+        ("pass-lint-rayjob", "debug-setting", "NCCL_P2P_DISABLE", ""),
+        ("pass-lint-script-exports", "value", "NCCL_DEBUG=debug", ""),
+        ("pass-lint-script-exports", "renamed-key", "NCCL_IB_CUDA_SUPPORT", ""),
     ] {
         let text = std::fs::read_to_string(at(&format!("tests/fixtures/field/{name}.txt"))).unwrap();
         let files = [file(name.into(), text, Options::default()).unwrap()];
@@ -108,9 +113,19 @@ fn manifests_from_the_field_have_their_findings() {
         assert!(found, "{name}: no {rule} with {words}: {shown}");
         assert!(without.is_empty() || !shown.contains(without), "{name}: {shown}");
     }
-    let text = std::fs::read_to_string(at("tests/fixtures/field/lint-ibext-disable.txt")).unwrap();
-    let shown = plain(file("f".into(), text, Options::default()).unwrap());
-    assert!(!shown.contains("unknown-key"), "{shown}");
+    for (name, without) in [
+        ("lint-ibext-disable", "unknown-key"),
+        ("pass-lint-azure-topo-file", "NCCL_TOPO_FILE"),
+        ("pass-lint-azure-topo-file", "UCX_"),
+        ("pass-lint-efa", "FI_"),
+        ("pass-lint-efa", "NCCL_SOCKET_IFNAME"),
+        ("pass-lint-oci-mpi", "prefix-match"),
+        ("pass-lint-oci-mpi", "unknown-key"),
+    ] {
+        let text = std::fs::read_to_string(at(&format!("tests/fixtures/field/{name}.txt"))).unwrap();
+        let findings = screen(&[file(name.into(), text, Options::default()).unwrap()]);
+        assert!(!findings.contains(without), "{name}: {findings}");
+    }
 }
 
 /// The rows of docs/tools.md, from the table of rules.

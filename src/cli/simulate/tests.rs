@@ -26,6 +26,14 @@ fn replays(more: &[&str]) -> Result<(Input, SimulateArgs, Vec<Outcome>), Failure
 }
 
 #[test]
+fn without_a_cluster_the_snapshot_is_mentioned() {
+    let mut cli = Cli::try_parse_from(["switchyard", "simulate", "--kubeconfig", "/nonexistent/config"]).unwrap();
+    let Command::Simulate(args) = std::mem::replace(&mut cli.command, Command::Version) else { unreachable!() };
+    let error = outcomes(&cli, &args).err().unwrap().message;
+    assert!(error.contains("/nonexistent/config") && error.contains("--snapshot FILE"), "{error}");
+}
+
+#[test]
 fn the_table_of_the_example() {
     let (input, args, outcomes) =
         replays(&["--more-racks", "1", "--rules", "switchyard,strict-fifo,kueue-like"]).unwrap();

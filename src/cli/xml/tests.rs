@@ -9,7 +9,7 @@ fn fixture(name: &str) -> PathBuf {
 
 fn checked(name: &str) -> Checked {
     let (_, parsed) = read(&fixture(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
-    Checked { name: format!("{name}.xml"), findings: findings(parsed, None) }
+    Checked { name: format!("{name}.xml"), findings: findings(&parsed, None) }
 }
 
 /// After an intended change: `INSTA_UPDATE=always cargo test -p switchyard --lib xml`, then review

@@ -46,7 +46,7 @@ pub(super) fn convert<'a>(
                 draft.trainer.insert(key.into(), value);
             }
         }
-        if let Some(nodes) = pods::number(trainer, "numNodes", reader) {
+        if let Some(nodes) = pods::pod_count(trainer, "numNodes", reader)? {
             draft.trainer.insert("numNodes".into(), nodes.into());
         }
         pods::processes(trainer, "numProcPerNode", reader, draft);

@@ -22,7 +22,7 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
     let worker = roles.get("Worker");
     let main = worker.clone().unwrap_or_else(|| launcher.clone());
     draft.trainer.insert("framework".into(), "MPI".into());
-    let mut nodes = pods::number(&main, "replicas", reader).unwrap_or(1);
+    let mut nodes = pods::pod_count(&main, "replicas", reader)?.unwrap_or(1);
     let launches_and_works = spec.get("runLauncherAsWorker").filter(|field| field.value == true);
     if let Some(field) = spec.get("runLauncherAsWorker") {
         reader.done(&field);

@@ -194,6 +194,19 @@ pub(super) fn number<'a>(at: &Cursor<'a>, key: &str, reader: &mut Reader<'a>) ->
     Some(count)
 }
 
+/// The pods of a role, which a TrainJob cannot do without: a placeholder that is still to be
+/// replaced would become some other number.
+pub(super) fn pod_count<'a>(
+    role: &Cursor<'a>,
+    key: &str,
+    reader: &mut Reader<'a>,
+) -> Result<Option<u64>, ConvertError> {
+    match number(role, key, reader) {
+        None if role.text(key).is_some() => Err(unusable(role, key, "a number of pods")),
+        count => Ok(count),
+    }
+}
+
 /// Processes per node: a keyword or a number.
 pub(super) fn processes<'a>(at: &Cursor<'a>, key: &str, reader: &mut Reader<'a>, draft: &mut Draft) {
     let Some(field) = at.get(key) else { return };

@@ -32,7 +32,7 @@ pub(super) fn convert<'a>(
     draft.trainer.insert("framework".into(), family.framework.into());
     let mut nodes = 0;
     for role in [&master, &worker].into_iter().flatten() {
-        nodes += pods::number(role, "replicas", reader).unwrap_or(u64::from(role.get("replicas").is_none()));
+        nodes += pods::pod_count(role, "replicas", reader)?.unwrap_or(u64::from(role.get("replicas").is_none()));
         pods::restart_policy(role, reader, draft);
     }
     draft.trainer.insert("numNodes".into(), nodes.max(1).into());

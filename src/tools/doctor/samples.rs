@@ -10,7 +10,7 @@ use super::{Diagnosis, Doctor};
 use std::collections::BTreeSet;
 
 /// Id, line, origin.
-const SAMPLES: [(&str, &str, &str); 88] = [
+const SAMPLES: [(&str, &str, &str); 99] = [
     (
         "out-of-memory",
         "[12.3] Out of memory: Killed process 4711 (python3) total-vm:91234kB, anon-rss:81234kB",
@@ -162,6 +162,25 @@ const SAMPLES: [(&str, &str, &str); 88] = [
         "slurmstepd: error: Detected 1 oom_kill event in StepId=13749.batch. Some of the step tasks have been OOM Killed.",
         "slurm src/plugins/task/cgroup (log)",
     ),
+    ("bus-error", "srun: error: node-b: task 289: Bus error", "slurm (log)"),
+    (
+        "evicted",
+        "slurmstepd: error: *** STEP 12.0 ON node-a CANCELLED AT 2026-11-20T14:03:12 DUE TO PREEMPTION ***",
+        "slurm (log)",
+    ),
+    (
+        "time-limit",
+        "slurmstepd: error: *** JOB 12 ON node-a CANCELLED AT 2026-11-20T14:03:12 DUE TO TIME LIMIT ***",
+        "slurm (log)",
+    ),
+    ("terminated", "slurmstepd: error: *** STEP 12.0 ON node-a CANCELLED AT 2026-11-20T14:03:12 ***", "slurm (log)"),
+    ("gpu-out-of-memory", "RuntimeError: HIP out of memory. Tried to allocate 2.00 GiB", "pytorch for ROCm (log)"),
+    (
+        "nvlink-fault",
+        "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
+        "pytorch#58155 (log)",
+    ),
+    ("no-gpu", "RuntimeError: No HIP GPUs are available", "pytorch for ROCm (log)"),
     ("rdma-port", "NCCL WARN NET/IB : mlx5_0:1 Got async event : port error", "nccl src/transport/net_ib.cc"),
     (
         "rdma-port",
@@ -205,6 +224,21 @@ const SAMPLES: [(&str, &str, &str); 88] = [
         "rdma-retry",
         "NCCL WARN NET/IB: Got completion from peer 10.2.0.5<33092> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_SEND(0)",
         "nccl src/transport/net_ib/p2p.cc, 2.28 and newer",
+    ),
+    (
+        "rdma-access",
+        "gpu-1:7:19 [0] transport/net_ib.cc:180 NCCL WARN NET/IB : mlx5_0:1 async fatal event on QP (0x7f69): local access violation work queue error",
+        "nccl#1905 (log)",
+    ),
+    (
+        "rdma-access",
+        "NET/IB: Got completion from peer 10.0.0.2<38081> with status=IBV_WC_REM_ACCESS_ERR(10) opcode=IBV_WC_RDMA_WRITE(1)",
+        "nccl 2.28 (log)",
+    ),
+    (
+        "efa-request",
+        "libfabric:7:1708520807::efa:cq:efa_rdm_txe_handle_error():737<warn> err: 5, message: Invalid address",
+        "aws-ofi-nccl#346 (log)",
     ),
     (
         "nccl-timeout",
@@ -279,6 +313,11 @@ const SAMPLES: [(&str, &str, &str); 88] = [
         "rendezvous",
         "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (a, 29400).",
         "pytorch torch/csrc/distributed/c10d/socket.cpp",
+    ),
+    (
+        "rendezvous",
+        "torch.distributed.DistStoreError: wait timeout after 600000ms, keys: /default_pg/0//cuda//0",
+        "pytorch torch/csrc/distributed/c10d (log)",
     ),
     (
         "store-closed",

@@ -287,15 +287,38 @@ fn logs_from_the_field_have_their_diagnosis() {
         ("doctor-modify-qp-timeout", "rdma-unreachable", 1),
         ("doctor-peer-access-217", "peer-access", 3),
         ("doctor-shm-old-form", "shared-memory-full", 1),
+        ("pass-doctor-bus-lost-in-three-lines", "gpu-lost", 3),
+        ("doctor-efa-security-group", "efa-request", 1),
+        ("doctor-gloo-loopback", "gloo-error", 1),
+        ("doctor-hip-memory-fault", "gpu-program-fault", 1),
+        ("doctor-hip-no-binary", "no-kernel-image", 1),
+        ("doctor-nccl-gpu-memory", "gpu-out-of-memory", 5),
+        ("doctor-rdma-local-access", "rdma-access", 2),
+        ("doctor-slurm-bus-error", "bus-error", 1),
         ("doctor-slurm-oom", "out-of-memory", 1),
+        ("doctor-slurm-oom-old-form", "out-of-memory", 1),
+        ("doctor-slurm-time-limit", "time-limit", 3),
+        ("doctor-store-timeout", "rendezvous", 1),
+        ("doctor-xid-caused-by-previous", "nvlink-fault", 1),
+        ("doctor-xid-nonfatal", "xid", 1),
         ("doctor-watchdog-stuck", "nccl-watchdog-stuck", 1),
         ("pass-doctor-box-lines", "nccl-timeout", 1),
         ("pass-doctor-cq-memlock", "rdma-memlock", 3),
         ("pass-doctor-rank-behind", "nccl-timeout", 1),
+        ("pass-doctor-ucx-memlock", "rdma-memlock", 1),
+        ("pass-doctor-ucx-queue-pairs", "ucx-error", 1),
     ] {
         let attempt = only(&[(name, &read(name))]);
         let first = attempt.first.as_ref().map_or(("", 0), |said| (said.error.id, said.line));
         assert_eq!(first, (id, line), "{name}: {attempt:#?}");
+    }
+    for (name, id) in [
+        ("doctor-gloo-loopback", "gloo-mesh"),
+        ("doctor-nccl-gpu-memory", "connection-closed"),
+        ("doctor-slurm-oom-old-form", "terminated"),
+    ] {
+        let attempt = only(&[(name, &read(name))]);
+        assert!(attempt.followed.iter().any(|fold| fold.error.id == id), "{name}: {attempt:#?}");
     }
     for (name, id) in [
         ("doctor-gdr-disabled", "gpudirect-off"),

@@ -13,6 +13,9 @@ const MAX_MESSAGE_LEN: usize = 1024;
 /// NUMA nodes without a number in the matrix.
 const NUMBERED: &str = "the matrix has no NUMA affinity, so NUMA nodes are numbered by the CPUs of the GPUs";
 
+/// NVLinks that the matrix does not show.
+const PCIE_ONLY: &str = "the text is from `nvidia-smi topo -mp`, which shows PCIe where GPUs have NVLink: give the output of `nvidia-smi topo -m`";
+
 /// Why the result represents a pair differently from the matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Discrepancy {
@@ -51,6 +54,8 @@ pub(super) struct Notes {
     pub rates: Option<String>,
     /// NUMA nodes are numbered by the CPU lists of GPUs.
     pub numbered_by_cpus: bool,
+    /// The matrix leaves NVLinks out.
+    pub pcie_only: bool,
     pub(super) pairs: Vec<(Discrepancy, Facts, String)>,
 }
 
@@ -63,7 +68,8 @@ impl Notes {
     /// One line per kind of discrepancy.
     pub(super) fn warnings(&self) -> Vec<String> {
         let numa = self.numbered_by_cpus.then(|| NUMBERED.to_owned());
-        let about = self.model.iter().cloned().chain(numa);
+        let links = self.pcie_only.then(|| PCIE_ONLY.to_owned());
+        let about = self.model.iter().cloned().chain(numa).chain(links);
         about.chain(self.sentences(&[Facts::Links, Facts::NICs])).collect()
     }
 
@@ -93,6 +99,7 @@ impl Notes {
         }];
         numa.extend(lists.then_some("of a list the first was taken"));
         numa.extend(self.numbered_by_cpus.then_some(NUMBERED));
+        let links = self.pcie_only.then(|| PCIE_ONLY.to_owned());
         let mut sources = vec![
             source(Facts::CPUs, has_cpus, [cpus]),
             source(Facts::NUMANodes, !numa_nodes.is_empty(), numa),
@@ -104,7 +111,7 @@ impl Notes {
                   PCIe is inferred",
                 ],
             ),
-            source(Facts::Links, true, self.model.iter().cloned().chain(self.sentences(&[Facts::Links]))),
+            source(Facts::Links, true, self.model.iter().cloned().chain(links).chain(self.sentences(&[Facts::Links]))),
         ];
         let mut nics = Vec::new();
         if matrix.nics.is_empty() {

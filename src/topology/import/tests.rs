@@ -3,7 +3,7 @@
 use super::*;
 use crate::matrix::parse;
 use switchyard_core::placement::gpus::Shape;
-use switchyard_crds::gpu_topology::{FactSource, SourceState};
+use switchyard_crds::gpu_topology::{FactSource, Facts, SourceState};
 
 /// Matrices of real machines that their owners published; `tests/fixtures/topo/README.md` lists the
 /// sources.
@@ -308,14 +308,61 @@ fn other_text_around_a_matrix_does_not_hide_it() {
         ("pass-topo-ansi-six", 0),
         ("pass-topo-dgx1-soc", 0),
         ("pass-topo-four-sncs", 0),
+        ("topo-glued-cells", 8),
+        ("topo-glued-numa", 8),
+        ("pass-topo-virtual-phb-only", 8),
+        ("pass-topo-indented-with-p2p", 2),
     ] {
         let matrix = parse(&field(name)).unwrap_or_else(|faults| panic!("{name}: {faults}"));
         assert!(devices == 0 || matrix.devices() == devices, "{name}: {} devices", matrix.devices());
     }
     let glued = parse(&field("topo-glued-header")).unwrap();
     assert_eq!(glued.gpus[1].cpus.as_ref().map(ToString::to_string).as_deref(), Some("28-55"));
-    let faults = parse(&field("topo-p2p-alone")).unwrap_err().to_string();
-    assert!(faults.contains("nvidia-smi topo -p2p") && faults.lines().count() == 1, "{faults}");
+    for (name, words) in [("topo-p2p-alone", "nvidia-smi topo -p2p"), ("topo-rocm-smi", "about AMD GPUs")] {
+        let faults = parse(&field(name)).unwrap_err().to_string();
+        assert!(faults.contains(words) && faults.lines().count() == 1, "{faults}");
+    }
+}
+
+#[test]
+fn cells_and_columns_without_a_space_between_are_separate() {
+    let matrix = parse(&field("topo-glued-cells")).unwrap();
+    let labels: Vec<&str> = matrix.nics.iter().map(|nic| nic.label.as_str()).collect();
+    assert_eq!(labels, ["NIC0", "NIC1", "NIC2", "NIC3"]);
+    let near = |gpu: usize| (4..8).filter(|nic| matrix.class(gpu, *nic) == Some(PathClass::Pix)).collect::<Vec<_>>();
+    assert_eq!([0, 1, 2, 3].map(near), [vec![4], vec![5, 6], vec![], vec![7]]);
+}
+
+/// Regression: the NUMA node became the last digit of a CPU list, and the node was unknown.
+#[test]
+fn a_numa_node_is_separate_from_the_cpus_before_it() {
+    let text = field("topo-glued-numa");
+    let matrix = parse(&text).unwrap();
+    let gpu = |gpu: &crate::matrix::Gpu| [&gpu.cpus, &gpu.numa].map(|list| list.as_ref().unwrap().to_string());
+    let expected = [["0-55,112-167", "0"], ["0-55,112-167", "0"], ["56-111,168-223", "1"], ["56-111,168-223", "1"]];
+    assert_eq!(matrix.gpus.iter().map(gpu).collect::<Vec<_>>(), expected);
+    // 0-11 and node 1, or 0-1 and node 11.
+    let faults = parse(&text.replace("56-111,168-2231", "0-111")).unwrap_err().to_string();
+    assert!(faults.contains("row GPU2, column CPU Affinity: got 0-111; expected a space"), "{faults}");
+}
+
+#[test]
+fn a_matrix_without_nvlinks_is_not_taken_for_a_machine_without() {
+    let imported = imported_from_the_field("topo-mp-without-nvlinks");
+    assert!(imported.warnings.iter().any(|line| line.contains("topo -mp")), "{:?}", imported.warnings);
+    let sources = imported.topology.status.unwrap().sources;
+    let links = sources.iter().find(|source| source.facts == Facts::Links).unwrap();
+    assert!(links.message.as_ref().is_some_and(|message| message.contains("topo -mp")), "{links:?}");
+}
+
+#[test]
+fn unknown_numa_nodes_and_those_of_gpu_memory_are_not_nodes_of_gpus() {
+    let nodes = |name: &str| {
+        let status = imported_from_the_field(name).topology.status.unwrap();
+        status.gpus.iter().map(|gpu| gpu.numa_node).collect::<Vec<_>>()
+    };
+    assert_eq!(nodes("pass-topo-no-cpus-no-numa"), [None, None]);
+    assert_eq!(nodes("pass-topo-gb200-memory-nodes"), [Some(0), Some(0), Some(1), Some(1)]);
 }
 
 /// Where rates tie because models and NICs are unknown, the nearer set wins.
@@ -331,6 +378,7 @@ fn ties_go_to_the_nearest_gpus_and_nics() {
     assert_eq!(best("topo-best-crosses-sockets", 4), [1, 2, 3, 4]);
     assert_eq!(best("topo-best-ignores-near-nic", 1), [2]);
     assert_eq!(best("topo-best-ignores-near-nic", 2), [2, 3]);
+    assert_eq!(best("pass-topo-tabs-phb-nic", 1), [2]);
     let sources = imported_from_the_field("topo-best-ignores-near-nic").topology.status.unwrap().sources;
     let says =
         |source: &FactSource| source.message.as_ref().is_some_and(|line| line.contains("assumed to be 10 Gbit/s"));

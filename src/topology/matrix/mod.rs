@@ -32,6 +32,8 @@ pub struct Matrix {
     pub gpus: Vec<Gpu>,
     /// NICs in column order.
     pub nics: Vec<Nic>,
+    /// Whether the text is from `nvidia-smi topo -mp`, which leaves NVLinks out.
+    pub pcie_only: bool,
     /// Cells by device and device; `None` if unknown.
     cells: Vec<Vec<Option<Cell>>>,
 }
@@ -296,6 +298,7 @@ fn assemble(
     Matrix {
         gpus: gpus.iter().map(|(index, position)| gpu(*index, table, rows[*position], faults)).collect(),
         nics: names(table, &nics, faults),
+        pcie_only: table.pcie_only,
         cells: order.iter().map(|a| order.iter().map(|b| cells[*a][*b]).collect()).collect(),
     }
 }

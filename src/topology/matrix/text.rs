@@ -2,6 +2,10 @@
 
 use super::fault::{MatrixFault, Position};
 use super::{Cell, gpu_index};
+use switchyard_worker_contract::CpuList;
+
+/// Titles in the output of `rocm-smi --showtopo` and `amd-smi topology`.
+const AMD_TITLES: [&str; 2] = ["ROCm System Management Interface", "LINK TYPE TABLE"];
 
 /// The parts of a text that form the matrix.
 pub(super) struct Table<'a> {
@@ -11,6 +15,8 @@ pub(super) struct Table<'a> {
     pub columns: Vec<&'a str>,
     /// Columns after the device columns.
     pub affinities: Vec<Affinity>,
+    /// Whether the command was `nvidia-smi topo -mp`, which shows PCIe where there is NVLink.
+    pub pcie_only: bool,
     /// Rows in text order.
     pub rows: Vec<Row<'a>>,
     /// NIC names from the legend.
@@ -30,10 +36,22 @@ pub(super) struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// Adds a word of this line.
+    /// Adds a word of this line, or the cells in it.
     fn push(&mut self, word: &'a str, line: &str) {
-        self.words.push(word);
-        self.columns.push(column(line, word));
+        let cells = cells(word);
+        let words = if cells.is_empty() { vec![word] } else { cells };
+        for word in words {
+            self.words.push(word);
+            self.columns.push(column(line, word));
+        }
+    }
+
+    /// Divides a word in two.
+    fn split(&mut self, index: usize, at: usize) {
+        let (first, second) = self.words[index].split_at(at);
+        self.words[index] = first;
+        self.words.insert(index + 1, second);
+        self.columns.insert(index + 1, self.columns[index] + at);
     }
 }
 
@@ -99,8 +117,24 @@ pub(super) fn is_list(word: &str) -> bool {
     word == "N/A" || word.starts_with(|c: char| c.is_ascii_digit())
 }
 
+/// The cells of a word: several if a tool printed them without a space, as in `NODENODE`. Empty if
+/// it contains anything else.
+fn cells(word: &str) -> Vec<&str> {
+    const LONGEST: usize = "NV999".len();
+    let (mut cells, mut rest) = (Vec::new(), word);
+    while !rest.is_empty() {
+        let ends = (1..=rest.len().min(LONGEST)).rev();
+        let Some(cell) = ends.filter_map(|end| rest.get(..end)).find(|cell| Cell::parse(cell).is_some()) else {
+            return Vec::new();
+        };
+        cells.push(cell);
+        rest = &rest[cell.len()..];
+    }
+    cells
+}
+
 fn is_cell(word: &str) -> bool {
-    Cell::parse(word).is_some()
+    !cells(word).is_empty()
 }
 
 /// `GPU0` or `NIC0`.
@@ -109,16 +143,33 @@ fn is_numbered(word: &str) -> bool {
     nic || gpu_index(word).is_some()
 }
 
+/// The labels of a word: several if a tool printed them without a space, as in `NIC7NIC8`.
+fn labels(word: &str) -> Vec<&str> {
+    let starts = |at: &usize| word.get(*at..).is_some_and(|rest| rest.starts_with("GPU") || rest.starts_with("NIC"));
+    let starts: Vec<usize> = (0..word.len()).filter(starts).collect();
+    let ends = starts.iter().skip(1).copied().chain([word.len()]);
+    let labels: Vec<&str> = starts.iter().zip(ends).map(|(start, end)| &word[*start..end]).collect();
+    if starts.first() == Some(&0) && labels.iter().all(|label| is_numbered(label)) { labels } else { vec![word] }
+}
+
 fn is_header(words: &[&str]) -> bool {
     let Some((first, rest)) = words.split_first() else { return false };
     let begins_cells = rest.first().is_some_and(|word| is_cell(word) || is_list(word));
     let is_label = |word: &&str| word.ends_with(|c: char| c.is_ascii_digit());
     let is_alone = rest.is_empty() && gpu_index(first).is_none();
-    is_numbered(first) && !is_alone && !begins_cells && (rest.contains(&"Affinity") || rest.iter().all(is_label))
+    labels(first).into_iter().all(is_numbered)
+        && !is_alone
+        && !begins_cells
+        && (rest.contains(&"Affinity") || rest.iter().all(is_label))
 }
 
 /// Finds header, rows and legend; `None` if there is no matrix of path classes.
 pub(super) fn read<'a>(text: &'a str, faults: &mut Vec<MatrixFault>) -> Option<Table<'a>> {
+    if AMD_TITLES.iter().any(|title| text.contains(title)) {
+        let got = "the output of rocm-smi or amd-smi, which is about AMD GPUs";
+        faults.push(Position::default().fault(got, "the output of `nvidia-smi topo -m`"));
+        return None;
+    }
     let words = |line: &'a str| line.split_whitespace().collect::<Vec<_>>();
     let mut lines = text.lines().zip(1..).map(|(line, number)| (number, line, words(line)));
     let Some((header_line, _, mut header)) = lines.by_ref().find(|(.., words)| is_header(words)) else {
@@ -126,6 +177,7 @@ pub(super) fn read<'a>(text: &'a str, faults: &mut Vec<MatrixFault>) -> Option<T
         faults.push(Position::default().fault("no header", expected));
         return None;
     };
+    let pcie_only = text.lines().take(header_line).any(|line| line.contains("topo -mp"));
     let mut rows: Vec<Row<'a>> = Vec::new();
     let mut legend = Vec::new();
     let (mut columns, mut affinities) = columns(&header);
@@ -177,7 +229,39 @@ pub(super) fn read<'a>(text: &'a str, faults: &mut Vec<MatrixFault>) -> Option<T
         faults.push(Position::line(header_line).fault(got, "that of `nvidia-smi topo -m`"));
         return None;
     }
-    Some(Table { header_line, columns, affinities, rows, legend })
+    separate_values(&mut rows, columns.len(), &affinities, faults);
+    Some(Table { header_line, columns, affinities, pcie_only, rows, legend })
+}
+
+/// Separates the values after the cells that a tool printed without a space, as in `0N/A`. If one
+/// row has that, the columns touch, and in a row that lacks a value it is at the end of the CPU
+/// list. Otherwise a missing value is a blank cell.
+fn separate_values(rows: &mut [Row<'_>], width: usize, affinities: &[Affinity], faults: &mut Vec<MatrixFault>) {
+    let is_short = |row: &&mut Row<'_>| gpu_index(row.label).is_some() && row.words.len() == width + 2;
+    if affinities != Affinity::ALL {
+        return;
+    }
+    let mut columns_touch = false;
+    for row in rows.iter_mut().filter(is_short) {
+        if let Some(list) = row.words[width + 1].strip_suffix("N/A").filter(|list| is_list(list)) {
+            row.split(width + 1, list.len());
+            columns_touch = true;
+        }
+    }
+    for row in rows.iter_mut().filter(is_short).filter(|_| columns_touch) {
+        let word = row.words[width];
+        let is_split = |at: &usize| match (word.get(..*at), word.get(*at..)) {
+            (Some(cpus), Some(numa)) => cpus.parse::<CpuList>().is_ok() && numa.parse::<u32>().is_ok(),
+            _ => false,
+        };
+        match (1..word.len()).filter(is_split).collect::<Vec<_>>().as_slice() {
+            [at] => row.split(width, *at),
+            _ => {
+                let place = Position::line(row.line).row(row.label).column(Affinity::Cpus.title());
+                faults.push(place.fault(word, "a space between the CPUs and the NUMA node"));
+            }
+        }
+    }
 }
 
 /// Whether a row has a cell of `nvidia-smi topo -p2p`: OK, or why GPUs cannot reach each other.
@@ -200,14 +284,14 @@ fn begins_row(words: &[&str], columns: &[&str]) -> bool {
 
 /// Splits the header into device labels and the titles after them, which have several words each.
 fn columns<'a>(header: &[&'a str]) -> (Vec<&'a str>, Vec<Affinity>) {
-    let (mut labels, mut affinities) = (Vec::new(), Vec::new());
+    let (mut devices, mut affinities) = (Vec::new(), Vec::new());
     let mut rest = header;
     while let Some((first, others)) = rest.split_first() {
         // Tools that align the columns themselves print NIC11CPU Affinity where the label is long.
         if let Some(label) = first.strip_suffix("CPU").filter(|label| is_numbered(label))
             && others.first() == Some(&"Affinity")
         {
-            labels.push(label);
+            devices.push(label);
             affinities.push(Affinity::Cpus);
             rest = &others[1..];
             continue;
@@ -219,10 +303,10 @@ fn columns<'a>(header: &[&'a str]) -> (Vec<&'a str>, Vec<Affinity>) {
                 rest = rest.get(title.title().split(' ').count()..).unwrap_or_default();
             }
             None => {
-                labels.push(*first);
+                devices.extend(labels(first));
                 rest = others;
             }
         }
     }
-    (labels, affinities)
+    (devices, affinities)
 }

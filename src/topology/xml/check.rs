@@ -4,20 +4,19 @@ use super::finding::{Findings, Rule};
 use super::tables::{
     ARCHITECTURES, INVENTED, MAX_CHILDREN, MAX_ELEMENTS, TAGS, VENDORS, class, is_bridge, is_bus_id, lane_speed, number,
 };
-use super::{Document, Element};
+use super::{Document, Element, Parsed};
 use std::collections::BTreeMap;
 
-/// Runs every check that needs no machine. [`super::parse`] has already reported what stops NCCL's
-/// reader.
-pub fn check(document: &Document) -> Findings {
-    let mut findings = Findings::default();
-    if let Some(graphs) = document.outermost().map(|at| &document.elements[at]).find(|element| element.tag == "graphs")
-    {
-        let fix =
-            "leave it to NCCL_GRAPH_FILE: it pins rings and fits one number of GPUs; a topology file has a <system>";
-        findings.add(&Rule::SYSTEM, Some(graphs.line), "a graph file, <graphs>", fix);
+/// What stops NCCL's reader, and the result of every check that needs no machine. A file of another
+/// kind has a single finding.
+pub fn check(parsed: &Parsed) -> Findings {
+    let document = &parsed.document;
+    if let Some((line, got, fix)) = other_kind(document) {
+        let mut findings = Findings::default();
+        findings.add(&Rule::SYSTEM, Some(line), got, fix);
         return findings;
     }
+    let mut findings = parsed.findings.clone();
     system(document, &mut findings);
     sizes(document, &mut findings);
     let is_alone = document.all("cpu").count() == 1;
@@ -41,10 +40,29 @@ pub fn check(document: &Document) -> Findings {
             }
             _ => {}
         }
-        pins(element, &mut findings);
+        pins(document, element, &mut findings);
     }
     numa_nodes(document, &mut findings);
     findings
+}
+
+/// Line, kind and use of a file that is not a topology file for NCCL.
+fn other_kind(document: &Document) -> Option<(u32, &'static str, &'static str)> {
+    let outermost =
+        |tag: &str| document.outermost().map(|at| &document.elements[at]).find(|element| element.tag == tag);
+    if let Some(graphs) = outermost("graphs") {
+        let fix =
+            "leave it to NCCL_GRAPH_FILE: it pins rings and fits one number of GPUs; a topology file has a <system>";
+        return Some((graphs.line, "a graph file, <graphs>", fix));
+    }
+    if let Some(topology) = outermost("topology") {
+        let fix = "a topology file of NCCL has a <system>: write one with `switchyard topo xml`";
+        return Some((topology.line, "a file of hwloc (lstopo), <topology>", fix));
+    }
+    let is_rccl = |element: &&Element| element.tag == "xgmi" || (element.tag == "gpu" && element.get("gcn").is_some());
+    let rccl = document.elements.iter().find(is_rccl)?;
+    let fix = "leave it to RCCL, which reads its own version, gcn= and <xgmi>; this check is for NCCL";
+    Some((rccl.line, "a topology file of RCCL, for AMD GPUs", fix))
 }
 
 fn system(document: &Document, findings: &mut Findings) {
@@ -258,7 +276,7 @@ fn kernel_form(text: &str) -> Option<String> {
 }
 
 /// Device facts in the file, which NCCL either trusts or overwrites.
-fn pins(element: &Element, findings: &mut Findings) {
+fn pins(document: &Document, element: &Element, findings: &mut Findings) {
     const PINNED: [(&str, &[&str]); 2] =
         [("net", &["speed", "port", "latency", "guid", "maxconn", "rail", "plane", "coll"]), ("gpu", &["dev", "sm"])];
     const OVERWRITTEN: [(&str, &[&str]); 3] =
@@ -287,7 +305,11 @@ fn pins(element: &Element, findings: &mut Findings) {
         findings.add(&Rule::PIN, line, format!("{} of <{tag}>", pinned.join(", ")), "take it out");
     }
     if ["nvlink", "c2c"].contains(&tag) {
-        findings.add(&Rule::PIN, line, format!("<{tag}>"), "take it out: NCCL counts the links that are up");
+        let own = element.parent.and_then(|gpu| document.elements[gpu].parent).map(|pci| &document.elements[pci]);
+        let is_loop =
+            element.get("target").is_some_and(|target| own.is_some_and(|pci| pci.get("busid") == Some(target)));
+        let got = if is_loop { format!("<{tag}> from a GPU to itself") } else { format!("<{tag}>") };
+        findings.add(&Rule::PIN, line, got, "take it out: NCCL counts the links that are up");
     }
     let overwritten = of(&OVERWRITTEN);
     if !overwritten.is_empty() {

@@ -54,8 +54,7 @@ fn imported(text: &str, gpu_model: &str) -> GPUTopologyStatus {
 /// All findings in a text, one per line.
 fn found(text: &str, status: Option<&GPUTopologyStatus>) -> Vec<String> {
     let parsed = parse(text);
-    let mut findings = parsed.findings;
-    findings.extend(check(&parsed.document));
+    let mut findings = check(&parsed);
     findings.extend(status.map_or(Findings::default(), |status| check_against(&parsed.document, status)));
     let line = |finding: Finding| {
         let lines = finding.lines.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
@@ -337,4 +336,12 @@ fn files_from_the_field() {
     assert_eq!(found("xml-one-cpu-without-arch"), [""; 0]);
     let two = found("xml-two-cpus-without-arch");
     assert!(two.len() == 2 && two.iter().all(|finding| finding.contains("warning unused-cpu")), "{two:#?}");
+    for (name, words) in [("xml-hwloc", "a file of hwloc"), ("xml-rccl-xgmi", "a topology file of RCCL")] {
+        let other = found(name);
+        assert!(other.len() == 1 && other[0].contains(words), "{other:#?}");
+    }
+    let own = found("xml-nvlink-to-itself");
+    assert!(own.iter().any(|finding| finding.contains("<nvlink> from a GPU to itself")), "{own:#?}");
+    assert!(own.iter().all(|finding| finding.contains(" warning ")), "{own:#?}");
+    assert_eq!(found("pass-xml-comments-after-devices"), [""; 0]);
 }

@@ -65,7 +65,7 @@ fn chromium_renders_the_page_without_errors() {
     failed_once().write(&scene.join("run"));
     let ended = scene.switchyard(["report", "run", "--out", "page.html"]).run(TIMEOUT);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    for width in [1280, 400] {
+    for width in [1280, 420] {
         for dark in [false, true] {
             let picture = output().join(format!("report-{width}-{}.png", if dark { "dark" } else { "light" }));
             let faults = faults(scene.path(), width, dark, Some(&picture));

@@ -99,7 +99,7 @@ fn missing_files_are_named_and_progress_events_replace_records() {
         gaps.contains("no record of the steps of ranks 1") && gaps.contains("there is no inspection.json"),
         "{gaps}"
     );
-    assert!(page.contains("Memory is not recorded"));
+    assert!(page.contains("Memory: it is not recorded"));
     // A torn last line costs only that line.
     let file = scene.join("run/record/rank-0.steps.jsonl");
     let text = fs::read_to_string(&file).unwrap();

@@ -22,7 +22,7 @@ const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#1b1f24}.s{font-si
 .c{stroke:#57606a}@media(prefers-color-scheme:dark){text{fill:#e6edf3}rect{stroke:#8b949e;fill:#161b22}.g{fill:#12361f}\
 .n{fill:#14304f}.w{stroke:#ff7b72}.l{stroke:#3fb950}.c{stroke:#8b949e}}";
 
-/// The drawing. It scales to any width.
+/// The drawing. It scales to any width; by itself it has a size at which its texts are legible.
 pub(in super::super) fn svg(topology: &GPUTopology) -> String {
     let drawing = Drawing::of(topology);
     let depth = drawing.numa.iter().map(rows).max().unwrap_or(0);
@@ -53,7 +53,7 @@ pub(in super::super) fn svg(topology: &GPUTopology) -> String {
     );
     let (width, name) = (right + MARGIN, escaped(&drawing.name));
     format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {bottom}\" width=\"100%\" style=\"max-width:{width}px\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {bottom}\" width=\"{width}\" height=\"{bottom}\" \
          role=\"img\">\n<title>{name}</title>\n<desc>{}</desc>\n<style>{STYLE}</style>\n<text x=\"{MARGIN}\" y=\"{}\">{name}</text>\n{}</svg>\n",
         escaped(&about),
         MARGIN + 12,
@@ -64,6 +64,34 @@ pub(in super::super) fn svg(topology: &GPUTopology) -> String {
 /// Number of bars above the devices of a part.
 fn rows(part: &Part) -> usize {
     1 + part.parts.iter().map(rows).max().unwrap_or(0)
+}
+
+/// Equal NICs of one switch are one box if there are at least this many, such as the functions of
+/// a virtualized NIC.
+const FOLDED: usize = 4;
+
+/// The devices of a part, with equal NICs in one group.
+fn groups<'a>(drawing: &Drawing, devices: &'a [usize]) -> Vec<&'a [usize]> {
+    let device = |position: &usize| &drawing.devices[*position];
+    let is_equal = |a: &usize, b: &usize| {
+        let (a, b) = (device(a), device(b));
+        !a.is_gpu && !b.is_gpu && !a.is_faulty && !b.is_faulty && a.detail == b.detail
+    };
+    let few = |group: &'a [usize]| if group.len() < FOLDED { group.chunks(1) } else { group.chunks(group.len()) };
+    devices.chunk_by(is_equal).flat_map(few).collect()
+}
+
+/// The box of a group, with all names if there is room.
+fn folded(drawing: &Drawing, group: &[usize]) -> Device {
+    let all: Vec<&Device> = group.iter().map(|position| &drawing.devices[*position]).collect();
+    let (label, detail) = match all.as_slice() {
+        [device] => (device.label.clone(), device.detail.clone()),
+        several => {
+            let names: Vec<&str> = several.iter().map(|device| device.label.as_str()).collect();
+            (format!("{} NICs", several.len()), names.join(", "))
+        }
+    };
+    Device { label, detail, is_gpu: all[0].is_gpu, is_faulty: all[0].is_faulty }
 }
 
 struct Picture {
@@ -86,10 +114,11 @@ impl Picture {
         for inner in &part.parts {
             self.part(drawing, inner, row + 1);
         }
-        for device in &part.devices {
-            self.centres[*device] = self.next + DEVICE.0 / 2;
-            lines.push(self.centres[*device]);
-            self.device(&drawing.devices[*device]);
+        for group in groups(drawing, &part.devices) {
+            let centre = self.next + DEVICE.0 / 2;
+            lines.push(centre);
+            group.iter().for_each(|device| self.centres[*device] = centre);
+            self.device(&folded(drawing, group));
         }
         for x in lines {
             let (from, to) = (below + BAR.0, self.devices_at);

@@ -2,6 +2,7 @@
 
 use super::super::tests::fixtures::machine;
 use super::*;
+use switchyard_crds::gpu_topology::Nic;
 
 #[test]
 fn for_graphviz() {
@@ -13,6 +14,31 @@ fn for_graphviz() {
 fn pictures() {
     insta::assert_snapshot!("f01-dgx-1v-svg", svg(&machine("f01-dgx-1v")));
     insta::assert_snapshot!("f04-h200-svg", svg(&machine("f04-h200")));
+}
+
+/// As on machines that show every function of their NICs.
+#[test]
+fn many_equal_nics_of_a_switch_are_one_box() {
+    let mut machine = machine("f04-h200");
+    let few = svg(&machine);
+    let status = machine.status.as_mut().unwrap();
+    let functions = |nic: &Nic| {
+        (0..9)
+            .map(|function| Nic { name: format!("{}_{function}", nic.name), rdma_device: None, ..nic.clone() })
+            .collect::<Vec<_>>()
+    };
+    status.nics = status.nics.iter().flat_map(functions).collect();
+    assert_eq!(status.nics.len(), 36);
+    let many = svg(&machine);
+    let size = |picture: &str| picture.split_once("viewBox=").unwrap().1.split('\n').next().unwrap().to_owned();
+    assert_eq!(size(&many), size(&few));
+    assert_eq!(many.matches(">9 NICs</text>").count(), 4, "{many}");
+    assert!(many.contains("_7, ") && many.contains("_8</title>"), "the title has every name: {many}");
+    // A port that is down stays apart.
+    let status = machine.status.as_mut().unwrap();
+    status.nics[0].state = Some("Down".into());
+    assert_eq!(svg(&machine).matches(">9 NICs</text>").count(), 3);
+    assert_eq!(svg(&machine).matches(">8 NICs</text>").count(), 1);
 }
 
 #[test]

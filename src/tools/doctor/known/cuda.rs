@@ -5,7 +5,7 @@ use super::{KnownError, Role, XID_PAGE};
 pub(super) const KNOWN: [KnownError; 14] = [
     KnownError {
         id: "gpu-out-of-memory",
-        says: "PyTorch, CUDA, XLA",
+        says: "PyTorch, CUDA, HIP, XLA, NCCL",
         role: Role::Cause,
         texts: &[
             &["CUDA out of memory"],
@@ -15,6 +15,9 @@ pub(super) const KNOWN: [KnownError; 14] = [
             &["CUDA_ERROR_OUT_OF_MEMORY"],
             &["RESOURCE_EXHAUSTED: Out of memory"],
             &["CUBLAS_STATUS_ALLOC_FAILED"],
+            &["HIP out of memory"],
+            &["hipErrorOutOfMemory"],
+            &["Cuda failure", "'out of memory'"],
         ],
         means: "the memory of the GPU is full",
         look: &[
@@ -33,6 +36,7 @@ pub(super) const KNOWN: [KnownError; 14] = [
             &["fallen off the bus"],
             &["GPU is lost"],
             &["Unable to determine the device handle for GPU"],
+            &["caused by previous Xid 79"],
         ],
         means: "the GPU does not answer on PCIe any more: hardware, power or heat, not the program",
         look: &[
@@ -52,6 +56,9 @@ pub(super) const KNOWN: [KnownError; 14] = [
             &["NVRM: Xid", ": 64,"],
             &["NVRM: Xid", ": 94,"],
             &["NVRM: Xid", ": 95,"],
+            &["caused by previous Xid 48"],
+            &["caused by previous Xid 94"],
+            &["caused by previous Xid 95"],
             // In our worker's wording, here and below.
             &["XID 48 ("],
             &["XID 63 ("],
@@ -73,13 +80,29 @@ pub(super) const KNOWN: [KnownError; 14] = [
     },
     KnownError {
         id: "nvlink-fault",
-        says: "driver (XID 74, 145, 149)",
+        says: "driver (XID 74, 144-150), CUDA",
         role: Role::Cause,
+        // The driver also reports events of these numbers that a link survives, as "Nonfatal".
         texts: &[
             &["NVRM: Xid", ": 74,"],
-            &["NVRM: Xid", ": 145,"],
-            &["NVRM: Xid", ": 149,"],
+            &["NVRM: Xid", ": 144,", " Fatal"],
+            &["NVRM: Xid", ": 145,", " Fatal"],
+            &["NVRM: Xid", ": 146,", " Fatal"],
+            &["NVRM: Xid", ": 147,", " Fatal"],
+            &["NVRM: Xid", ": 148,", " Fatal"],
+            &["NVRM: Xid", ": 149,", " Fatal"],
+            &["NVRM: Xid", ": 150,", " Fatal"],
+            &["caused by previous Xid 74"],
+            &["caused by previous Xid 144"],
+            &["caused by previous Xid 145"],
+            &["caused by previous Xid 146"],
+            &["caused by previous Xid 147"],
+            &["caused by previous Xid 148"],
+            &["caused by previous Xid 149"],
+            &["caused by previous Xid 150"],
             &["NVRM: NVLink"],
+            &["uncorrectable NVLink error"],
+            &["CUDA_ERROR_NVLINK_UNCORRECTABLE"],
             &["(NVLink error)"],
         ],
         means: "an NVLink failed: hardware, or the other end of the link was reset",
@@ -91,7 +114,14 @@ pub(super) const KNOWN: [KnownError; 14] = [
         id: "gpu-firmware-fault",
         says: "driver (XID 119, 120)",
         role: Role::Cause,
-        texts: &[&["NVRM: Xid", ": 119,"], &["NVRM: Xid", ": 120,"], &["XID 119 ("], &["XID 120 ("]],
+        texts: &[
+            &["NVRM: Xid", ": 119,"],
+            &["NVRM: Xid", ": 120,"],
+            &["caused by previous Xid 119"],
+            &["caused by previous Xid 120"],
+            &["XID 119 ("],
+            &["XID 120 ("],
+        ],
         means: "the firmware of the GPU (GSP) did not answer",
         look: &["reset the GPU; look for a newer driver"],
         told_by: "preflight check 14",
@@ -118,9 +148,10 @@ pub(super) const KNOWN: [KnownError; 14] = [
     },
     KnownError {
         id: "no-gpu",
-        says: "CUDA, PyTorch",
+        says: "CUDA, HIP, PyTorch",
         role: Role::Cause,
         texts: &[
+            &["No HIP GPUs are available"],
             &["no CUDA-capable device is detected"],
             &["No CUDA GPUs are available"],
             &["Found no NVIDIA driver"],
@@ -172,11 +203,18 @@ pub(super) const KNOWN: [KnownError; 14] = [
     },
     KnownError {
         id: "no-kernel-image",
-        says: "CUDA",
+        says: "CUDA, HIP",
         role: Role::Cause,
-        texts: &[&["no kernel image is available for execution on the device"], &["CUDA_ERROR_NO_BINARY_FOR_GPU"]],
+        texts: &[
+            &["no kernel image is available for execution on the device"],
+            &["CUDA_ERROR_NO_BINARY_FOR_GPU"],
+            &["hipErrorNoBinaryForGpu"],
+            &["HIP error: invalid device function"],
+        ],
         means: "the program was not compiled for this model of GPU",
-        look: &["architectures of the build (torch.cuda.get_arch_list()) against the GPU's compute capability"],
+        look: &[
+            "architectures of the build (torch.cuda.get_arch_list()) against the GPU's compute capability, or its gfx name",
+        ],
         told_by: "preflight check 23",
         link: "",
     },
@@ -199,9 +237,12 @@ pub(super) const KNOWN: [KnownError; 14] = [
     },
     KnownError {
         id: "gpu-program-fault",
-        says: "CUDA, driver (XID 13, 31)",
+        says: "CUDA, HIP, driver (XID 13, 31)",
         role: Role::Cause,
         texts: &[
+            &["Memory access fault by GPU"],
+            &["HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION"],
+            &["hipErrorIllegalAddress"],
             &["an illegal memory access was encountered"],
             &["CUDA_ERROR_ILLEGAL_ADDRESS"],
             &["device-side assert triggered"],

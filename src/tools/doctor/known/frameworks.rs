@@ -25,7 +25,7 @@ pub(super) const KNOWN: [KnownError; 18] = [
         id: "gloo-mesh",
         says: "Gloo",
         role: Role::Symptom,
-        texts: &[&["connectFullMesh failed"]],
+        texts: &[&["connectFullMesh failed"], &["pair.cc", "connect [127."]],
         means: "ranks could not all connect to each other: very often one listens on the loopback interface",
         look: &[
             "the addresses in the lines: is one 127.0.x?",
@@ -87,6 +87,8 @@ pub(super) const KNOWN: [KnownError; 18] = [
             &["The client socket has failed to connect to"],
             &["Timed out after", "waiting for clients"],
             &["DistStoreError"],
+            &["store->get(", "Timeout waiting for key"],
+            &["wait timeout after", "ms, keys:"],
         ],
         means: "ranks did not all meet in time: one was never started, or cannot reach the first",
         look: &[
@@ -233,7 +235,7 @@ pub(super) const KNOWN: [KnownError; 18] = [
         id: "ucx-error",
         says: "UCX",
         role: Role::Symptom,
-        texts: &[&["UCX  ERROR"], &["Destination is unreachable"]],
+        texts: &[&["UCX  ERROR"], &["UCX ERROR"], &["Destination is unreachable"]],
         means: "UCX could not use a device or reach a peer",
         look: &["the words after ERROR", "where MPI only starts processes: UCX_TLS=tcp"],
         told_by: "",

@@ -2,7 +2,7 @@
 
 use super::{KnownError, Role};
 
-pub(super) const KNOWN: [KnownError; 9] = [
+pub(super) const KNOWN: [KnownError; 11] = [
     KnownError {
         id: "out-of-memory",
         says: "kernel, Kubernetes, Slurm",
@@ -13,7 +13,10 @@ pub(super) const KNOWN: [KnownError; 9] = [
             &["oom-kill:"],
             &["OOMKilled"],
             &["oom_kill event"],
+            // Slurm up to 20.02.
+            &["oom-kill event"],
             &["have been OOM Killed"],
+            &["srun: error:", ": Out Of Memory"],
         ],
         means: "the host memory of the machine or of the container was full, and the kernel ended the process",
         look: &[
@@ -32,6 +35,7 @@ pub(super) const KNOWN: [KnownError; 9] = [
             &["Signal 9 (SIGKILL)"],
             &["exitcode", ": -9"],
             &["exited on signal 9"],
+            &["srun: error:", ": Killed"],
         ],
         means: "somebody ended the process with SIGKILL, which it cannot answer: most often the kernel, for want of memory",
         look: &[
@@ -70,10 +74,7 @@ pub(super) const KNOWN: [KnownError; 9] = [
             &["posix_fallocate failed", "No space left on device"],
             &["insufficient shared memory (shm)"],
             &["/dev/shm", "No space left on device"],
-            &["Signal 7 (SIGBUS)"],
-            &["exitcode", ": -7"],
-            &["killed by signal 7"],
-            &["Bus error"],
+            &["DataLoader worker", "Bus error"],
         ],
         means: "/dev/shm is full: without a volume it has 64 MiB in a container",
         look: &[
@@ -82,6 +83,20 @@ pub(super) const KNOWN: [KnownError; 9] = [
         ],
         told_by: "preflight check 7",
         link: super::NCCL_PAGE,
+    },
+    KnownError {
+        id: "bus-error",
+        says: "launchers, the shell",
+        role: Role::Cause,
+        texts: &[&["Signal 7 (SIGBUS)"], &["exitcode", ": -7"], &["killed by signal 7"], &["Bus error"]],
+        means: "the process touched a page that the kernel could not provide: /dev/shm was full, a mapped file became shorter, or memory failed",
+        look: &[
+            "df -h /dev/shm in the container: without a volume it has 64 MiB",
+            "files that the process maps (data, checkpoints) on a network disk: were they truncated?",
+            "dmesg of the node for memory errors (MCE) and \"Out of memory\"",
+        ],
+        told_by: "preflight check 7",
+        link: "",
     },
     KnownError {
         id: "disk-full",
@@ -95,13 +110,35 @@ pub(super) const KNOWN: [KnownError; 9] = [
     },
     KnownError {
         id: "evicted",
-        says: "Kubernetes",
+        says: "Kubernetes, Slurm",
         role: Role::Cause,
-        texts: &[&["The node was low on resource"], &["TaintManagerEviction"], &["NodeNotReady"]],
-        means: "Kubernetes took the pod from its node: the node ran out of something or is gone",
-        look: &["kubectl describe of the pod and of the node: what was short", "requests of the pods on that node"],
+        texts: &[
+            &["The node was low on resource"],
+            &["TaintManagerEviction"],
+            &["NodeNotReady"],
+            &["CANCELLED AT", "DUE TO PREEMPTION"],
+            &["CANCELLED AT", "DUE TO NODE FAILURE"],
+        ],
+        means: "the scheduler took the job from its node: the node ran out of something or is gone, or another job preempted it",
+        look: &[
+            "kubectl describe of the pod and of the node: what was short (Slurm: scontrol show job, scontrol show node)",
+            "requests of the pods on that node",
+        ],
         told_by: "",
         link: "https://kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction/",
+    },
+    KnownError {
+        id: "time-limit",
+        says: "Slurm",
+        role: Role::Cause,
+        texts: &[&["CANCELLED AT", "DUE TO TIME LIMIT"]],
+        means: "Slurm ended the job because its time limit was over",
+        look: &[
+            "--time of the job, and whether it saves a checkpoint before the end (--signal)",
+            "whether it made progress until then: a hang ends like this too",
+        ],
+        told_by: "",
+        link: "https://slurm.schedmd.com/sbatch.html",
     },
     KnownError {
         id: "library-missing",
@@ -133,9 +170,12 @@ pub(super) const KNOWN: [KnownError; 9] = [
     },
     KnownError {
         id: "terminated",
-        says: "launchers, Kubernetes",
+        says: "launchers, Kubernetes, Slurm",
         role: Role::Follower,
         texts: &[
+            &["slurmstepd: error:", "CANCELLED AT"],
+            &["srun: Job step aborted"],
+            &["srun: Terminating"],
             &["closing signal SIGTERM"],
             &["got signal: 15"],
             &["death signal, shutting down workers"],

@@ -2,7 +2,7 @@
 
 use super::{KnownError, NCCL_PAGE, Role};
 
-pub(super) const KNOWN: [KnownError; 28] = [
+pub(super) const KNOWN: [KnownError; 30] = [
     KnownError {
         id: "nccl-no-interface",
         says: "NCCL",
@@ -104,6 +104,7 @@ pub(super) const KNOWN: [KnownError; 28] = [
             &["IBV_EVENT_DEVICE_FATAL"],
             &["Got async event", "port error"],
             &["Got async event", "local catastrophic error"],
+            &["async fatal event", "local catastrophic error"],
             &["mlx5_core", "Link down"],
         ],
         means: "a port of the network card went down",
@@ -224,6 +225,48 @@ pub(super) const KNOWN: [KnownError; 28] = [
         ],
         told_by: "preflight checks 3, 4 and 24",
         link: NCCL_PAGE,
+    },
+    KnownError {
+        id: "rdma-access",
+        says: "NCCL, verbs",
+        role: Role::Symptom,
+        texts: &[
+            &["local access violation work queue error"],
+            &["invalid request local work queue error"],
+            &["got completion with error 4,"],
+            &["Got completion from peer", "status=4 "],
+            &["Got completion from peer", "status=9 "],
+            &["Got completion from peer", "status=10 "],
+            &["IBV_WC_LOC_PROT_ERR"],
+            &["IBV_WC_REM_INV_REQ_ERR"],
+            &["IBV_WC_REM_ACCESS_ERR"],
+        ],
+        means: "a NIC was refused access to memory: the buffer is not registered with it, or was freed during the transfer",
+        look: &[
+            "whether a rank failed, aborted a communicator or freed memory before this line",
+            "the releases of NIC driver, nvidia-peermem and GPU driver on both nodes",
+            "NCCL_NET_GDR_LEVEL=LOC for one run: if the error disappears, GPUDirect RDMA is at fault",
+        ],
+        told_by: "preflight check 10",
+        link: NCCL_PAGE,
+    },
+    KnownError {
+        id: "efa-request",
+        says: "aws-ofi-nccl, libfabric",
+        role: Role::Symptom,
+        texts: &[
+            &["NET/OFI Request", "completed with error"],
+            &["libfabric:", "rxr_cq_write_tx_error"],
+            &["libfabric:", "efa:cq:efa_rdm_", "err:"],
+        ],
+        means: "a transfer over EFA failed: the peer is gone, or packets between the two instances are dropped",
+        look: &[
+            "first whether that peer ended before; if not:",
+            "the security group of the instances: all traffic to and from itself, inbound and outbound",
+            "the same release of libfabric and of the EFA driver in all images and nodes",
+        ],
+        told_by: "",
+        link: "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html",
     },
     KnownError {
         id: "nccl-timeout",

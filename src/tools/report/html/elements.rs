@@ -5,6 +5,9 @@ use crate::report::markup::escaped;
 /// An HTML fragment.
 pub(super) type Page = String;
 
+/// The content of a section, or why the run has none.
+pub(super) type Body = Result<Page, &'static str>;
+
 /// Most rows in a table of figures; of more windows, every nth is shown.
 pub(super) const MAX_ROWS: usize = 60;
 
@@ -22,8 +25,8 @@ pub(super) fn paragraph(text: &str) -> Page {
     format!("<p>{}</p>\n", coded(text))
 }
 
-/// A paragraph about missing data.
-pub(super) fn absent(text: &str) -> Page {
+/// A paragraph of less weight.
+pub(super) fn aside(text: &str) -> Page {
     format!("<p class=\"soft\">{}</p>\n", coded(text))
 }
 
@@ -43,11 +46,10 @@ pub(super) fn coded(text: &str) -> Page {
 }
 
 /// A chart with a caption, and its figures as a table.
-pub(super) fn figure(svg: &str, name: &str, caption: &str, table: &str) -> Page {
+pub(super) fn figure(svg: &str, caption: &str, table: &str) -> Page {
     format!(
-        "<figure><div class=\"chart\" role=\"group\" aria-label=\"{}\" tabindex=\"0\">{svg}</div><figcaption>{}</figcaption>\
+        "<figure>{svg}<figcaption>{}</figcaption>\
          <details><summary>Figures of this chart</summary>{table}</details></figure>\n",
-        escaped(name),
         coded(caption)
     )
 }

@@ -1,12 +1,12 @@
 //! The section about GPU kernels.
 
-use super::elements::{Page, absent, paragraph, table};
+use super::elements::{Body, paragraph, table};
 use crate::report::model::{KernelRow, Kernels, Report};
 use switchyard_core::units::{binary, counted, three_digits};
 
-pub(super) fn kernels(report: &Report) -> Page {
+pub(super) fn kernels(report: &Report) -> Body {
     let Some(kernels) = &report.kernels else {
-        return absent("No kernel was timed: GPU runs time kernels in the steps of `engine.profile`.");
+        return Err("no kernel was timed: GPU runs time kernels in the steps of `engine.profile`");
     };
     let percent = |share: f64| format!("{share:.0} %");
     let mut page = paragraph(&words(kernels));
@@ -36,7 +36,7 @@ pub(super) fn kernels(report: &Report) -> Page {
         cells
     };
     page.push_str(&table("Kernels of a step", &columns, &kernels.rows.iter().map(row).collect::<Vec<_>>()));
-    page
+    Ok(page)
 }
 
 fn words(kernels: &Kernels) -> String {

@@ -8,28 +8,34 @@ mod time;
 use super::markup::escaped;
 use super::model::Report;
 use super::svg::PATTERNS;
-use elements::{Page, section};
+use elements::{Body, coded, section};
 
 const STYLE: &str = include_str!("style.css");
 
 /// Content security policy that allows only the page's own style.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
-/// The sections in order: anchor and heading.
-const SECTIONS: [(&str, &str); 12] = [
-    ("verdict", "Verdict"),
-    ("advice", "Advice"),
-    ("loss", "Loss"),
-    ("throughput", "Throughput"),
-    ("step-time", "Step time"),
-    ("skew", "Rank skew"),
-    ("all-reduce", "All-reduce"),
-    ("memory", "Memory"),
-    ("kernels", "Kernels of the GPU"),
-    ("placement", "Placement"),
-    ("events", "Events"),
-    ("manifest", "Manifest, versions, environment"),
+/// A section: anchor, heading, content.
+type Section = (&'static str, &'static str, fn(&Report) -> Body);
+
+/// The sections in order.
+const SECTIONS: [Section; 12] = [
+    ("verdict", "Verdict", |report| Ok(sections::verdict(report))),
+    ("advice", "Advice", |report| Ok(sections::advice(report))),
+    ("loss", "Loss", time::loss),
+    ("throughput", "Throughput", time::throughput),
+    ("step-time", "Step time", time::step_time),
+    ("skew", "Rank skew", time::skew),
+    ("all-reduce", "All-reduce", sections::all_reduce),
+    ("memory", "Memory", sections::memory),
+    ("kernels", "Kernels of the GPU", kernels::kernels),
+    ("placement", "Placement", sections::placement),
+    ("events", "Events", sections::events),
+    ("manifest", "Manifest, versions, environment", |report| Ok(sections::setting(report))),
 ];
+
+/// Sections that are shown in pairs if there is room.
+const PAIRED: [&str; 6] = ["loss", "throughput", "step-time", "skew", "all-reduce", "memory"];
 
 /// Renders the page, which is always smaller than 2 MiB because every list in it is limited.
 pub fn html(report: &Report) -> String {
@@ -43,35 +49,30 @@ pub fn html(report: &Report) -> String {
         escaped(&title)
     ));
     page.push_str(&sections::header(report));
+    let (mut bodies, mut missing) = (Vec::new(), Vec::new());
+    for (anchor, name, body) in SECTIONS {
+        match body(report) {
+            Ok(body) => bodies.push((anchor, name, body)),
+            Err(reason) => missing.push((anchor, name, reason)),
+        }
+    }
     page.push_str("<nav aria-label=\"Sections\"><ul>");
-    for (anchor, name) in SECTIONS {
+    for (anchor, name, _) in &bodies {
         page.push_str(&format!("<li><a href=\"#{anchor}\">{name}</a></li>"));
     }
     page.push_str("</ul></nav>\n<main>\n");
-    let bodies: [Page; 12] = [
-        sections::verdict(report),
-        sections::advice(report),
-        time::loss(report),
-        time::throughput(report),
-        time::step_time(report),
-        time::skew(report),
-        sections::all_reduce(report),
-        sections::memory(report),
-        kernels::kernels(report),
-        sections::placement(report),
-        sections::events(report),
-        sections::setting(report),
-    ];
-    for (index, ((anchor, name), body)) in SECTIONS.iter().zip(bodies).enumerate() {
-        // The sections from loss to memory are shown in pairs if there is room.
-        let paired = (2..8).contains(&index);
-        if paired && index % 2 == 0 {
-            page.push_str("<div class=\"two\">\n");
+    for group in bodies.chunk_by(|(a, ..), (b, ..)| PAIRED.contains(a) && PAIRED.contains(b)) {
+        for pair in group.chunks(2) {
+            let sections: String = pair.iter().map(|(anchor, name, body)| section(anchor, name, body)).collect();
+            page.push_str(&if pair.len() == 2 { format!("<div class=\"two\">\n{sections}</div>\n") } else { sections });
         }
-        page.push_str(&section(anchor, name, &body));
-        if paired && index % 2 == 1 {
-            page.push_str("</div>\n");
-        }
+    }
+    if !missing.is_empty() {
+        // Advice can refer to a section that the run lacks.
+        let reasons =
+            missing.iter().map(|(anchor, name, reason)| format!("<li id=\"{anchor}\">{name}: {}</li>", coded(reason)));
+        let reasons: String = reasons.collect();
+        page.push_str(&section("absent", "Not in this report", &format!("<ul class=\"plain\">{reasons}</ul>\n")));
     }
     page.push_str(&format!(
         "</main>\n<footer>Switchyard {}. Times are of the rank whose work takes longest, means after the first 10 steps of each attempt, \

@@ -1,6 +1,6 @@
 //! Sections of text, tables and bars.
 
-use super::elements::{Page, absent, coded, figure, paragraph, table};
+use super::elements::{Body, Page, aside, coded, figure, paragraph, table};
 use super::time::class;
 use crate::report::advice::Change;
 use crate::report::markup::{escaped, shortened};
@@ -107,12 +107,7 @@ pub(super) fn verdict(report: &Report) -> Page {
             .collect();
         let table = table("Parts of a step", &["part", "ms", "share"], &rows);
         let svg = split_bar("Parts of a step", &description, &parts);
-        page.push_str(&figure(
-            &svg,
-            "Parts of a step",
-            &format!("Where the {} ms of a step{rank} go.", three_digits(step)),
-            &table,
-        ));
+        page.push_str(&figure(&svg, &format!("Where the {} ms of a step{rank} go.", three_digits(step)), &table));
     }
     if !report.gaps.is_empty() {
         page.push_str("<div class=\"gaps\"><p>What is missing:</p><ul>");
@@ -191,11 +186,10 @@ pub(super) fn advice(report: &Report) -> Page {
     page
 }
 
-pub(super) fn all_reduce(report: &Report) -> Page {
+pub(super) fn all_reduce(report: &Report) -> Body {
     let Some(reduce) = &report.all_reduce else {
-        let text =
-            if report.verdict.ranks == 1 { "One rank: nothing is reduced." } else { "No all-reduce is recorded." };
-        return absent(text);
+        let only = report.verdict.ranks == 1;
+        return Err(if only { "one rank has nothing to reduce" } else { "no all-reduce is recorded" });
     };
     let times = [
         ("alone, before the start", reduce.alone_ms, "c-other"),
@@ -230,7 +224,7 @@ pub(super) fn all_reduce(report: &Report) -> Page {
         row("fused into", Some(format!("{count}, {} to {}", binary(*least), binary(*most))));
     }
     let facts = table("All-reduce of a step", &["figure", "value"], &rows);
-    let mut page = figure(&bars("All-reduce of a step", &caption, &amounts), "All-reduce of a step", &caption, &facts);
+    let mut page = figure(&bars("All-reduce of a step", &caption, &amounts), &caption, &facts);
     let alone = reduce.alone_ms.zip(reduce.alone_gigabytes_per_second);
     if let (Some((ms, rate)), Some(bytes)) = (alone, reduce.bytes) {
         page.push_str(&paragraph(&format!(
@@ -240,11 +234,11 @@ pub(super) fn all_reduce(report: &Report) -> Page {
             three_digits(ms)
         )));
     }
-    page
+    Ok(page)
 }
 
-pub(super) fn memory(report: &Report) -> Page {
-    let Some(memory) = &report.memory else { return absent("Memory is not recorded: there is no `inspection.json`.") };
+pub(super) fn memory(report: &Report) -> Body {
+    let Some(memory) = &report.memory else { return Err("it is not recorded: there is no `inspection.json`") };
     let mut amounts: Vec<Bar<'_>> = memory
         .kinds
         .iter()
@@ -289,11 +283,11 @@ pub(super) fn memory(report: &Report) -> Page {
     }
     let rows: Vec<Vec<String>> = amounts.iter().map(|bar| vec![bar.name.into(), bar.words.clone()]).collect();
     let table = table("Memory of a rank", &["for", "amount"], &rows);
-    figure(&bars("Memory of a rank", &caption, &amounts), "Memory of a rank", &caption, &table)
+    Ok(figure(&bars("Memory of a rank", &caption, &amounts), &caption, &table))
 }
 
-pub(super) fn placement(report: &Report) -> Page {
-    let Some(placement) = &report.placement else { return absent("Where the ranks ran is not recorded.") };
+pub(super) fn placement(report: &Report) -> Body {
+    let Some(placement) = &report.placement else { return Err("it is not recorded where the ranks ran") };
     let mut page = if placement.reason.is_empty() { String::new() } else { paragraph(&placement.reason) };
     placement.warnings.iter().for_each(|warning| page.push_str(&paragraph(&format!("Given up: {warning}"))));
     if let Some(limit) = &placement.limited_by {
@@ -327,10 +321,10 @@ pub(super) fn placement(report: &Report) -> Page {
         page.push_str(&ranks);
     }
     if placement.more_ranks > 0 {
-        page.push_str(&absent(&format!("{} more ranks are not listed.", grouped(u64::from(placement.more_ranks)))));
+        page.push_str(&aside(&format!("{} more ranks are not listed.", grouped(u64::from(placement.more_ranks)))));
     }
     page.push_str(&gpus(&placement.gpus));
-    page
+    Ok(page)
 }
 
 /// Observations of the GPUs; empty if none was monitored.
@@ -366,9 +360,9 @@ fn gpus(seen: &[GpuSummary]) -> Page {
     table
 }
 
-pub(super) fn events(report: &Report) -> Page {
+pub(super) fn events(report: &Report) -> Body {
     if report.events.is_empty() {
-        return absent("No events are recorded.");
+        return Err("none is recorded");
     }
     let rows: Vec<Vec<String>> = report
         .events
@@ -379,7 +373,7 @@ pub(super) fn events(report: &Report) -> Page {
             vec![event.time.clone().unwrap_or_else(|| "-".into()), attempt, kind.into(), event.text.clone()]
         })
         .collect();
-    table("What happened", &["time", "attempt", "kind", "event"], &rows)
+    Ok(table("What happened", &["time", "attempt", "kind", "event"], &rows))
 }
 
 pub(super) fn setting(report: &Report) -> Page {

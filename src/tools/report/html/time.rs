@@ -1,6 +1,6 @@
 //! Sections with a chart over the steps.
 
-use super::elements::{Page, absent, every, figure, paragraph, table};
+use super::elements::{Body, every, figure, paragraph, table};
 use crate::report::model::{PartTime, Report, StepWindow};
 use crate::report::sample::Part;
 use crate::report::svg::{Heat, Layer, Plot, Series, heat};
@@ -23,8 +23,8 @@ fn optional(value: Option<f64>) -> String {
     value.map_or_else(|| "-".into(), three_digits)
 }
 
-pub(super) fn loss(report: &Report) -> Page {
-    let Some(loss) = &report.loss else { return absent("No loss is recorded.") };
+pub(super) fn loss(report: &Report) -> Body {
+    let Some(loss) = &report.loss else { return Err("no loss is recorded") };
     let at = |step: u64| step as f64;
     let middle = |step: u64| at(step) + (loss.window_steps - 1) as f64 / 2.0;
     let raw = loss.windows.iter().flat_map(|window| {
@@ -52,7 +52,7 @@ pub(super) fn loss(report: &Report) -> Page {
     let plot = Plot {
         title: "Loss over the steps",
         description: description.clone(),
-        unit: "nats",
+        values: "loss, nats",
         series: vec![
             Series { name: "least to most of a window", class: "raw", points: raw.collect(), dots: false },
             Series {
@@ -92,8 +92,14 @@ pub(super) fn loss(report: &Report) -> Page {
         })
         .collect();
     let columns = ["from step", "mean", "smoothed", "least", "most", "validation"];
-    let caption = format!("{description} Windows of {}.", counted(loss.window_steps, "step"));
-    let mut page = figure(&plot.draw(), "Loss over the steps", &caption, &table("Loss, nats", &columns, &rows));
+    let mut caption = format!("{description} Windows of {}.", counted(loss.window_steps, "step"));
+    if !plot.levels.is_empty() {
+        caption.push_str(
+            " Bigram entropy is the lowest loss of a model that predicts each token from the one before it alone; a \
+             loss below it shows that the model uses more context.",
+        );
+    }
+    let mut page = figure(&plot.draw(), &caption, &table("Loss, nats", &columns, &rows));
     for restart in loss.restarts.iter().take(10) {
         page.push_str(&paragraph(&format!(
             "Attempt {} resumed at step {}; {} repeated.",
@@ -102,11 +108,11 @@ pub(super) fn loss(report: &Report) -> Page {
             counted(restart.repeated_steps, "step")
         )));
     }
-    page
+    Ok(page)
 }
 
-pub(super) fn throughput(report: &Report) -> Page {
-    let Some(throughput) = &report.throughput else { return absent("No throughput is known: no step is recorded.") };
+pub(super) fn throughput(report: &Report) -> Body {
+    let Some(throughput) = &report.throughput else { return Err("no step is recorded") };
     let values = || throughput.windows.iter().map(|point| point.value);
     let overall = report.verdict.items_per_second.or(report.verdict.step_ms.map(|ms| 1e3 / ms));
     let description = format!(
@@ -119,7 +125,7 @@ pub(super) fn throughput(report: &Report) -> Page {
     let plot = Plot {
         title: "Throughput over the steps",
         description: description.clone(),
-        unit: &throughput.unit,
+        values: &throughput.unit,
         series: vec![Series {
             name: &throughput.unit,
             class: "rate",
@@ -132,16 +138,33 @@ pub(super) fn throughput(report: &Report) -> Page {
     let rows: Vec<Vec<String>> =
         every(&throughput.windows).map(|point| vec![grouped(point.step), rate(point.value)]).collect();
     let table = table("Throughput", &["from step", &throughput.unit], &rows);
-    figure(&plot.draw(), "Throughput over the steps", &description, &table)
+    Ok(figure(&plot.draw(), &description, &table))
 }
 
 fn part(parts: &[PartTime], part: Part) -> f64 {
     parts.iter().find(|time| time.part == part).map_or(0.0, |time| time.milliseconds)
 }
 
-pub(super) fn step_time(report: &Report) -> Page {
+/// A step this many times as long as nine in ten is drawn at the edge of the chart, so that the
+/// parts of the others stay legible.
+const HIGHEST: f64 = 2.0;
+
+/// End of the axis if some steps go beyond it, and the highest value.
+fn axis(windows: &[StepWindow]) -> (Option<f64>, f64) {
+    let height = |window: &StepWindow| {
+        let parts: f64 = window.parts.iter().map(|part| part.milliseconds).sum();
+        parts.max(window.p50_ms.unwrap_or(0.0))
+    };
+    let mut heights: Vec<f64> = windows.iter().map(height).collect();
+    heights.sort_by(f64::total_cmp);
+    let usual = heights.get(heights.len().saturating_sub(1) * 9 / 10).copied().unwrap_or(0.0);
+    let most = heights.into_iter().chain(windows.iter().filter_map(|window| window.p99_ms)).fold(0.0, f64::max);
+    ((usual > 0.0 && most > HIGHEST * usual).then_some(HIGHEST * usual), most)
+}
+
+pub(super) fn step_time(report: &Report) -> Body {
     let Some(time) = report.step_time.as_ref().filter(|time| !time.windows.is_empty()) else {
-        return absent("No step is recorded.");
+        return Err("no step is recorded");
     };
     let used: Vec<Part> =
         Part::ALL.into_iter().filter(|one| time.windows.iter().any(|window| part(&window.parts, *one) > 0.0)).collect();
@@ -169,13 +192,15 @@ pub(super) fn step_time(report: &Report) -> Page {
         optional(verdict.step_ms_p50),
         optional(verdict.step_ms_p99)
     );
+    let (end, most) = axis(&time.windows);
     let plot = Plot {
         title: "Parts of the step over the steps",
         description: description.clone(),
-        unit: "ms",
+        values: "ms of a step",
         layers: used.iter().map(layer).collect(),
         series: lines.into_iter().filter(|line| !line.points.is_empty()).collect(),
         from_zero: true,
+        end,
         ..Plot::default()
     };
     let mut columns = vec!["from step"];
@@ -189,21 +214,28 @@ pub(super) fn step_time(report: &Report) -> Page {
             row
         })
         .collect();
-    let caption = format!("{description} The areas are means of a window, so that what is rare is seen too.");
-    figure(&plot.draw(), "Parts of the step over the steps", &caption, &table("Time of a step, ms", &columns, &rows))
+    let mut caption = format!("{description} The areas are means of a window, so that what is rare is seen too.");
+    if end.is_some() {
+        caption.push_str(&format!(
+            " Longer steps are drawn at the upper edge of the chart; the longest takes {} ms.",
+            three_digits(most)
+        ));
+    }
+    let table = table("Time of a step, ms", &columns, &rows);
+    Ok(figure(&plot.draw(), &caption, &table))
 }
 
 /// Bounds of the skew levels, as shares of the median compute time.
 const LEVELS: [f64; 3] = [0.05, 0.1, 0.25];
 
-pub(super) fn skew(report: &Report) -> Page {
+pub(super) fn skew(report: &Report) -> Body {
     let Some(skew) = &report.skew else {
-        let text = if report.verdict.ranks == 1 {
-            "One rank: nothing to compare."
+        let only = report.verdict.ranks == 1;
+        return Err(if only {
+            "one rank has no other to compare with"
         } else {
-            "The steps of fewer than two ranks are recorded."
-        };
-        return absent(text);
+            "steps of fewer than two ranks are recorded"
+        });
     };
     let level =
         |over: &Option<f64>| over.map(|over| LEVELS.iter().filter(|bound| over > *bound * skew.median_ms).count());
@@ -251,10 +283,27 @@ pub(super) fn skew(report: &Report) -> Page {
         .collect();
     let columns = [skew.by.as_str(), "mean over the median, ms", "most, ms", "slow windows, %"];
     let caption = format!("{description} Fast ranks wait in the all-reduce, so that wall times are equal.");
-    figure(
-        &heat(&chart),
-        "Rank skew over the steps",
-        &caption,
-        &table("Compute time over the median", &columns, &figures),
-    )
+    let table = table("Compute time over the median", &columns, &figures);
+    Ok(figure(&heat(&chart), &caption, &table))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rare_slow_step_does_not_flatten_the_parts() {
+        let window = |forward: f64, p99: f64| StepWindow {
+            step: 0,
+            parts: vec![PartTime { part: Part::Forward, milliseconds: forward }],
+            p50_ms: Some(9.0),
+            p99_ms: Some(p99),
+        };
+        assert_eq!(axis(&[window(10.0, 19.0), window(10.0, 12.0)]), (None, 19.0));
+        assert_eq!(axis(&[window(10.0, 12.0), window(10.0, 900.0)]), (Some(20.0), 900.0));
+        let mut windows = vec![window(10.0, 10.0); 20];
+        windows[7] = window(300.0, 300.0);
+        assert_eq!(axis(&windows), (Some(20.0), 300.0));
+        assert_eq!(axis(&[]), (None, 0.0));
+    }
 }

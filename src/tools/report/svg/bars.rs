@@ -1,10 +1,12 @@
 //! Bar charts: a bar per amount, or one bar divided into parts.
 
-use super::{LETTER, WIDTH, area_swatch, frame, legend, text};
+use super::{LETTER, WIDTH, area_swatch, fitted, frame, legend, text};
 use std::fmt::Write;
 
 /// Height of a row.
 const ROW: f64 = 24.0;
+/// Longest name, which leaves half of the width to the bars.
+const LONGEST: usize = 26;
 
 /// An amount.
 pub(in crate::report) struct Bar<'a> {
@@ -25,14 +27,15 @@ fn share(value: f64, of: f64) -> f64 {
 /// A bar per amount.
 pub(in crate::report) fn bars(title: &str, description: &str, bars: &[Bar<'_>]) -> String {
     let mut body = String::new();
+    let names: Vec<String> = bars.iter().map(|bar| fitted(bar.name, LONGEST)).collect();
     let letters = |words: &mut dyn Iterator<Item = usize>| words.max().unwrap_or(0) as f64 * LETTER;
-    let left = letters(&mut bars.iter().map(|bar| bar.name.chars().count())) + 10.0;
+    let left = letters(&mut names.iter().map(|name| name.chars().count())) + 10.0;
     let right = letters(&mut bars.iter().map(|bar| bar.words.chars().count())) + 10.0;
     let most = bars.iter().map(|bar| bar.value).fold(0.0, f64::max);
-    for (index, bar) in bars.iter().enumerate() {
+    for (index, (bar, name)) in bars.iter().zip(&names).enumerate() {
         let y = index as f64 * ROW;
         let width = share(bar.value, most) * (WIDTH - left - right).max(40.0);
-        text(&mut body, (left - 8.0, y + 16.0), "end", bar.name);
+        text(&mut body, (left - 8.0, y + 16.0), "end", name);
         let _ = write!(
             body,
             "<rect class=\"{}\" x=\"{left:.1}\" y=\"{:.1}\" width=\"{width:.1}\" height=\"16\"/>",

@@ -1,7 +1,6 @@
 //! A heat map with a strip of cells per row: which rank is slow, and when.
 
-use super::{LETTER, WIDTH, area_swatch, frame, label, legend, text, ticks};
-use crate::report::markup::shortened;
+use super::{LETTER, WIDTH, area_swatch, fitted, frame, label, legend, text, ticks};
 use std::fmt::Write;
 
 /// Approximate height of all rows together.
@@ -46,7 +45,7 @@ pub(in crate::report) fn heat(heat: &Heat<'_>) -> String {
         );
         if index % every == 0 {
             let baseline = y + row / 2.0 + 3.5;
-            text(&mut body, (left - 6.0, baseline), "end", &shortened(name, 22));
+            text(&mut body, (left - 6.0, baseline), "end", &fitted(name, 22));
             text(&mut body, (WIDTH - RIGHT + 6.0, baseline), "start", word);
         }
     }
@@ -68,14 +67,14 @@ pub(in crate::report) fn heat(heat: &Heat<'_>) -> String {
         let _ = write!(body, "<path class=\"nothing\" d=\"{unknown}\"/>");
     }
     let bottom = top + count as f64 * row;
-    for step in ticks(heat.steps.0, heat.steps.1, 6.0) {
+    for step in ticks(heat.steps.0, heat.steps.1, 4.0) {
         let share = (step - heat.steps.0) / (heat.steps.1 - heat.steps.0).max(1e-12);
         if (0.0..=1.0).contains(&share) && step.fract() == 0.0 {
             text(&mut body, (left + share * width, bottom + 14.0), "middle", &label(step));
         }
     }
-    text(&mut body, (WIDTH, bottom + 14.0), "end", "step");
-    frame(bottom + 20.0, heat.title, &heat.description, &body)
+    text(&mut body, (left + width / 2.0, bottom + 29.0), "middle", "step");
+    frame(bottom + 34.0, heat.title, &heat.description, &body)
 }
 
 /// Draws rectangles for runs of cells with one level in a row.

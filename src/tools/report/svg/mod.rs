@@ -18,8 +18,9 @@ use super::markup::escaped;
 use std::fmt::Write;
 use switchyard_core::units::{grouped, three_digits};
 
-/// Width of every chart in view box units (about a pixel).
-const WIDTH: f64 = 640.0;
+/// Width of every chart in view box units (about a pixel): a chart fits a telephone, and its texts
+/// stay legible there.
+const WIDTH: f64 = 440.0;
 /// Approximate width of a letter in a label.
 const LETTER: f64 = 6.1;
 /// Most points of a line.
@@ -40,6 +41,14 @@ fn frame(height: f64, title: &str, description: &str, body: &str) -> String {
 /// A text at a position; `anchor` is `start`, `middle` or `end`.
 fn text(out: &mut String, (x, y): (f64, f64), anchor: &str, words: &str) {
     let _ = write!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{}</text>", escaped(words));
+}
+
+/// A name that fits a label of this many letters.
+fn fitted(name: &str, letters: usize) -> String {
+    match name.char_indices().nth(letters) {
+        Some(_) => name.chars().take(letters - 1).chain(['…']).collect(),
+        None => name.to_owned(),
+    }
 }
 
 /// Draws swatches with names, wrapped over as many lines as needed; returns the height.

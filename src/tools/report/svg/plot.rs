@@ -1,6 +1,6 @@
 //! Plots of lines, areas and marks over the steps of a run.
 
-use super::scale::{BELOW, HEIGHT, LEFT, RIGHT, Scale};
+use super::scale::{ABOVE, BELOW, HEIGHT, LEFT, RIGHT, Scale};
 use super::{Layer, WIDTH, area_swatch, frame, label, legend, line_swatch, stack, text, thinned, ticks};
 use std::fmt::Write;
 
@@ -23,8 +23,8 @@ pub(in crate::report) struct Plot<'a> {
     pub title: &'a str,
     /// Description of its content, with figures.
     pub description: String,
-    /// Unit of the values.
-    pub unit: &'a str,
+    /// Quantity and unit of the values, the name of their axis.
+    pub values: &'a str,
     /// Stacked areas.
     pub layers: Vec<Layer<'a>>,
     /// Lines and dots.
@@ -35,13 +35,16 @@ pub(in crate::report) struct Plot<'a> {
     pub marks: Vec<(&'a str, &'a str, Vec<f64>)>,
     /// Whether the value axis starts at 0.
     pub from_zero: bool,
+    /// End of the value axis, above which values are drawn at the edge. Default: the largest value.
+    pub end: Option<f64>,
 }
 
 impl Plot<'_> {
     /// Draws the plot.
     pub(in crate::report) fn draw(&self) -> String {
         let mut body = String::new();
-        let top = self.legend(&mut body) + 6.0;
+        let top = self.legend(&mut body) + ABOVE;
+        text(&mut body, (0.0, top - 8.0), "start", self.values);
         let (scale, values) = self.scale(top);
         for value in &values {
             let y = scale.y(*value);
@@ -49,15 +52,14 @@ impl Plot<'_> {
             text(&mut body, (LEFT - 6.0, y + 4.0), "end", &label(*value));
         }
         let bottom = top + HEIGHT;
-        for step in ticks(scale.x.0, scale.x.1, 6.0) {
+        for step in ticks(scale.x.0, scale.x.1, 5.0) {
             let at = scale.x(step);
             if step >= scale.x.0 && step <= scale.x.1 && step.fract() == 0.0 {
                 let _ = write!(body, "<path class=\"axis\" d=\"M{at:.1} {bottom:.1}v4\"/>");
                 text(&mut body, (at, bottom + 16.0), "middle", &label(step));
             }
         }
-        text(&mut body, (WIDTH - RIGHT, bottom + 30.0), "end", "step");
-        text(&mut body, (0.0, bottom + 30.0), "start", self.unit);
+        text(&mut body, ((LEFT + WIDTH - RIGHT) / 2.0, bottom + 31.0), "middle", "step");
         stack::draw(&mut body, &scale, &self.layers);
         for (_, class, steps) in &self.marks {
             for step in steps {
@@ -109,6 +111,7 @@ impl Plot<'_> {
         let low = least(&mut points().map(|point| point.1).chain(levels())).unwrap_or(0.0);
         let high = most(&mut points().map(|point| point.1).chain(levels())).unwrap_or(1.0);
         let low = if self.from_zero { low.min(0.0) } else { low };
+        let high = self.end.map_or(high, |end| high.min(end));
         let values = ticks(low, if high > low { high } else { low + low.abs().max(1e-9) }, 4.0);
         let y = (values.first().copied().unwrap_or(0.0), values.last().copied().unwrap_or(1.0));
         (Scale { x, y, top }, values)
@@ -136,4 +139,22 @@ fn draw(body: &mut String, scale: &Scale, series: &Series<'_>) {
         let _ = write!(body, "H{:.1}", scale.x(*x) + 3.0);
     }
     body.push_str("\"/>");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_beyond_the_end_are_drawn_at_the_edge() {
+        let points = vec![(0.0, 10.0), (1.0, 10.0), (2.0, 900.0)];
+        let series = || vec![Series { name: "p99", class: "p99", points: points.clone(), dots: false }];
+        let path = |end: Option<f64>| {
+            let drawn = Plot { values: "ms", series: series(), from_zero: true, end, ..Plot::default() }.draw();
+            drawn.split("class=\"p99\" d=\"M").nth(2).unwrap().split('"').next().unwrap().to_owned()
+        };
+        // The legend is 20 high, the name of the axis 20, the plot 170.
+        assert_eq!(path(Some(20.0)), "54.0 125.0L238.0 125.0L422.0 40.0");
+        assert_eq!(path(None), "54.0 208.3L238.0 208.3L422.0 57.0");
+    }
 }

@@ -8,8 +8,10 @@ pub(super) const HEIGHT: f64 = 170.0;
 pub(super) const LEFT: f64 = 54.0;
 /// Space on the right.
 pub(super) const RIGHT: f64 = 18.0;
+/// Space for the name of the value axis above.
+pub(super) const ABOVE: f64 = 20.0;
 /// Space for the labels below.
-pub(super) const BELOW: f64 = 34.0;
+pub(super) const BELOW: f64 = 36.0;
 
 /// Coordinates of steps and values.
 pub(super) struct Scale {
