@@ -3,6 +3,7 @@
 mod frozen;
 mod hangs;
 mod restarts;
+mod shared;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};

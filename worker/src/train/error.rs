@@ -75,6 +75,12 @@ pub enum TrainError {
         "spec.checkpoint.path: cannot read the checkpoint to resume from: {0}; it is kept, and the next attempt reads it again"
     )]
     Storage(String),
+    /// The directory of checkpoints cannot be used by this run.
+    #[error("spec.checkpoint.path: {0}")]
+    Directory(String),
+    /// The file system of the checkpoints fails, or is full, which can change.
+    #[error("spec.checkpoint.path: {0}")]
+    DirectoryIo(String),
     /// A rank received a stop request, and all ranks stopped after saving.
     #[error("stopped by a signal after step {step}{}", if *saved { ", which is saved" } else { "" })]
     Stopped {
@@ -118,7 +124,7 @@ impl TrainError {
             TrainError::Model(ModelError::Memory(_)) | TrainError::Memory { .. } | TrainError::GpuMemory { .. } => {
                 Exit::NotPlaceable
             }
-            TrainError::Resume(_) => Exit::CheckpointRefused,
+            TrainError::Resume(_) | TrainError::Directory(_) => Exit::CheckpointRefused,
             TrainError::Preflight(..) => Exit::PreflightRefused,
             TrainError::Stopped { interrupted: true, .. } => Exit::Interrupted,
             TrainError::Stopped { .. } => Exit::Terminated,
@@ -144,6 +150,7 @@ impl TrainError {
             TrainError::Overflow(_) | TrainError::NotFinite { .. } => Exit::Diverged,
             TrainError::Comm(_)
             | TrainError::Storage(_)
+            | TrainError::DirectoryIo(_)
             | TrainError::Save { .. }
             | TrainError::Cuda { .. }
             | TrainError::Nccl(_) => Exit::OwnFailure,

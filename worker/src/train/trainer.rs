@@ -13,7 +13,7 @@ use super::saver::{Saved, Saver, SaverConfig};
 use super::tensors::{TensorIndex, tensors};
 use super::training::Training;
 use super::watchdog::Watch;
-use super::{TrainError, save};
+use super::{TrainError, directory, save};
 use crate::comm::{Cause, Group, GroupConfig};
 use crate::data::{Prefetcher, ValidationSet};
 use crate::nn::Layout;
@@ -97,6 +97,13 @@ impl Trainer {
         group.agree("the engine configuration", configuration.as_bytes())?;
         group.agree("the training data", blueprint.training.dataset.facts().digest.as_bytes())?;
         recorder.begin(Operation::Restore, 0);
+        let lock = match &blueprint.training.config.checkpoint {
+            Some(checkpoint) if group.rank() == 0 => {
+                let lock = directory::lock(&disk, Path::new(&checkpoint.path), &config.job, config.attempt);
+                lock.inspect_err(|error| report_failure(&group, error))?
+            }
+            _ => None,
+        };
         let start = blueprint.training.config.checkpoint.as_ref().map(|checkpoint| {
             resume::find(&mut group, (&disk, Path::new(&checkpoint.path)), &config.job, config.attempt)
         });
@@ -126,6 +133,7 @@ impl Trainer {
                 .map_err(|fault| TrainError::Usage(format!("checkpoints of this model: {fault}")))?;
             let saver_config = SaverConfig {
                 disk: disk.clone(),
+                lock,
                 directory,
                 job: config.job.clone(),
                 config: configuration,
