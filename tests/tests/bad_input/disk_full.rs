@@ -72,6 +72,24 @@ fn a_full_disk_lets_the_training_end_and_names_what_could_not_be_written() {
     assert!(ended.stderr.contains("model.safetensors"), "{}", ended.stderr);
 }
 
+#[test]
+fn a_disk_without_room_for_a_checkpoint_is_refused_before_the_first_step() {
+    let scene = Scene::new();
+    scene.write_text("data/text.txt", 32);
+    let checkpoint = json!({"path": "small/saved", "everySteps": 5, "periodSeconds": 0});
+    scene.manifest("job.yaml", &Manifest::small("data").with("checkpoint", checkpoint));
+    let mount = "mkdir small && mount -t tmpfs -o size=64k tmpfs small";
+    let ended = shell(&scene, own_mounts(), &format!("{mount} && exec \"$0/switchyard\" run job.yaml --run-dir out"));
+    assert_eq!(ended.code, Some(5), "{}", ended.stderr);
+    for words in
+        ["spec.checkpoint.path: ", "small/saved: got ", " bytes of free space; expected ", " for 2 checkpoints of "]
+    {
+        assert!(ended.stderr.contains(words), "{words}: {}", ended.stderr);
+    }
+    assert!(!ended.stderr.contains("step="), "{}", ended.stderr);
+    scene.assert_nothing_left();
+}
+
 /// Events of one kind in a run directory.
 fn events(scene: &Scene, run_dir: &str, kind: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(scene.join(run_dir).join("events.jsonl")).expect("a run writes its events");

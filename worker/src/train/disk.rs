@@ -91,4 +91,8 @@ impl Vfs for CountedDisk {
     fn kind(&self, path: &Path) -> io::Result<Kind> {
         self.counted(Disk.kind(path))
     }
+
+    fn available(&self, directory: &Path) -> io::Result<Option<u64>> {
+        self.counted(Disk.available(directory))
+    }
 }

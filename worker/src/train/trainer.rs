@@ -131,6 +131,10 @@ impl Trainer {
             }
             let plan = switchyard_checkpoint::Plan::new(tensors(&*engine), training.world as usize)
                 .map_err(|fault| TrainError::Usage(format!("checkpoints of this model: {fault}")))?;
+            if group.rank() == 0 {
+                let probed = directory::probe((&disk, &directory), plan.bytes(), resumed.is_some());
+                probed.inspect_err(|error| report_failure(&group, error))?;
+            }
             let saver_config = SaverConfig {
                 disk: disk.clone(),
                 lock,
