@@ -81,6 +81,15 @@ pub enum TrainError {
     /// The file system of the checkpoints fails, or is full, which can change.
     #[error("spec.checkpoint.path: {0}")]
     DirectoryIo(String),
+    /// The ranks hold different weights, moments or statistics.
+    #[error(
+        "after step {step} the ranks are no longer equal: {text}; memory, a GPU or a link has altered numbers, so no checkpoint is written; a restart resumes from the last one that all ranks agreed on"
+    )]
+    Replicas {
+        step: u64,
+        /// The digests of the ranks.
+        text: String,
+    },
     /// A rank received a stop request, and all ranks stopped after saving.
     #[error("stopped by a signal after step {step}{}", if *saved { ", which is saved" } else { "" })]
     Stopped {
@@ -151,6 +160,7 @@ impl TrainError {
             TrainError::Comm(_)
             | TrainError::Storage(_)
             | TrainError::DirectoryIo(_)
+            | TrainError::Replicas { .. }
             | TrainError::Save { .. }
             | TrainError::Cuda { .. }
             | TrainError::Nccl(_) => Exit::OwnFailure,

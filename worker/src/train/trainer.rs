@@ -3,9 +3,9 @@
 use super::blueprint::{Blueprint, Plan};
 use super::cpu_engine::CpuEngine;
 use super::cuda_engine::CudaEngine;
-use super::digest::digest;
+use super::digest::{digest, state_digest, weights_digest};
 use super::disk::CountedDisk;
-use super::engine::{AddSpan, Array, Engine, Flags, Measure, Reductions};
+use super::engine::{AddSpan, Engine, Flags, Measure, Reductions};
 use super::pace::Pace;
 use super::progress::Progress;
 use super::resume;
@@ -14,7 +14,7 @@ use super::tensors::{TensorIndex, tensors};
 use super::training::Training;
 use super::watchdog::Watch;
 use super::{TrainError, directory, save};
-use crate::comm::{Cause, Group, GroupConfig};
+use crate::comm::{Cause, CommError, Group, GroupConfig};
 use crate::data::{Prefetcher, ValidationSet};
 use crate::nn::Layout;
 use crate::recorder::{Identity, Recorder};
@@ -285,6 +285,12 @@ impl Trainer {
         if self.finish_checkpoint()? {
             return Ok(());
         }
+        if self.checkpoints.is_none() {
+            return Ok(());
+        }
+        // Each rank writes its own part, so that diverged replicas would be mixed for good: the
+        // ranks that resume from such a checkpoint agree.
+        self.agree_on_state()?;
         let progress = Progress::new(self.done, self.engine.counters(), &self.training);
         let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
         checkpoints.saver.begin(&*self.engine, &checkpoints.index, progress);
@@ -361,9 +367,7 @@ impl Trainer {
     /// # Errors
     /// The engine failed.
     pub fn weights_digest(&self) -> Result<String, TrainError> {
-        let mut weights = vec![0.0; self.layout().len];
-        self.engine.read(Array::Weights, 0, &mut weights)?;
-        Ok(digest(bytemuck::cast_slice(&weights)))
+        weights_digest(&*self.engine)
     }
 
     /// Compares the digest of the weights over all ranks.
@@ -374,6 +378,18 @@ impl Trainer {
         let digest = self.weights_digest()?;
         self.group.agree("the weights", digest.as_bytes())?;
         Ok(digest)
+    }
+
+    /// Compares all that a checkpoint holds over all ranks. Collective; no step may be in flight.
+    fn agree_on_state(&mut self) -> Result<(), TrainError> {
+        if self.group.world() == 1 {
+            return Ok(());
+        }
+        let digest = state_digest(&*self.engine)?;
+        self.group.agree("the state", digest.as_bytes()).map_err(|error| match error {
+            CommError::Disagreement(text) => TrainError::Replicas { step: self.done, text },
+            error => error.into(),
+        })
     }
 
     /// Writes the weights to a safetensors file, completely or not at all.
