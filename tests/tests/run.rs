@@ -2,6 +2,7 @@
 
 mod frozen;
 mod hangs;
+mod limits;
 mod restarts;
 mod shared;
 
