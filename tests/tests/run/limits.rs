@@ -1,10 +1,11 @@
-//! Limits of memory.
+//! Limits of the process: memory and open files.
 
-use super::{DEADLINE, scene};
+use super::{DEADLINE, scene, start};
 use rustix::process::geteuid;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use switchyard_tests::{Program, programs};
+use switchyard_tests::{Ended, Program, programs};
 
 /// A cgroup (version 1) with a memory limit; removed when dropped.
 struct Limited {
@@ -44,4 +45,31 @@ fn a_memory_limit_that_is_too_small_is_refused_with_both_figures() {
         assert!(ended.stderr.contains(words), "{words}: {}", ended.stderr);
     }
     scene.assert_nothing_left();
+}
+
+/// Runs twelve ranks whose worker first runs `limit` in a shell.
+fn run_with(limit: &str) -> Ended {
+    let (scene, manifest) = scene(|manifest| manifest.with("trainer.numProcPerNode", 12));
+    let worker = scene.join("worker");
+    let script = format!("#!/bin/sh\n{limit}\nexec {}/switchyard-worker \"$@\"\n", programs().display());
+    fs::write(&worker, script).unwrap();
+    fs::set_permissions(&worker, fs::Permissions::from_mode(0o755)).unwrap();
+    let ended = start(&scene, &manifest, &["--worker", worker.to_str().unwrap()]).wait(DEADLINE);
+    scene.assert_nothing_left();
+    ended
+}
+
+#[test]
+fn too_few_open_files_are_named_with_the_limit() {
+    let ended = run_with("ulimit -n 14");
+    assert_eq!(ended.code, Some(5), "{}", ended.stderr);
+    for words in ["(os error 24)", "the limit of this process is 14 (`ulimit -Hn`"] {
+        assert!(ended.stderr.contains(words), "{words}: {}", ended.stderr);
+    }
+}
+
+#[test]
+fn a_low_soft_limit_of_open_files_is_raised() {
+    let ended = run_with("ulimit -S -n 14");
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }
