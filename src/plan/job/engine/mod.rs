@@ -63,7 +63,7 @@ pub(super) fn config(
     };
     let model = model::model(engine, check);
     let data = data::data(&engine.data, check);
-    let optimizer = optimizer::optimizer(&engine.optimizer, check);
+    let optimizer = optimizer::optimizer(&engine.optimizer, engine.model.kind, check);
     let overlap = &engine.overlap;
     let label_smoothing = check.decimal("labelSmoothing", &engine.label_smoothing);
     let fraction = check.decimal("memory.fraction", &engine.memory.fraction);
