@@ -84,6 +84,17 @@ fn adamw_has_the_recipe_of_each_model() {
 }
 
 #[test]
+fn several_nodes_have_two_communicators_unless_the_job_sets_another_number() {
+    let of = |nodes: u32, overlap: Value| {
+        let mut job = document(json!({"overlap": overlap}));
+        job["spec"]["trainer"]["numNodes"] = json!(nodes);
+        let job = api::validate::train_job(&job).unwrap_or_else(|faults| panic!("{faults:?}"));
+        validate(&job).unwrap().engine.unwrap().overlap.communicators
+    };
+    assert_eq!([of(1, json!({})), of(2, json!({})), of(2, json!({"communicators": 1}))], [1, 2, 1]);
+}
+
+#[test]
 fn the_watchdog_follows_the_failure_policy() {
     let with = |policy: Value| {
         let mut job = document(json!({}));
