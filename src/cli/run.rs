@@ -266,6 +266,14 @@ impl Observer for Show<'_> {
                 let first = if saves { ", which save a checkpoint first" } else { "" };
                 self.print(&format!("{signal}: stopping all ranks{first}; again to kill them immediately"));
             }
+            Update::Surviving { cause, processes, seconds } => {
+                self.print(&screen::survivors(cause, processes, seconds));
+                if self.output == Output::Json {
+                    let all = processes.iter().map(|it| json!({"rank": it.rank, "pid": it.pid, "state": it.state}));
+                    let cause = cause.map(|cause| json!({"rank": cause.rank, "cause": cause.cause}));
+                    json_line("RunSurvivors", json!({"cause": cause, "processes": all.collect::<Vec<_>>()}));
+                }
+            }
             Update::Unrecorded(error) => {
                 self.print(&format!("warning: {error}; the training continues, but the run directory is incomplete"));
                 if self.output == Output::Json {

@@ -9,6 +9,7 @@ use super::error::AttemptError;
 use super::process::{Message, Process, RankEvents, next_exit, start};
 use super::progress::Interval;
 use super::run_dir::{LogFile, RunDir, RunDirError};
+use super::survivor::Survivor;
 use super::worker::Worker;
 use super::{Observer, Update};
 use jiff::Timestamp;
@@ -35,6 +36,13 @@ const GRACE_AFTER_STOP: Duration = Duration::from_secs(4);
 /// Time to save a checkpoint after a stop request, unless the job's template sets another; the same
 /// as in a pod.
 const GRACE_TO_SAVE: Duration = Duration::from_secs(DEFAULT_GRACE_SECONDS as u64);
+
+/// Time from SIGKILL until the processes that it has not ended are reported.
+const GRACE_AFTER_KILL: Duration = Duration::from_secs(1);
+
+/// Time for the reported processes to end. The kernel needs seconds to release the memory of a
+/// large process.
+const GRACE_FOR_SURVIVORS: Duration = Duration::from_secs(10);
 
 /// Time for the pipes to drain after the last process has ended.
 const GRACE_FOR_PIPES: Duration = Duration::from_secs(1);
@@ -95,7 +103,7 @@ pub(super) async fn run(
         first_failed: None,
         stopped: None,
         ready_at: None,
-        kill_at: None,
+        deadline: None,
     };
     let mut listener = Some(OwnedFd::from(listener));
     for (index, process) in plan.processes().enumerate() {
@@ -127,8 +135,17 @@ struct Group<'a> {
     first_failed: Option<usize>,
     stopped: Option<Exit>,
     ready_at: Option<Instant>,
-    /// When to kill the remaining processes, or to stop reading from open pipes.
-    kill_at: Option<Instant>,
+    deadline: Option<(Instant, Overdue)>,
+}
+
+/// Response to a deadline that passes before all processes have ended and closed their pipes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Overdue {
+    Kill,
+    /// Report the processes that SIGKILL has not ended.
+    Report,
+    /// End the attempt without the remaining processes and output.
+    GiveUp,
 }
 
 /// Reports that the run is no longer recorded. Its ranks keep training, because their checkpoints
@@ -139,22 +156,28 @@ fn report_unrecorded(error: &RunDirError, observer: &mut dyn Observer) {
 }
 
 impl Group<'_> {
-    /// Waits until every process has ended and all their output is read.
+    /// Waits until every process has ended and all their output is read, or until SIGKILL has had
+    /// no effect for a while.
     async fn watch(&mut self, mut messages: Receiver<Message>, signals: &mut Signals, observer: &mut dyn Observer) {
         let mut listening = true;
         while self.running() > 0 || listening {
-            let kill_at = self.kill_at;
+            let deadline = self.deadline;
             tokio::select! {
                 message = messages.recv(), if listening => match message {
                     Some(message) => self.on_message(message, observer),
                     None => listening = false,
                 },
                 (index, status) = next_exit(&mut self.processes) => self.on_exit(index, status),
-                (exit, signal) = signals.next() => self.on_signal(exit, signal, observer),
-                () = sleep_until(kill_at), if kill_at.is_some() => {
-                    self.kill_at = None;
-                    listening &= self.running() > 0;
-                    self.kill_all();
+                (exit, signal) = signals.next() => {
+                    if self.running() > 0 && matches!(self.deadline, Some((_, Overdue::GiveUp))) {
+                        return;
+                    }
+                    self.on_signal(exit, signal, observer);
+                },
+                overdue = passed(deadline) => match overdue {
+                    Overdue::Kill => self.kill_all(),
+                    Overdue::Report => self.report_survivors(observer),
+                    Overdue::GiveUp => return,
                 },
             }
         }
@@ -228,13 +251,13 @@ impl Group<'_> {
         }
         if self.running() == 0 {
             // Bounds the wait for a stray process that keeps a pipe open.
-            self.kill_at = Some(Instant::now() + GRACE_FOR_PIPES);
+            self.deadline = Some((Instant::now() + GRACE_FOR_PIPES, Overdue::GiveUp));
         }
     }
 
     fn on_failure(&mut self, index: usize) {
         self.first_failed.get_or_insert(index);
-        self.kill_at.get_or_insert(Instant::now() + GRACE_AFTER_FAILURE);
+        self.deadline.get_or_insert((Instant::now() + GRACE_AFTER_FAILURE, Overdue::Kill));
     }
 
     fn on_signal(&mut self, exit: Exit, signal: &str, observer: &mut dyn Observer) {
@@ -246,7 +269,32 @@ impl Group<'_> {
         self.notify(observer, Update::Stopping { signal, saves });
         self.signal_all(Signal::TERM);
         let to_save = self.plan.grace_seconds.map_or(GRACE_TO_SAVE, |seconds| Duration::from_secs(seconds.into()));
-        self.kill_at = Some(Instant::now() + if saves { to_save } else { GRACE_AFTER_STOP });
+        if self.deadline.is_none_or(|(_, overdue)| overdue == Overdue::Kill) {
+            let grace = if saves { to_save } else { GRACE_AFTER_STOP };
+            self.deadline = Some((Instant::now() + grace, Overdue::Kill));
+        }
+    }
+
+    fn report_survivors(&mut self, observer: &mut dyn Observer) {
+        self.deadline = Some((Instant::now() + GRACE_FOR_SURVIVORS, Overdue::GiveUp));
+        let (cause, processes) = (self.cause(), self.survivors());
+        let seconds = GRACE_FOR_SURVIVORS.as_secs();
+        self.notify(observer, Update::Surviving { cause: cause.as_ref(), processes: &processes, seconds });
+    }
+
+    fn survivors(&self) -> Vec<Survivor> {
+        let running = self.processes.iter().filter(|process| process.observed.ended.is_none());
+        running.map(|process| Survivor::of(process.first_rank, process.observed.pid)).collect()
+    }
+
+    /// The root cause as far as it is known; `None` if a stop was requested.
+    fn cause(&self) -> Option<RootCause> {
+        if self.stopped.is_some() {
+            return None;
+        }
+        let observed: Vec<_> = self.processes.iter().flat_map(Process::rank_observations).collect();
+        let first_failed = self.first_failed.map(|index| self.processes[index].failed_rank() as usize);
+        Some(root_cause(&observed.iter().collect::<Vec<_>>(), first_failed))
     }
 
     fn notify(&mut self, observer: &mut dyn Observer, update: Update<'_>) {
@@ -255,19 +303,16 @@ impl Group<'_> {
         }
     }
 
-    /// Returns the outcome of the attempt, once all processes have ended.
+    /// Returns the outcome of the attempt, after [`Group::watch`].
     fn ended(self) -> AttemptResult {
         let ended_well = |process: &Process| process.observed.ended.is_some_and(|status| status.success());
         let all_done = self.processes.iter().all(ended_well) && self.rank_events().all(|rank| rank.finished.is_some());
-        let (end, cause) = match (all_done, self.stopped) {
-            (true, _) => (AttemptEnd::Done, None),
-            (false, Some(exit)) => (AttemptEnd::Stopped(exit), None),
-            (false, None) => {
-                let observed: Vec<_> = self.processes.iter().flat_map(Process::rank_observations).collect();
-                let first_failed = self.first_failed.map(|index| self.processes[index].failed_rank() as usize);
-                let cause = root_cause(&observed.iter().collect::<Vec<_>>(), first_failed);
-                (AttemptEnd::Failed(cause.code), Some(cause))
-            }
+        let cause = if all_done { None } else { self.cause() };
+        let end = match (&cause, self.stopped) {
+            (Some(_), _) if self.running() > 0 => AttemptEnd::Unkillable,
+            (Some(cause), _) => AttemptEnd::Failed(cause.code),
+            (None, Some(exit)) if !all_done => AttemptEnd::Stopped(exit),
+            (None, _) => AttemptEnd::Done,
         };
         let seconds = self.ready_at.map_or(0.0, |at| at.elapsed().as_secs_f64());
         let first = self.processes.into_iter().next().and_then(|process| process.ranks.into_iter().next());
@@ -296,6 +341,9 @@ impl Group<'_> {
 
     fn kill_all(&mut self) {
         self.signal_all(Signal::KILL);
+        if self.running() > 0 {
+            self.deadline = Some((Instant::now() + GRACE_AFTER_KILL, Overdue::Report));
+        }
         for process in self.processes.iter_mut().filter(|process| process.observed.ended.is_none()) {
             process.observed.killed = true;
         }
@@ -308,9 +356,9 @@ impl Group<'_> {
     }
 }
 
-async fn sleep_until(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at).await,
-        None => std::future::pending().await,
-    }
+/// Waits until a deadline has passed. Never resolves without one.
+async fn passed(deadline: Option<(Instant, Overdue)>) -> Overdue {
+    let Some((at, overdue)) = deadline else { return std::future::pending().await };
+    tokio::time::sleep_until(at).await;
+    overdue
 }

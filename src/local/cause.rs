@@ -66,6 +66,10 @@ pub(super) fn root_cause(ranks: &[&Observations], first_failed: Option<usize>) -
     let rank = ranks[origin];
     let (code, ended) = match rank.ended {
         Some(status) if !rank.killed => (status.code(), describe(status)),
+        None if rank.killed => {
+            let text = "did not answer, and SIGKILL did not end it".to_string();
+            (Some(i32::from(Exit::OwnFailure.code())), text)
+        }
         _ => (Some(i32::from(Exit::OwnFailure.code())), "did not answer and was ended".to_string()),
     };
     let cause = match (&rank.failure, blamed) {
@@ -123,6 +127,13 @@ mod tests {
         let cause = root_cause(&[&blaming(1, 0), &silent], Some(0));
         assert_eq!((cause.rank, cause.cause.as_str()), (1, "connection closed (did not answer and was ended)"));
         assert_eq!(cause.code, Some(5));
+    }
+
+    #[test]
+    fn a_rank_that_survives_its_kill_is_not_reported_as_ended() {
+        let survivor = Observations { killed: true, ..Observations::default() };
+        let cause = root_cause(&[&blaming(1, 0), &survivor], Some(0));
+        assert_eq!(cause.cause, "connection closed (did not answer, and SIGKILL did not end it)");
     }
 
     #[test]

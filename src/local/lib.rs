@@ -18,6 +18,7 @@ mod process;
 mod progress;
 mod run;
 mod run_dir;
+mod survivor;
 mod worker;
 
 pub use cause::{RankLog, RootCause};
@@ -26,6 +27,7 @@ pub use inspect::{InspectError, predict, software};
 pub use progress::Interval;
 pub use run::{Outcome, RunError, run};
 pub use run_dir::{RunDir, RunDirError};
+pub use survivor::Survivor;
 pub use worker::{Worker, WorkerNotFound};
 
 use switchyard_plan::local::LocalPlan;
@@ -90,6 +92,14 @@ pub enum Update<'a> {
         signal: &'a str,
         /// Whether they save a checkpoint first.
         saves: bool,
+    },
+    /// SIGKILL has not ended these processes. The run ends without them after `seconds`, or at the
+    /// next stop request.
+    Surviving {
+        /// The failure that ended the attempt; `None` after a stop request.
+        cause: Option<&'a RootCause>,
+        processes: &'a [Survivor],
+        seconds: u64,
     },
     /// A file of the run directory cannot be written. The training continues without its record;
     /// reported once.

@@ -99,6 +99,9 @@ pub enum GiveUp {
     Permanent,
     #[error("{used} of {most} restarts{} used (failurePolicy.{field})", class.window())]
     Budget { class: Class, field: &'static str, used: i32, most: i32 },
+    /// On one machine only: in a cluster the kubelet ends the pods.
+    #[error("its processes are still there, so it is not restarted")]
+    Unkillable,
 }
 
 impl GiveUp {
@@ -108,6 +111,7 @@ impl GiveUp {
             GiveUp::Rule(_) => conditions::FAILURE_POLICY,
             GiveUp::Permanent => conditions::PERMANENT_FAILURE,
             GiveUp::Budget { class, .. } => class.reason(),
+            GiveUp::Unkillable => conditions::INFRASTRUCTURE_FAILURE,
         }
     }
 }

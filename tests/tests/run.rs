@@ -1,10 +1,14 @@
 //! `switchyard run` with real processes: the complete path, and every way to interrupt it.
 
+mod frozen;
 mod hangs;
+mod limits;
 mod restarts;
+mod shared;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use switchyard_tests::{Ended, Manifest, Running, Scene};
@@ -44,15 +48,16 @@ fn condition<'a>(status: &'a Value, kind: &str) -> &'a Value {
     conditions.iter().find(|condition| condition["type"] == kind).unwrap_or(&Value::Null)
 }
 
-/// Process ids of an attempt's ranks, from the events.
+/// Process ids of an attempt's ranks in rank order, from the events.
 fn pids(scene: &Scene, attempt: u64) -> Vec<i32> {
     let events = std::fs::read_to_string(scene.join("out/events.jsonl")).unwrap_or_default();
-    events
+    let ranks: BTreeMap<u64, i32> = events
         .lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
         .filter(|event| event["attempt"] == attempt && event["event"]["event"] == "ready")
-        .map(|event| event["event"]["pid"].as_i64().unwrap() as i32)
-        .collect()
+        .map(|event| (event["rank"].as_u64().unwrap(), event["event"]["pid"].as_i64().unwrap() as i32))
+        .collect();
+    ranks.into_values().collect()
 }
 
 /// Waits until all ranks of an attempt train; returns their process ids.

@@ -1,7 +1,7 @@
 //! Process set-up of a rank: CPU pinning, parent death signal, signal handling.
 
 use crate::comm::{Aborter, Cause};
-use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getppid, getrlimit, set_parent_process_death_signal, setrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -132,7 +132,42 @@ pub fn exit_now(exit: Exit) -> ! {
     unsafe { _exit(i32::from(exit.code())) }
 }
 
+/// Raises the soft limit of open files to the hard limit. Rank 0 holds a connection of every rank,
+/// and the default of 1,024 is only for programs that use `select`.
+pub fn raise_open_files() {
+    let limit = getrlimit(Resource::Nofile);
+    // Every process may do this. If it fails all the same, the old limit stays, and an error that
+    // follows from it names it.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
+/// Adds the limit to the text of an error that it has caused (EMFILE); the system's text lacks it.
+pub(crate) fn with_open_files(text: String) -> String {
+    if !text.contains("(os error 24)") {
+        return text;
+    }
+    let limit = getrlimit(Resource::Nofile).current.map_or("unlimited".to_owned(), |limit| limit.to_string());
+    format!("{text}; the limit of this process is {limit} (`ulimit -Hn`, or LimitNOFILE of the container runtime)")
+}
+
 /// An environment variable that is set and not empty.
 pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_soft_limit_of_open_files_becomes_the_hard_limit() {
+        let limit = getrlimit(Resource::Nofile);
+        let lower = limit.maximum.map_or(4096, |maximum| maximum - 1);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(lower), ..limit }).unwrap();
+        raise_open_files();
+        assert_eq!(getrlimit(Resource::Nofile).current, limit.maximum);
+        let text = with_open_files(std::io::Error::from(rustix::io::Errno::MFILE).to_string());
+        assert!(text.starts_with("Too many open files (os error 24); the limit of this process is "), "{text}");
+        assert_eq!(with_open_files("broken pipe (os error 32)".into()), "broken pipe (os error 32)");
+    }
 }

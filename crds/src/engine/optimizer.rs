@@ -86,7 +86,7 @@ pub struct Optimizer {
     pub beta1: Option<String>,
 
     /// Decay of the second moment of `Adam`, `AdamW` and `LAMB`, a decimal string below 1. Default:
-    /// "0.95" for `AdamW`, "0.999" for the others.
+    /// "0.95" for `AdamW` with a GPT, "0.999" otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub beta2: Option<String>,
@@ -98,8 +98,8 @@ pub struct Optimizer {
     pub epsilon: Option<String>,
 
     /// Weight decay, a decimal string: decoupled for `AdamW` and `LAMB`, added to the gradient for
-    /// the others. Default: "0.1" for `AdamW`, "0.01" for `LAMB`, "0" for `Adam`, "0.0001" for
-    /// `SGD` and `LARS`.
+    /// the others. Default: for `AdamW` "0.1" with a GPT, "0.05" with a ResNet, "0.01" otherwise;
+    /// "0.01" for `LAMB`, "0" for `Adam`, "0.0001" for `SGD` and `LARS`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub weight_decay: Option<String>,
@@ -115,7 +115,8 @@ pub struct Optimizer {
     pub trust_coefficient: Option<String>,
 
     /// Maximum global norm of the gradient, a decimal string; a larger gradient is scaled down to
-    /// it. "0" disables clipping. Default: "0" for `SGD` and `LARS`, "1.0" for the others.
+    /// it. "0" disables clipping. Default: "0" for `SGD`, `LARS` and a ResNet with `AdamW`, "1.0"
+    /// otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub gradient_clip_norm: Option<String>,

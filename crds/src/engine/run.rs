@@ -1,6 +1,6 @@
 //! How a run executes: overlap, memory, evaluation, profiling.
 
-use super::{DECIMAL, Switch, disabled, one};
+use super::{DECIMAL, Switch, disabled};
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -33,11 +33,11 @@ pub struct Overlap {
     #[schemars(range(min = 1, max = 1024))]
     pub bucket_size_mib: Option<i32>,
 
-    /// All-reduces that can run concurrently, each with its own connections. Default 1; between
-    /// hosts 2 can be faster.
-    #[serde(default = "one")]
+    /// All-reduces that can run concurrently, each with its own connections. Default: 2 with
+    /// several nodes, otherwise 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 8))]
-    pub communicators: i32,
+    pub communicators: Option<i32>,
 
     /// Format in which gradients travel between hosts; they are summed in 32 bits. Default `FP32`.
     /// 16-bit formats halve the traffic, and the result is no longer bit-identical.
@@ -54,7 +54,7 @@ impl Default for Overlap {
         Overlap {
             mode: Switch::Enabled,
             bucket_size_mib: None,
-            communicators: 1,
+            communicators: None,
             wire_type: WireType::FP32,
             sync_all_reduce: Switch::Disabled,
         }

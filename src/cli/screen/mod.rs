@@ -11,7 +11,7 @@ pub(super) use progress::{bar_message, plain_line, summary};
 
 use crate::text::columns;
 use switchyard_core::units::{binary, counted, grouped};
-use switchyard_local::RootCause;
+use switchyard_local::{RootCause, Survivor};
 use switchyard_plan::local::LocalPlan;
 use switchyard_worker_contract::config::Device;
 use switchyard_worker_contract::event::{Inspection, Ready};
@@ -109,6 +109,16 @@ pub(super) fn failure(cause: &RootCause, attempt: u32) -> String {
     }
     lines.extend(cause.log.tail.iter().map(|line| format!("           | {line}")));
     lines.join("\n")
+}
+
+/// Processes that SIGKILL did not end, and the failure for which they were killed.
+pub(super) fn survivors(cause: Option<&RootCause>, processes: &[Survivor], seconds: u64) -> String {
+    let cause = cause.map(|RootCause { rank, pid, cause, .. }| format!("warning: rank {rank} (pid {pid}): {cause}"));
+    let survivors = processes.iter().map(|Survivor { rank, pid, state }| {
+        format!("warning: SIGKILL has not ended rank {rank} (pid {pid}): {state}")
+    });
+    let last = format!("the run ends without it in {seconds} s, or on Ctrl-C");
+    cause.into_iter().chain(survivors).chain([last]).collect::<Vec<_>>().join("\n")
 }
 
 /// Two yardsticks for a language model's loss, the unigram and bigram entropy, if known.

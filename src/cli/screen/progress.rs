@@ -126,8 +126,10 @@ pub(crate) fn summary(
         row("slowest", slowest.to_string());
     }
     row("weights", format!("{} on every rank", report.weights_digest));
-    if let Some(file) = report.model_file.as_deref().and_then(|file| file.rsplit('/').next()) {
-        row("model", format!("{run_dir}/{file}"));
+    if let Some(file) = &report.model_file {
+        // A full run directory sends the model elsewhere.
+        let short = file.rsplit('/').next().map(|name| format!("{run_dir}/{name}"));
+        row("model", short.filter(|short| file.ends_with(short.as_str())).unwrap_or_else(|| file.clone()));
     }
     row("run", format!("{run_dir} (status.yaml, plan.yaml, events.jsonl, logs/)"));
     columns(&rows)

@@ -87,6 +87,26 @@ fn a_failure_shows_the_first_cause_and_its_log() {
     );
 }
 
+#[test]
+fn processes_that_survive_sigkill_are_shown_with_the_cause() {
+    let cause = RootCause {
+        rank: 1,
+        pid: 42,
+        cause: "no sign of life for 5.0 s".into(),
+        during: String::new(),
+        code: Some(5),
+        log: RankLog::default(),
+        others: vec![0],
+    };
+    let survivor = Survivor { rank: 1, pid: 42, state: "thread `reader` is in uninterruptible sleep".into() };
+    assert_eq!(
+        survivors(Some(&cause), &[survivor], 10),
+        "warning: rank 1 (pid 42): no sign of life for 5.0 s\n\
+         warning: SIGKILL has not ended rank 1 (pid 42): thread `reader` is in uninterruptible sleep\n\
+         the run ends without it in 10 s, or on Ctrl-C"
+    );
+}
+
 /// Two ranks of a ResNet with mixed precision, in one process.
 fn planned() -> LocalPlan {
     let document = json!({

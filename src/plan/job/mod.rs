@@ -18,6 +18,7 @@ mod size;
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub(crate) use engine::communicators;
 pub use environment::EnvEntry;
 pub(crate) use environment::identity;
 pub use gang_pod::GangPod;
@@ -110,7 +111,8 @@ pub(crate) fn read(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
     let processes_per_node = processes_per_node(job);
     let engine = spec.engine.as_ref();
     let engine = engine.and_then(|engine| {
-        engine::config(engine, spec.checkpoint.as_ref(), (processes_per_node, gpus(job)), &mut faults)
+        let size = (count(spec.trainer.num_nodes), processes_per_node, gpus(job));
+        engine::config(engine, spec.checkpoint.as_ref(), size, &mut faults)
     });
     let check = bandwidth_check(job, processes_per_node, &mut faults);
     let watchdog = engine::watchdog(&spec.failure_policy);

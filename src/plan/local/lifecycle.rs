@@ -19,6 +19,9 @@ pub enum AttemptEnd {
     /// A rank failed. Holds the exit code of the rank that failed first, `None` if a signal killed
     /// it.
     Failed(Option<i32>),
+    /// A rank failed, and SIGKILL did not end all processes. They keep their memory and GPUs, so
+    /// another attempt would compete with them.
+    Unkillable,
 }
 
 /// The next step.
@@ -46,6 +49,7 @@ pub fn next(end: AttemptEnd, policy: &FailurePolicy, restarts: &Restarts) -> Nex
     let code = match end {
         AttemptEnd::Done => return Next::End(RunEnd::Complete),
         AttemptEnd::Stopped(exit) => return Next::End(RunEnd::Stopped(exit)),
+        AttemptEnd::Unkillable => return Next::End(RunEnd::GivenUp(Exit::OwnFailure, GiveUp::Unkillable)),
         AttemptEnd::Failed(code) => code,
     };
     let exit = code.and_then(Exit::from_code);
@@ -147,6 +151,7 @@ mod tests {
         for (end, restarts, most, next_is) in [
             (AttemptEnd::Done, 0, 0, Next::End(RunEnd::Complete)),
             (AttemptEnd::Stopped(Exit::Interrupted), 0, 3, Next::End(RunEnd::Stopped(Exit::Interrupted))),
+            (AttemptEnd::Unkillable, 0, 9, Next::End(RunEnd::GivenUp(Exit::OwnFailure, GiveUp::Unkillable))),
             (failed(None), 0, 1, Next::Restart(used(1))),
             (failed(Some(5)), 0, 1, Next::Restart(used(1))),
             (failed(Some(4)), 0, 1, Next::Restart(used(1))),

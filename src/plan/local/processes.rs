@@ -3,11 +3,12 @@
 
 use super::LocalSnapshot;
 use super::devices::{Chosen, PlannedGpu, VISIBLE};
-use crate::job::{EnvEntry, ValidJob, identity};
+use crate::job::{EnvEntry, ValidJob, communicators, identity};
 use serde::Serialize;
+use std::collections::BTreeSet;
 use switchyard_core::placement::{Assignment, Mode, Place};
 use switchyard_topology::cluster::NamedCluster;
-use switchyard_worker_contract::config::EngineConfig;
+use switchyard_worker_contract::config::{EngineConfig, Overlap};
 use switchyard_worker_contract::{CpuList, env};
 
 /// All processes of one attempt of a job, with reasons.
@@ -125,13 +126,18 @@ pub(super) fn processes(
         .collect();
     // Ranks share one configuration file, so they all use the thread count of the narrowest place.
     let threads = assignment.places.iter().map(|place| place.threads).min().unwrap_or(1);
+    let hosts = assignment.places.iter().map(|place| place.node).collect::<BTreeSet<_>>().len() as u32;
+    let overlap = Overlap {
+        communicators: snapshot.job.spec.engine.as_ref().map_or(1, |engine| communicators(engine, hosts)),
+        ..engine.overlap
+    };
     LocalPlan {
         job: job.name.clone(),
         attempt: snapshot.attempt,
         reason: reason(job, per_process, named, assignment),
         warnings: assignment.warnings.iter().map(ToString::to_string).collect(),
         nodes,
-        engine: EngineConfig { cpu_threads: threads * per_process, ..engine.clone() },
+        engine: EngineConfig { cpu_threads: threads * per_process, overlap, ..engine.clone() },
         gpus: gpus.gpus,
         memory_limit_bytes: job.memory_limit,
         max_restarts: job.max_restarts,

@@ -62,14 +62,35 @@ fn a_full_disk_stops_the_log_but_not_the_training() {
 }
 
 #[test]
-fn a_full_disk_names_the_lost_files() {
+fn a_full_run_directory_sends_the_model_elsewhere() {
     let scene = scene();
-    let wrapper = mount_namespace();
+    let mount = "mkdir small && mount -t tmpfs -o size=64k tmpfs small && export TMPDIR=$PWD";
+    let run = "exec \"$0/switchyard\" run job.yaml --run-dir small/out";
+    let ended = shell(&scene, mount_namespace(), &format!("{mount} && {run}"));
+    check_failure(&scene, &ended, 0, "No space left on device");
+    let name = |entry: &&String| entry.starts_with("switchyard-") && entry.ends_with("-model.safetensors");
+    let entries = scene.entries();
+    let model = entries.iter().find(name).unwrap_or_else(|| panic!("no model in {entries:?}"));
+    let shown = scene.join(model).display().to_string();
+    assert!(ended.stdout.contains(&shown), "{shown}: {}", ended.stdout);
+}
+
+#[test]
+fn a_disk_without_room_for_a_checkpoint_is_refused_before_the_first_step() {
+    let scene = Scene::new();
+    scene.write_text("data/text.txt", 32);
+    let checkpoint = json!({"path": "small/saved", "everySteps": 5, "periodSeconds": 0});
+    scene.manifest("job.yaml", &Manifest::small("data").with("checkpoint", checkpoint));
     let mount = "mkdir small && mount -t tmpfs -o size=64k tmpfs small";
-    let ended = shell(&scene, wrapper, &format!("{mount} && exec \"$0/switchyard\" run job.yaml --run-dir small/out"));
-    // The model is lost, because it belongs on the same disk.
-    check_failure(&scene, &ended, 5, "No space left on device");
-    assert!(ended.stderr.contains("model.safetensors"), "{}", ended.stderr);
+    let ended = shell(&scene, mount_namespace(), &format!("{mount} && exec \"$0/switchyard\" run job.yaml --run-dir out"));
+    assert_eq!(ended.code, Some(5), "{}", ended.stderr);
+    for words in
+        ["spec.checkpoint.path: ", "small/saved: got ", " bytes of free space; expected ", " for 2 checkpoints of "]
+    {
+        assert!(ended.stderr.contains(words), "{words}: {}", ended.stderr);
+    }
+    assert!(!ended.stderr.contains("step="), "{}", ended.stderr);
+    scene.assert_nothing_left();
 }
 
 /// Events of one kind in a run directory.

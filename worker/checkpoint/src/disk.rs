@@ -117,6 +117,12 @@ pub trait Vfs: Send + Sync {
     /// # Errors
     /// The system's error.
     fn kind(&self, path: &Path) -> io::Result<Kind>;
+    /// Bytes that this user can still write to the file system of a directory; `None` if it reports
+    /// no size, as some network file systems do.
+    ///
+    /// # Errors
+    /// The system's error.
+    fn available(&self, directory: &Path) -> io::Result<Option<u64>>;
 }
 
 /// The file system of this machine.
@@ -211,6 +217,11 @@ impl Vfs for Disk {
 
     fn kind(&self, path: &Path) -> io::Result<Kind> {
         Ok(fs::symlink_metadata(path)?.file_type().into())
+    }
+
+    fn available(&self, directory: &Path) -> io::Result<Option<u64>> {
+        let system = rustix::fs::statvfs(directory)?;
+        Ok((system.f_blocks > 0).then(|| system.f_bavail.saturating_mul(system.f_frsize)))
     }
 }
 

@@ -40,6 +40,14 @@ pub enum CheckpointError {
     /// Existing checkpoints are never overwritten.
     #[error("{}: got an existing checkpoint; expected a new one", directory.display())]
     Exists { directory: PathBuf },
+    /// Another run saves into the same directory.
+    #[error("{}: in use by {owner}; wait until it ends, stop it, or set another path", file.display())]
+    Locked {
+        /// The lock.
+        file: PathBuf,
+        /// Job, attempt, host and process of the other run.
+        owner: String,
+    },
     /// This process is left over from an earlier attempt and must stop.
     #[error(
         "{}: got attempt {own}; expected at least {newest}, which has written checkpoints since: this process belongs to an earlier attempt",

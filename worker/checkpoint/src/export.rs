@@ -7,6 +7,7 @@ use crate::format::{Role, TensorEntry, TensorSpec, encode_header};
 use crate::store::{Checkpoint, Store, write_atomically};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 
 /// File metadata: the format that PyTorch's readers expect, and the progress of the run.
@@ -43,27 +44,23 @@ pub fn export(
     let mut numbers: BTreeMap<String, Vec<f32>> =
         model.iter().map(|tensor| (tensor.name.clone(), vec![0.0; tensor.element_count()])).collect();
     store.restore(checkpoint, &mut numbers)?;
-    write_model(vfs, &model, numbers, manifest.info().id.step, to)
+    let take = |name: &str| numbers.remove(name).ok_or_else(|| io::Error::other(format!("tensor `{name}` is missing")));
+    write_model(vfs, &model, take, manifest.info().id.step, to)
 }
 
 /// Writes tensors to a file that PyTorch, Hugging Face and others can read, replacing an existing
-/// one. Uses the export names, parts and axis order of each tensor. `numbers` maps tensor names to
-/// values.
+/// one. Uses the export names, parts and axis order of each tensor. `numbers` returns the values of
+/// a tensor by name, once per tensor, so that only one tensor need be in memory.
 ///
 /// # Errors
-/// The file cannot be written.
+/// `numbers` failed, or the file cannot be written.
 pub fn write_model(
     vfs: &dyn Vfs,
     model: &[TensorSpec],
-    mut numbers: BTreeMap<String, Vec<f32>>,
+    mut numbers: impl FnMut(&str) -> io::Result<Vec<f32>>,
     step: u64,
     to: &Path,
 ) -> Result<Exported, CheckpointError> {
-    for tensor in model {
-        if let (Some(axes), Some(numbers)) = (&tensor.export_axes, numbers.get_mut(&tensor.name)) {
-            *numbers = permute(numbers, &tensor.shape, axes);
-        }
-    }
     let mut at = 0;
     let mut entries = Vec::with_capacity(model.len());
     for tensor in model {
@@ -79,7 +76,13 @@ pub fn write_model(
     let length = header.len() as u64 + at;
     write_atomically(vfs, to, length, |out| {
         out.write_all(&header)?;
-        model.iter().try_for_each(|tensor| out.write_all(bytemuck::cast_slice(&numbers[&tensor.name])))
+        model.iter().try_for_each(|tensor| {
+            let mut numbers = numbers(&tensor.name)?;
+            if let Some(axes) = &tensor.export_axes {
+                numbers = permute(&numbers, &tensor.shape, axes);
+            }
+            out.write_all(bytemuck::cast_slice(&numbers))
+        })
     })?;
     Ok(Exported { tensors, bytes: length })
 }

@@ -9,6 +9,7 @@
 //! - [`format`](mod@format) is pure: sharding, headers, the manifest, validation.
 //! - [`disk`] is the file system interface and its real implementation.
 //! - [`store`] writes, lists, verifies, restores and prunes.
+//! - [`lock`] keeps a second run out of a directory.
 //! - [`export`](mod@export) writes one safetensors file for other programs.
 //!
 //! `docs/dev/checkpoints.md` describes the format and its guarantees.
@@ -18,6 +19,7 @@ pub mod disk;
 mod error;
 pub mod export;
 pub mod format;
+pub mod lock;
 pub mod store;
 
 pub use error::CheckpointError;

@@ -298,6 +298,10 @@ impl Vfs for Stale<'_> {
     fn kind(&self, path: &Path) -> io::Result<Kind> {
         self.disk.kind(path)
     }
+
+    fn available(&self, directory: &Path) -> io::Result<Option<u64>> {
+        self.disk.available(directory)
+    }
 }
 
 /// The older checkpoint was used, and the newer one, which was good, never again.

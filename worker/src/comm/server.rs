@@ -1,10 +1,10 @@
 //! Rank 0's control thread: sockets and time for [`super::hub`].
 
 use super::{
-    error::CommError,
+    error::{Cause, CommError},
     frame::{FrameReader, LIMIT_UNAUTHENTICATED, MAX_GATHER},
     hub::{Event, Hub, Output},
-    socket::{accept, nonce, timespec, try_recv, try_send, tune_tcp},
+    socket::{accept, is_file_limit, nonce, timespec, try_recv, try_send, tune_tcp},
     state::{GRACE_PERIOD, Request, Shared},
 };
 use rustix::{
@@ -159,7 +159,16 @@ impl Server {
 
     fn accept(&mut self) {
         for _ in 0..ACCEPTS_PER_POLL {
-            let Ok(fd) = accept(self.listener.as_fd()) else { return };
+            let fd = match accept(self.listener.as_fd()) {
+                Ok(fd) => fd,
+                // The connection stays in the queue: without a failure this thread would spin until
+                // its rank counts as missing.
+                Err(error) if is_file_limit(&error) => {
+                    let text = format!("cannot accept the connection of a rank: {error}");
+                    return self.event(Event::Abort(Cause::failed(0, text)));
+                }
+                Err(_) => return,
+            };
             let _ = tune_tcp(&fd);
             let Ok(nonce) = nonce() else { return };
             let id = self.next;

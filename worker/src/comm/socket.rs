@@ -207,18 +207,29 @@ pub(super) fn collect_peers(
                 }
             }
         }
-        if ready[0]
-            && let Ok(fd) = accept(listener)
-            && vet(fd.as_fd())
-        {
-            if let Some(displaced) = gate.opened(next, nonce()?, now) {
-                open.remove(&displaced);
+        if ready[0] {
+            match accept(listener) {
+                Ok(fd) if vet(fd.as_fd()) => {
+                    if let Some(displaced) = gate.opened(next, nonce()?, now) {
+                        open.remove(&displaced);
+                    }
+                    open.insert(next, (fd, FrameReader::new(LIMIT_UNAUTHENTICATED)));
+                    next += 1;
+                }
+                Err(error) if is_file_limit(&error) => {
+                    return Err(CommError::system("accept the connection of a rank", error));
+                }
+                _ => {}
             }
-            open.insert(next, (fd, FrameReader::new(LIMIT_UNAUTHENTICATED)));
-            next += 1;
         }
     }
     Ok(arrived)
+}
+
+/// Whether this process or the machine has too many open files. Such a connection stays in the
+/// queue, so waiting for it would spin.
+pub(super) fn is_file_limit(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
 }
 
 pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {

@@ -39,6 +39,7 @@ pub(super) fn train(registry: &Registry) -> Exit {
     if let Err(message) = process::die_with_parent().and_then(|()| process::pin()) {
         return refuse(Exit::Usage, message);
     }
+    process::raise_open_files();
     let group = match GroupConfig::from_env() {
         Ok(group) => group,
         Err(error) => return refuse(Exit::Usage, error.to_string()),
@@ -193,7 +194,7 @@ fn describe(error: &TrainError, rank: u32) -> (Failure, Exit) {
 }
 
 fn failure(rank: u32, origin_rank: u32, cause: String, during: String, exit: Exit) -> Failure {
-    Failure { rank, origin_rank, cause, during, exit_code: exit.code() }
+    Failure { rank, origin_rank, cause: process::with_open_files(cause), during, exit_code: exit.code() }
 }
 
 #[cfg(test)]

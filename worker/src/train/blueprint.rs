@@ -3,6 +3,7 @@
 
 use super::cpu_engine::CpuPlan;
 use super::cuda_engine::CudaPlan;
+use super::digest::DIGEST_CHUNK;
 use super::training::{BUCKET, Training};
 use super::{TrainError, memory};
 use crate::data::{Dataset, Prefetcher, Task};
@@ -10,8 +11,16 @@ use crate::model::Registry;
 use crate::nn::{Layout, fuse};
 use crate::optimizer::Optimizer;
 use std::sync::Arc;
+use switchyard_checkpoint::format::CHUNK;
 use switchyard_worker_contract::config::{Device, EngineConfig};
 use switchyard_worker_contract::event::{Inspection, MemoryUse};
+
+/// Resident memory of a worker process without a job: code, libraries, stacks and buffers of its
+/// threads.
+const PROGRAM: u64 = 12 << 20;
+
+/// Copies of the largest tensor: written models have other axes than the network.
+const COPIES: usize = 2;
 
 /// The plan for a rank's device.
 pub(super) enum Plan {
@@ -77,10 +86,16 @@ impl Blueprint {
     fn with_common(&self, own: MemoryUse) -> MemoryUse {
         let Training { config, world, dataset, .. } = &self.training;
         let batches = Prefetcher::memory_bytes(dataset, config.batch_size_per_process, &config.reader);
-        let staged = if config.checkpoint.is_some() { self.state_bytes() / u64::from(*world) } else { 0 };
+        let largest = self.layout().parameters.iter().map(|parameter| 4 * parameter.range().len()).max();
+        let copies = 4 * DIGEST_CHUNK + COPIES * largest.unwrap_or(0);
+        let (staged, chunk) = match config.checkpoint {
+            Some(_) => (self.state_bytes() / u64::from(*world), CHUNK),
+            None => (0, 0),
+        };
         MemoryUse {
             optimizer: own.optimizer + staged,
             input: own.input + dataset.facts().memory_bytes + batches,
+            process: PROGRAM / u64::from(config.devices_per_process.max(1)) + (copies + chunk) as u64,
             ..own
         }
     }
@@ -102,7 +117,7 @@ impl Blueprint {
     fn gpu_memory(&self) -> Option<MemoryUse> {
         match &self.plan {
             Plan::Cpu(_) => None,
-            Plan::Gpu(plan) => Some(plan.memory()),
+            Plan::Gpu(plan) => Some(plan.memory(&self.training)),
         }
     }
 

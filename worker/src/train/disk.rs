@@ -17,8 +17,13 @@ impl CountedDisk {
         self.0.load(Ordering::Relaxed)
     }
 
-    fn counted<T>(&self, result: T) -> T {
+    /// Counts a completed call.
+    pub fn count(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn counted<T>(&self, result: T) -> T {
+        self.count();
         result
     }
 }
@@ -85,5 +90,9 @@ impl Vfs for CountedDisk {
 
     fn kind(&self, path: &Path) -> io::Result<Kind> {
         self.counted(Disk.kind(path))
+    }
+
+    fn available(&self, directory: &Path) -> io::Result<Option<u64>> {
+        self.counted(Disk.available(directory))
     }
 }

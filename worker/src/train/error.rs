@@ -75,6 +75,21 @@ pub enum TrainError {
         "spec.checkpoint.path: cannot read the checkpoint to resume from: {0}; it is kept, and the next attempt reads it again"
     )]
     Storage(String),
+    /// The directory of checkpoints cannot be used by this run.
+    #[error("spec.checkpoint.path: {0}")]
+    Directory(String),
+    /// The file system of the checkpoints fails, or is full, which can change.
+    #[error("spec.checkpoint.path: {0}")]
+    DirectoryIo(String),
+    /// The ranks hold different weights, moments or statistics.
+    #[error(
+        "after step {step} the ranks are no longer equal: {text}; memory, a GPU or a link has altered numbers, so no checkpoint is written; a restart resumes from the last one that all ranks agreed on"
+    )]
+    Replicas {
+        step: u64,
+        /// The digests of the ranks.
+        text: String,
+    },
     /// A rank received a stop request, and all ranks stopped after saving.
     #[error("stopped by a signal after step {step}{}", if *saved { ", which is saved" } else { "" })]
     Stopped {
@@ -118,7 +133,7 @@ impl TrainError {
             TrainError::Model(ModelError::Memory(_)) | TrainError::Memory { .. } | TrainError::GpuMemory { .. } => {
                 Exit::NotPlaceable
             }
-            TrainError::Resume(_) => Exit::CheckpointRefused,
+            TrainError::Resume(_) | TrainError::Directory(_) => Exit::CheckpointRefused,
             TrainError::Preflight(..) => Exit::PreflightRefused,
             TrainError::Stopped { interrupted: true, .. } => Exit::Interrupted,
             TrainError::Stopped { .. } => Exit::Terminated,
@@ -144,6 +159,8 @@ impl TrainError {
             TrainError::Overflow(_) | TrainError::NotFinite { .. } => Exit::Diverged,
             TrainError::Comm(_)
             | TrainError::Storage(_)
+            | TrainError::DirectoryIo(_)
+            | TrainError::Replicas { .. }
             | TrainError::Save { .. }
             | TrainError::Cuda { .. }
             | TrainError::Nccl(_) => Exit::OwnFailure,

@@ -3,6 +3,7 @@
 use super::TrainError;
 use crate::cgroup;
 use crate::process::variable;
+use rustix::process::getppid;
 use std::fs;
 use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::env;
@@ -43,18 +44,35 @@ pub(super) fn batch_that_fits(need: &MemoryUse, batch: u32, limit: u64) -> Optio
     (fits > 0).then(|| format!("batchSizePerProcess: {fits} (with batchMerge for the same global batch)"))
 }
 
-/// Memory of this machine or container in bytes, whichever is less. Memory in use is not
-/// subtracted, because the other ranks of the node may already have allocated theirs.
+/// Memory for the ranks of this machine or container in bytes, whichever is less. Memory in use is
+/// not subtracted, because the other ranks of the node may already have allocated theirs, except
+/// for the launcher's in the same cgroup.
 fn capacity() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(total_in);
-    match (machine, cgroup::memory()) {
+    let group = cgroup::memory().map(|group| group.saturating_sub(launcher().unwrap_or(0)));
+    match (machine, group) {
         (Some(machine), Some(group)) => Some(machine.min(group)),
         (machine, group) => machine.or(group),
     }
 }
 
+/// Resident memory of the parent process in bytes, if it is in the same cgroups. Without the pages
+/// of its program, which the kernel can drop.
+fn launcher() -> Option<u64> {
+    let parent = format!("/proc/{}", getppid()?.as_raw_nonzero());
+    let groups = |process: &str| fs::read_to_string(format!("{process}/cgroup")).ok();
+    groups(&parent).filter(|own| Some(own) == groups("/proc/self").as_ref())?;
+    let status = fs::read_to_string(format!("{parent}/status")).ok()?;
+    kilobytes(&status, "RssAnon:")
+}
+
 fn total_in(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    kilobytes(meminfo, "MemTotal:")
+}
+
+/// A value of a file in `/proc`, in bytes.
+fn kilobytes(file: &str, name: &str) -> Option<u64> {
+    let line = file.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 

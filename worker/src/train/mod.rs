@@ -18,6 +18,7 @@ pub mod config;
 mod cpu_engine;
 mod cuda_engine;
 mod digest;
+mod directory;
 mod disk;
 mod engine;
 mod error;

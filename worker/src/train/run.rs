@@ -10,7 +10,7 @@ use super::{Blueprint, StepReport, TrainError, Trainer, ValidationResult};
 use crate::comm::{Aborter, CommError, Group, GroupConfig};
 use crate::recorder::{Identity, Recorder};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
@@ -230,10 +230,7 @@ impl<W: Write> Run<'_, W> {
         self.trainer.finish_checkpoint()?;
         self.report_checkpoints();
         let weights_digest = self.trainer.agree_on_weights()?;
-        let model_file = self.options.run_dir.join("model.safetensors");
-        if rank == 0 {
-            self.trainer.save(&model_file)?;
-        }
+        let model_file = if rank == 0 { Some(self.save_model()?) } else { None };
         step_times.sort_by(f32::total_cmp);
         Ok(Finished {
             rank,
@@ -246,8 +243,30 @@ impl<W: Write> Run<'_, W> {
             step_ms_p50: percentile(&step_times, 50),
             step_ms_p99: percentile(&step_times, 99),
             gpu_calls: self.trainer.calls(),
-            model_file: (rank == 0).then(|| model_file.display().to_string()),
+            model_file: model_file.map(|file| file.display().to_string()),
         })
+    }
+
+    /// Writes the model to the run directory. If that fails, for example because its disk is full,
+    /// writes it next to the checkpoints or to the directory of temporary files, because training
+    /// again for the same model costs more than a file in another place. Returns the file.
+    fn save_model(&self) -> Result<PathBuf, TrainError> {
+        const NAME: &str = "model.safetensors";
+        let file = self.options.run_dir.join(NAME);
+        let Err(first) = self.trainer.save(&file) else { return Ok(file) };
+        eprintln!("warning: {first}");
+        let beside = self.trainer.training().config.checkpoint.as_ref().map(|it| Path::new(&it.path).join(NAME));
+        let temporary = std::env::temp_dir().join(format!("switchyard-{}-{NAME}", std::process::id()));
+        let written = beside.into_iter().chain([temporary]).find(|file| match self.trainer.save(file) {
+            Ok(()) => true,
+            Err(error) => {
+                eprintln!("warning: {error}");
+                false
+            }
+        });
+        let file = written.ok_or(first)?;
+        eprintln!("warning: the model is in {}", file.display());
+        Ok(file)
     }
 
     /// Logs on rank 0 when the straggler changes and when there is none any more. `known`: the last

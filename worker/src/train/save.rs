@@ -4,7 +4,7 @@ use super::TrainError;
 use super::disk::CountedDisk;
 use super::engine::Engine;
 use super::tensors::{TensorIndex, tensors};
-use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use switchyard_checkpoint::export::write_model;
 use switchyard_checkpoint::{Role, TensorSpec};
@@ -15,14 +15,13 @@ pub(super) fn model(disk: &CountedDisk, file: &Path, engine: &dyn Engine, step: 
     let index = TensorIndex::new(engine);
     let tensors: Vec<TensorSpec> =
         tensors(engine).into_iter().filter(|tensor| tensor.role != Role::Optimizer).collect();
-    let mut all = BTreeMap::new();
-    for tensor in &tensors {
-        if let Some((array, range)) = index.find(&tensor.name) {
-            let mut numbers = vec![0.0; range.len()];
-            engine.read(array, range.start, &mut numbers)?;
-            all.insert(tensor.name.clone(), numbers);
-        }
-    }
-    let written = write_model(disk, &tensors, all, step, file);
+    // One tensor at a time: a copy of the whole model might not fit into memory.
+    let read = |name: &str| {
+        let (array, range) = index.find(name).ok_or_else(|| io::Error::other(format!("no tensor `{name}`")))?;
+        let mut numbers = vec![0.0; range.len()];
+        engine.read(array, range.start, &mut numbers).map_err(|error| io::Error::other(error.to_string()))?;
+        Ok(numbers)
+    };
+    let written = write_model(disk, &tensors, read, step, file);
     written.map(drop).map_err(|error| TrainError::Save { file: file.display().to_string(), cause: error.to_string() })
 }

@@ -25,12 +25,15 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use switchyard_checkpoint::format::CheckpointInfo;
-use switchyard_checkpoint::{CheckpointId, Manifest, Plan, ShardDigest, Store, TensorSource};
+use switchyard_checkpoint::lock::Lock;
+use switchyard_checkpoint::{CheckpointError, CheckpointId, Manifest, Plan, ShardDigest, Store, TensorSource};
 
 /// Settings shared by all checkpoints of a run.
 pub(super) struct SaverConfig {
     pub disk: CountedDisk,
     pub directory: PathBuf,
+    /// Of the directory, on rank 0; released when the saver ends.
+    pub lock: Option<Lock>,
     pub job: String,
     pub config: String,
     /// Number of complete checkpoints to keep.
@@ -38,6 +41,12 @@ pub(super) struct SaverConfig {
     pub rank: usize,
     /// Attempt under which this run writes.
     pub attempt: u32,
+}
+
+impl SaverConfig {
+    fn check_lock(&self) -> Result<(), CheckpointError> {
+        self.lock.as_ref().map_or(Ok(()), Lock::check)
+    }
 }
 
 struct Snapshot {
@@ -295,7 +304,8 @@ fn write(config: &SaverConfig, plan: &Plan, commands: &Receiver<Command>, report
     while let Ok(command) = commands.recv() {
         let done = match command {
             Command::Write(id, snapshot) => {
-                let digest = store.write_shard(&config.job, id, config.rank, plan, &snapshot);
+                let digest =
+                    config.check_lock().and_then(|()| store.write_shard(&config.job, id, config.rank, plan, &snapshot));
                 Completion::Written(snapshot, digest.map_err(|error| error.to_string()))
             }
             Command::Publish(id, progress, digests) => {
@@ -329,6 +339,7 @@ fn publish(
     progress: &Progress,
     digests: Vec<ShardDigest>,
 ) -> Result<u64, String> {
+    config.check_lock().map_err(|error| error.to_string())?;
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let progress = switchyard_checkpoint::Progress::new(progress).map_err(|error| error.to_string())?;
     let about = CheckpointInfo { job: config.job.clone(), id, config: config.config.clone(), created, progress };
@@ -357,8 +368,8 @@ mod tests {
         };
         let directory = folder.to_owned();
         let disk = CountedDisk::default();
-        let config =
-            SaverConfig { disk, directory, job: "job".into(), config: String::new(), keep: 1, rank, attempt: 1 };
+        let (job, config) = ("job".into(), String::new());
+        let config = SaverConfig { disk, directory, lock: None, job, config, keep: 1, rank, attempt: 1 };
         let mut saver = Saver::start(config, Plan::new(vec![tensor], 2).unwrap(), None).unwrap();
         saver.commands = None;
         saver.thread.take().unwrap().join().unwrap();

@@ -3,9 +3,9 @@
 use super::blueprint::{Blueprint, Plan};
 use super::cpu_engine::CpuEngine;
 use super::cuda_engine::CudaEngine;
-use super::digest::digest;
+use super::digest::{digest, state_digest, weights_digest};
 use super::disk::CountedDisk;
-use super::engine::{AddSpan, Array, Engine, Flags, Measure, Reductions};
+use super::engine::{AddSpan, Engine, Flags, Measure, Reductions};
 use super::pace::Pace;
 use super::progress::Progress;
 use super::resume;
@@ -13,8 +13,8 @@ use super::saver::{Saved, Saver, SaverConfig};
 use super::tensors::{TensorIndex, tensors};
 use super::training::Training;
 use super::watchdog::Watch;
-use super::{TrainError, save};
-use crate::comm::{Cause, Group, GroupConfig};
+use super::{TrainError, directory, save};
+use crate::comm::{Cause, CommError, Group, GroupConfig};
 use crate::data::{Prefetcher, ValidationSet};
 use crate::nn::Layout;
 use crate::recorder::{Identity, Recorder};
@@ -97,6 +97,13 @@ impl Trainer {
         group.agree("the engine configuration", configuration.as_bytes())?;
         group.agree("the training data", blueprint.training.dataset.facts().digest.as_bytes())?;
         recorder.begin(Operation::Restore, 0);
+        let lock = match &blueprint.training.config.checkpoint {
+            Some(checkpoint) if group.rank() == 0 => {
+                let lock = directory::lock(&disk, Path::new(&checkpoint.path), &config.job, config.attempt);
+                lock.inspect_err(|error| report_failure(&group, error))?
+            }
+            _ => None,
+        };
         let start = blueprint.training.config.checkpoint.as_ref().map(|checkpoint| {
             resume::find(&mut group, (&disk, Path::new(&checkpoint.path)), &config.job, config.attempt)
         });
@@ -124,8 +131,13 @@ impl Trainer {
             }
             let plan = switchyard_checkpoint::Plan::new(tensors(&*engine), training.world as usize)
                 .map_err(|fault| TrainError::Usage(format!("checkpoints of this model: {fault}")))?;
+            if group.rank() == 0 {
+                let probed = directory::probe((&disk, &directory), plan.bytes(), resumed.is_some());
+                probed.inspect_err(|error| report_failure(&group, error))?;
+            }
             let saver_config = SaverConfig {
                 disk: disk.clone(),
+                lock,
                 directory,
                 job: config.job.clone(),
                 config: configuration,
@@ -273,6 +285,12 @@ impl Trainer {
         if self.finish_checkpoint()? {
             return Ok(());
         }
+        if self.checkpoints.is_none() {
+            return Ok(());
+        }
+        // Each rank writes its own part, so that diverged replicas would be mixed for good: the
+        // ranks that resume from such a checkpoint agree.
+        self.agree_on_state()?;
         let progress = Progress::new(self.done, self.engine.counters(), &self.training);
         let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
         checkpoints.saver.begin(&*self.engine, &checkpoints.index, progress);
@@ -349,9 +367,7 @@ impl Trainer {
     /// # Errors
     /// The engine failed.
     pub fn weights_digest(&self) -> Result<String, TrainError> {
-        let mut weights = vec![0.0; self.layout().len];
-        self.engine.read(Array::Weights, 0, &mut weights)?;
-        Ok(digest(bytemuck::cast_slice(&weights)))
+        weights_digest(&*self.engine)
     }
 
     /// Compares the digest of the weights over all ranks.
@@ -362,6 +378,18 @@ impl Trainer {
         let digest = self.weights_digest()?;
         self.group.agree("the weights", digest.as_bytes())?;
         Ok(digest)
+    }
+
+    /// Compares all that a checkpoint holds over all ranks. Collective; no step may be in flight.
+    fn agree_on_state(&mut self) -> Result<(), TrainError> {
+        if self.group.world() == 1 {
+            return Ok(());
+        }
+        let digest = state_digest(&*self.engine)?;
+        self.group.agree("the state", digest.as_bytes()).map_err(|error| match error {
+            CommError::Disagreement(text) => TrainError::Replicas { step: self.done, text },
+            error => error.into(),
+        })
     }
 
     /// Writes the weights to a safetensors file, completely or not at all.

@@ -48,7 +48,7 @@ impl Check<'_> {
 pub(super) fn config(
     engine: &api::Engine,
     checkpoint: Option<&api::Checkpoint>,
-    (processes_per_node, gpus): (u32, u32),
+    (nodes, processes_per_node, gpus): (u32, u32, u32),
     faults: &mut Vec<Invalid>,
 ) -> Option<EngineConfig> {
     let check = &mut Check { faults };
@@ -63,7 +63,7 @@ pub(super) fn config(
     };
     let model = model::model(engine, check);
     let data = data::data(&engine.data, check);
-    let optimizer = optimizer::optimizer(&engine.optimizer, check);
+    let optimizer = optimizer::optimizer(&engine.optimizer, engine.model.kind, check);
     let overlap = &engine.overlap;
     let label_smoothing = check.decimal("labelSmoothing", &engine.label_smoothing);
     let fraction = check.decimal("memory.fraction", &engine.memory.fraction);
@@ -85,7 +85,7 @@ pub(super) fn config(
         overlap: Overlap {
             enabled: overlap.mode.is_on(),
             bucket_size_mib: overlap.bucket_size_mib.map(i32::unsigned_abs),
-            communicators: overlap.communicators.unsigned_abs(),
+            communicators: communicators(engine, nodes),
             wire_type: match overlap.wire_type {
                 api::WireType::FP32 => WireType::Fp32,
                 api::WireType::FP16 => WireType::Fp16,
@@ -119,6 +119,12 @@ pub(super) fn config(
         watchdog: Watchdog::default(),
         gpu: device::gpu(engine),
     })
+}
+
+/// Concurrent all-reduces between the ranks on this number of hosts. Between hosts a second one
+/// uses the network while the first waits; in shared memory there is no wait to fill.
+pub fn communicators(engine: &api::Engine, hosts: u32) -> u32 {
+    engine.overlap.communicators.map_or(if hosts > 1 { 2 } else { 1 }, i32::unsigned_abs)
 }
 
 /// When a rank counts as hung.

@@ -18,22 +18,30 @@ struct Defaults {
     clip: f64,
 }
 
-/// Defaults documented in `docs/engine.md`. Those for `AdamW` are GPT's (Brown and others 2020,
-/// appendix B), those for `Adam` its authors', those for `LAMB` BERT's (You and others 2020), those
-/// for `SGD` and `LARS` ResNet's (He and others 2016).
-fn defaults(kind: Kind) -> Defaults {
+/// Defaults documented in `docs/engine.md`. For `AdamW` they depend on the model: GPT's are from
+/// Brown and others 2020, appendix B; BERT's from Devlin and others 2019, appendix A.2; ResNet's
+/// are those of Liu and others 2022, table 5, for convolutional networks; the rest are PyTorch's.
+/// Those for `Adam` are its authors', those for `LAMB` BERT's (You and others 2020), those for
+/// `SGD` and `LARS` ResNet's (He and others 2016).
+fn defaults(kind: Kind, model: api::ModelType) -> Defaults {
     let adam = Defaults { learning_rate: Some(0.001), beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0, clip: 1.0 };
     match kind {
         Kind::Adam => adam,
-        Kind::AdamW => Defaults { beta2: 0.95, weight_decay: 0.1, ..adam },
+        Kind::AdamW => match model {
+            api::ModelType::GPT => Defaults { beta2: 0.95, weight_decay: 0.1, ..adam },
+            api::ModelType::ResNet => Defaults { weight_decay: 0.05, clip: 0.0, ..adam },
+            api::ModelType::BERT | api::ModelType::MLP | api::ModelType::Custom => {
+                Defaults { weight_decay: 0.01, ..adam }
+            }
+        },
         Kind::LAMB => Defaults { learning_rate: None, epsilon: 1e-6, weight_decay: 0.01, ..adam },
         Kind::SGD => Defaults { learning_rate: Some(0.1), weight_decay: 1e-4, clip: 0.0, ..adam },
         Kind::LARS => Defaults { learning_rate: None, weight_decay: 1e-4, clip: 0.0, ..adam },
     }
 }
 
-pub(super) fn optimizer(optimizer: &api::Optimizer, check: &mut Check<'_>) -> Optimizer {
-    let default = defaults(optimizer.kind);
+pub(super) fn optimizer(optimizer: &api::Optimizer, model: api::ModelType, check: &mut Check<'_>) -> Optimizer {
+    let default = defaults(optimizer.kind, model);
     let adam = |check: &mut Check<'_>| Adam {
         beta1: check.decimal_or("optimizer.beta1", optimizer.beta1.as_ref(), 0.9),
         beta2: check.decimal_or("optimizer.beta2", optimizer.beta2.as_ref(), default.beta2),

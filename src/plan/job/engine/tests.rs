@@ -46,7 +46,7 @@ fn every_optimizer_has_its_defaults() {
     let expected = [
         (json!({"type": "SGD"}), Rule::Sgd(Momentum { momentum: 0.9, nesterov: false }), 0.1, 1e-4, None),
         (json!({"type": "Adam"}), Rule::Adam(adam(0.999, 1e-8)), 0.001, 0.0, Some(1.0)),
-        (json!({}), Rule::AdamW(adam(0.95, 1e-8)), 0.001, 0.1, Some(1.0)),
+        (json!({}), Rule::AdamW(adam(0.999, 1e-8)), 0.001, 0.01, Some(1.0)),
         (json!({"type": "LAMB", "learningRate": "2"}), Rule::Lamb(adam(0.999, 1e-6)), 2.0, 0.01, Some(1.0)),
         (
             json!({"type": "LARS", "learningRate": "2"}),
@@ -61,6 +61,37 @@ fn every_optimizer_has_its_defaults() {
         assert_eq!((found.rule, found.learning_rate), (rule, learning_rate));
         assert_eq!((found.weight_decay, found.gradient_clip_norm), (weight_decay, clip), "{rule:?}");
     }
+}
+
+#[test]
+fn adamw_has_the_recipe_of_each_model() {
+    let images = json!({"format": "IDX", "path": "m"});
+    for (model, data, beta2, weight_decay, clip) in [
+        (
+            json!({"type": "GPT", "gpt": {"layers": 1, "hiddenSize": 8, "heads": 1, "contextLength": 8}}),
+            json!({"path": "t"}),
+            0.95,
+            0.1,
+            Some(1.0),
+        ),
+        (json!({"type": "ResNet", "resnet": {"depth": 18}}), images.clone(), 0.999, 0.05, None),
+        (json!({"type": "MLP", "mlp": {"hiddenSizes": [8]}}), images, 0.999, 0.01, Some(1.0)),
+    ] {
+        let found = config(json!({"model": model, "data": data})).optimizer;
+        assert_eq!(found.rule, Rule::AdamW(Adam { beta1: 0.9, beta2, epsilon: 1e-8 }), "{model}");
+        assert_eq!((found.weight_decay, found.gradient_clip_norm), (weight_decay, clip), "{model}");
+    }
+}
+
+#[test]
+fn several_nodes_have_two_communicators_unless_the_job_sets_another_number() {
+    let of = |nodes: u32, overlap: Value| {
+        let mut job = document(json!({"overlap": overlap}));
+        job["spec"]["trainer"]["numNodes"] = json!(nodes);
+        let job = api::validate::train_job(&job).unwrap_or_else(|faults| panic!("{faults:?}"));
+        validate(&job).unwrap().engine.unwrap().overlap.communicators
+    };
+    assert_eq!([of(1, json!({})), of(2, json!({})), of(2, json!({"communicators": 1}))], [1, 2, 1]);
 }
 
 #[test]

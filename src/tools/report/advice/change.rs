@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fmt::Display;
+use switchyard_worker_contract::config::Length;
 
 /// How reliable an estimated gain is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -70,6 +71,9 @@ impl Change {
     }
 }
 
+/// Remark on changes that alter the mathematics of the training.
+pub(super) const LOSS_MAY_CHANGE: &str = "; loss may change";
+
 /// A manifest field with its advised value.
 pub(super) struct Field {
     /// Dotted path below `spec`.
@@ -83,6 +87,15 @@ impl Field {
     pub fn number(path: &'static str, from: impl Into<u64>, to: impl Into<u64>, most: u64) -> Option<Field> {
         let (from, to) = (from.into(), to.into().min(most));
         (from != to).then(|| Field { path, from: Some(from.to_string()), to: json!(to) })
+    }
+
+    /// `engine.steps` for twice the batch, so that the job trains on as many samples as before.
+    /// `None` if its length is given in epochs.
+    pub fn steps_for_twice_the_batch(length: Length) -> Option<Field> {
+        match length {
+            Length::Steps(steps) => Field::number("engine.steps", steps, steps.div_ceil(2), u64::MAX),
+            Length::Epochs(_) => None,
+        }
     }
 
     /// A number that the API represents as a decimal string.

@@ -1,6 +1,6 @@
 //! Is the all-reduce the bottleneck of the step, and what would shorten or hide it?
 
-use super::{Advice, Basis, Change, Chart, Field, Finding, Rule, ms, of_step};
+use super::{Advice, Basis, Change, Chart, Field, Finding, LOSS_MAY_CHANGE, Rule, ms, of_step};
 use crate::report::facts::Facts;
 use crate::report::sample::Part;
 use serde_json::Value;
@@ -73,8 +73,16 @@ fn changes(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Vec<Change> {
     let reach = facts.reachable_reduce_ms();
     let overlap = &engine.overlap;
     let merge = Field::number("engine.batchMerge", engine.batch_merge, engine.batch_merge.saturating_mul(2), MAX_MERGE);
-    let mut changes: Vec<Change> =
-        merge.map(|merge| Change::set([merge], exposed / 2.0, Basis::Modelled)).into_iter().collect();
+    let merge = merge.map(|merge| {
+        let fields = [merge].into_iter().chain(Field::steps_for_twice_the_batch(engine.length));
+        Change::set(fields, exposed / 2.0, Basis::Modelled).with_remark(LOSS_MAY_CHANGE)
+    });
+    let mut changes: Vec<Change> = merge.into_iter().collect();
+    // Two lanes keep a network busy while one of them waits; shared memory has no such gap.
+    if overlap.communicators == 1 && matches!(facts.transport, Some(Transport::Tcp | Transport::Hierarchical)) {
+        let two = Field::number("engine.overlap.communicators", overlap.communicators, 2_u32, 8);
+        changes.extend(two.map(|two| Change::set([two], None, Basis::Guess)));
+    }
     if overlap.wire_type == WireType::Fp32 {
         // Within a host, gradients always travel in f32.
         let saved = match facts.transport {

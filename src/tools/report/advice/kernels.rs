@@ -1,7 +1,7 @@
 //! GPU kernels: are they far from their minimum time, is the GPU idle, are products computed
 //! exactly?
 
-use super::{Advice, Basis, Change, Chart, Field, Finding, Rule, ms, of_step};
+use super::{Advice, Basis, Change, Chart, Field, Finding, LOSS_MAY_CHANGE, Rule, ms, of_step};
 use crate::report::facts::Facts;
 use crate::report::kernels::{KernelFacts, title};
 use crate::report::sample::Part;
@@ -101,6 +101,6 @@ pub(super) const EXACT_PRODUCTS: Rule = Rule {
         }
         let evidence = format!("Products of 32-bit factors are exact and take {} of a step.", of_step(facts, exact));
         let tf32 = Change::set([Field::word("engine.precision.matmul", "TF32")], exact / 2.0, Basis::Guess);
-        Advice::about(PRODUCTS, Chart::Kernels, evidence, [Some(tf32.with_remark("; loss may change"))])
+        Advice::about(PRODUCTS, Chart::Kernels, evidence, [Some(tf32.with_remark(LOSS_MAY_CHANGE))])
     },
 };

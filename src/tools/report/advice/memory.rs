@@ -1,7 +1,7 @@
 //! How close is memory to its limit, and how much larger could the batch be?
 
 use super::communication::MAX_MERGE;
-use super::{Advice, Basis, Change, Chart, Field, Finding, Rule, of_step};
+use super::{Advice, Basis, Change, Chart, Field, Finding, LOSS_MAY_CHANGE, Rule, of_step};
 use crate::report::facts::Facts;
 use crate::report::sample::Part;
 use switchyard_core::units::binary;
@@ -87,8 +87,11 @@ pub(super) const LARGER_BATCH: Rule = Rule {
             memory.bound
         );
         let larger = Field::number("engine.batchSizePerProcess", batch, batch.saturating_mul(2), MAX_BATCH);
-        let larger =
-            larger.map(|larger| Change::set([larger], fixed / 2.0, Basis::Guess).with_remark("; loss may change"));
+        let larger = larger.map(|larger| {
+            let steps = Field::steps_for_twice_the_batch(engine.length);
+            let fields = [larger].into_iter().chain(steps);
+            Change::set(fields, fixed / 2.0, Basis::Guess).with_remark(LOSS_MAY_CHANGE)
+        });
         Advice::about(&[Part::Optimizer, Part::Other], Chart::Memory, evidence, [larger])
     },
 };

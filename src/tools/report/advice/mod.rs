@@ -27,7 +27,7 @@ pub(super) use rank::{Item, Ranked, rank};
 
 use super::facts::Facts;
 use super::sample::Part;
-use change::Field;
+use change::{Field, LOSS_MAY_CHANGE};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Number formats: do shapes suit the hardware, would 16-bit formats pay off, and do values stay in
 //! range?
 
-use super::{Advice, Basis, Change, Chart, Field, Finding, Rule, ms};
+use super::{Advice, Basis, Change, Chart, Field, Finding, LOSS_MAY_CHANGE, Rule, ms};
 use crate::report::sample::Part;
 use serde_json::json;
 use switchyard_core::units::{grouped, three_digits};
@@ -135,7 +135,7 @@ pub(super) const AMP_OFF: Rule = Rule {
             evidence: format!("FP32 on {hardware}, which has fast 16-bit products; they take {} ms.", ms(products)),
             changes: vec![
                 Change::set([Field::word("engine.precision.mode", "AMP")], products * HALF_SAVES, Basis::Guess)
-                    .with_remark("; loss may change"),
+                    .with_remark(LOSS_MAY_CHANGE),
             ],
             urgent: false,
             parts: PRODUCTS,

@@ -69,7 +69,7 @@ pub(super) fn healthy() -> Facts {
         (Part::Checkpoint, 1.0),
         (Part::Other, 1.0),
     ]);
-    let memory = MemoryUse { weights: 20, gradients: 10, optimizer: 20, activations: 100, input: 10 };
+    let memory = MemoryUse { weights: 20, gradients: 10, optimizer: 20, activations: 100, input: 10, process: 0 };
     Facts {
         engine: Some(engine()),
         inspection: Some(inspection()),
@@ -118,7 +118,7 @@ fn gpu() -> GpuReport {
 /// first change in ms.
 pub(super) type Case = (&'static str, fn(&mut Facts), &'static str, Option<f64>);
 
-pub(super) const CASES: [Case; 29] = [
+pub(super) const CASES: [Case; 30] = [
     ("loss-not-a-number", |f| f.lost_at = Some(1200), "step 1,200", None),
     (
         "gpu-errors",
@@ -253,7 +253,12 @@ pub(super) const CASES: [Case; 29] = [
         None,
     ),
     ("memory-near-limit", |f| f.memory.as_mut().unwrap().capacity = 330, "use 97 % of the memory", None),
-    ("batch-could-be-larger", |f| set(f, Part::Optimizer, 15.0), "`batchSizePerProcess: 16 -> 32`", Some(8.0)),
+    (
+        "batch-could-be-larger",
+        |f| set(f, Part::Optimizer, 15.0),
+        "`batchSizePerProcess: 16 -> 32` with `steps: 600 -> 300`; loss may change",
+        Some(8.0),
+    ),
     (
         "one-big-all-reduce",
         |f| {
@@ -274,7 +279,12 @@ pub(super) const CASES: [Case; 29] = [
         "`overlap.bucketSizeMiB: 1` removed",
         Some(94.0 * 0.026),
     ),
-    ("communication-bound", |f| set(f, Part::Communication, 20.0), "`batchMerge: 1 -> 2`", Some(10.0)),
+    (
+        "communication-bound",
+        |f| set(f, Part::Communication, 20.0),
+        "`batchMerge: 1 -> 2` with `steps: 600 -> 300`; loss may change",
+        Some(10.0),
+    ),
     (
         "communication-bound",
         |f| {
@@ -285,6 +295,15 @@ pub(super) const CASES: [Case; 29] = [
         },
         "`overlap.wireType: FP16`",
         Some(19.0),
+    ),
+    (
+        "communication-bound",
+        |f| {
+            set(f, Part::Communication, 20.0);
+            f.transport = Some(Transport::Hierarchical);
+        },
+        "`overlap.communicators: 1 -> 2`",
+        Some(10.0),
     ),
     (
         "placement",

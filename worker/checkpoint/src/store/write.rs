@@ -11,6 +11,9 @@ use std::io;
 use std::path::Path;
 use xxhash_rust::xxh3::Xxh3;
 
+/// File with which a directory is tried before the first step.
+const PROBE_FILE: &str = ".probe";
+
 impl Store<'_> {
     /// Writes a rank's shard and returns its digest, to be sent to rank 0. The file is then durable
     /// under its final name.
@@ -85,6 +88,21 @@ impl Store<'_> {
         // A process may have created the directory and died before it was durable.
         sync_directory(self.vfs, self.directory)?;
         write_atomically(self.vfs, &file, bytes.len() as u64, |out| out.write_all(&bytes))
+    }
+
+    /// Tries all calls that a checkpoint needs: create, write, fsync, rename, fsync of the
+    /// directory, remove. Creates the directory if it is missing. Returns the bytes that can be
+    /// written; `None` if the file system reports no size.
+    ///
+    /// # Errors
+    /// A call fails; without this, every checkpoint would.
+    pub fn probe(&self) -> Result<Option<u64>, CheckpointError> {
+        const CONTENT: &[u8] = b"probe";
+        ensure_directory(self.vfs, self.directory)?;
+        let file = self.directory.join(PROBE_FILE);
+        write_atomically(self.vfs, &file, CONTENT.len() as u64, |out| out.write_all(CONTENT))?;
+        self.vfs.remove_file(&file).map_err(CheckpointError::io("remove it", &file))?;
+        self.vfs.available(self.directory).map_err(CheckpointError::io("read its free space", self.directory))
     }
 
     pub(super) fn check_unpublished(&self, id: CheckpointId) -> Result<(), CheckpointError> {

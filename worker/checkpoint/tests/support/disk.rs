@@ -373,4 +373,8 @@ impl Vfs for MemoryDisk {
             Node::Directory { .. } => Ok(Kind::Directory),
         }
     }
+
+    fn available(&self, _: &Path) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
 }

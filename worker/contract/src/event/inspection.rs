@@ -75,12 +75,16 @@ pub struct MemoryUse {
     pub activations: u64,
     /// Data kept in memory, and batches being filled or in use.
     pub input: u64,
+    /// The program itself, and copies of single tensors while a checkpoint is read or the model is
+    /// written.
+    #[serde(default)]
+    pub process: u64,
 }
 
 impl MemoryUse {
     /// All memory of the rank.
     pub fn total(&self) -> u64 {
-        let parts = [self.weights, self.gradients, self.optimizer, self.activations, self.input];
+        let parts = [self.weights, self.gradients, self.optimizer, self.activations, self.input, self.process];
         parts.into_iter().fold(0, u64::saturating_add)
     }
 }

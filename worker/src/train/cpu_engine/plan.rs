@@ -3,6 +3,7 @@ use crate::cpu::{Cpu, HalfKernel, Isa, Pool};
 use crate::nn::{Layout, Network};
 use crate::optimizer::Optimizer;
 use crate::train::TrainError;
+use crate::train::exchange::check_bytes;
 use crate::train::training::Training;
 use std::sync::Arc;
 use switchyard_worker_contract::config::HalfType;
@@ -61,10 +62,11 @@ impl CpuPlan {
         let flat = 4 * layout.len as u64;
         MemoryUse {
             weights: flat + if training.half_type().is_some() { flat / 2 } else { 0 },
-            gradients: flat,
+            gradients: flat + check_bytes(&training.config),
             optimizer: Optimizer::memory_bytes(layout, &training.config.optimizer.rule) as u64,
             activations: self.network.memory_bytes() as u64,
             input: 0,
+            process: 0,
         }
     }
 

@@ -8,11 +8,12 @@ use crate::gpu::{Computation, Contents, Memory, Target};
 use crate::nn::Graph;
 use crate::nn::Layout;
 use crate::train::TrainError;
+use crate::train::exchange::check_bytes;
 use crate::train::memory::batch_that_fits;
 use crate::train::training::Training;
 use switchyard_cuda::driver::Device;
 use switchyard_cuda::kernels::fp8;
-use switchyard_worker_contract::config::{Matmul, Precision};
+use switchyard_worker_contract::config::{Matmul, Precision, WireType};
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::MemoryUse;
 
@@ -71,7 +72,7 @@ impl CudaPlan {
         let computation = computation(training, graph, target(&device).with(cudnn_plans.kinds()))?;
         let plan = CudaPlan { machine, computation, cudnn_plans, device, compiler, matmul: config.gpu.matmul };
         let limit = (plan.device.memory_bytes as f64 * config.memory.fraction) as u64;
-        let need = plan.memory();
+        let need = plan.memory(training);
         if need.total() > limit {
             return Err(too_large(&need, training, limit));
         }
@@ -84,7 +85,7 @@ impl CudaPlan {
     /// # Errors
     /// Other processes use so much memory of a GPU that the rank does not fit.
     pub fn check_room(&self, training: &Training) -> Result<(), TrainError> {
-        let need = self.memory();
+        let need = self.memory(training);
         for Device { bus, .. } in self.machine.devices.iter().take(training.world as usize) {
             let free = users::free_bytes(bus);
             let limit = free.map(|free| (free as f64 * training.config.memory.fraction) as u64);
@@ -110,8 +111,8 @@ impl CudaPlan {
     }
 
     /// GPU memory.
-    pub fn memory(&self) -> MemoryUse {
-        memory(&self.computation)
+    pub fn memory(&self, training: &Training) -> MemoryUse {
+        memory(&self.computation, training)
     }
 
     /// GPU memory in bytes with all values in f32.
@@ -123,7 +124,7 @@ impl CudaPlan {
         let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
         let target = target(&self.device).with(self.cudnn_plans.kinds().in_format(Format::F32));
         let computation = Computation::new(graph, optimizer, Precision::Fp32, samples, target)?;
-        Ok(memory(&computation).total())
+        Ok(memory(&computation, training).total())
     }
 
     /// Acquires a rank's GPU. Operations that cuDNN rejects there are planned again without it.
@@ -138,7 +139,7 @@ impl CudaPlan {
             let target = target(&device).with(cudnn_plans.kinds());
             computation = self::computation(training, training.graph()?, target)?;
         }
-        let need = memory(&computation);
+        let need = memory(&computation, training);
         Ok((acquired, Planned { computation, cudnn_plans, kernel, need }))
     }
 
@@ -185,7 +186,7 @@ fn check_fp8(matmul: Matmul, device: &Device) -> Result<(), TrainError> {
 }
 
 /// GPU memory needed by a computation.
-pub(super) fn memory(computation: &Computation) -> MemoryUse {
+pub(super) fn memory(computation: &Computation, training: &Training) -> MemoryUse {
     let sum = |is: fn(Memory) -> bool| {
         let contents = computation.contents().iter().filter(|contents| is(contents.memory));
         contents.map(|contents: &Contents| contents.bytes as u64).sum::<u64>()
@@ -194,12 +195,15 @@ pub(super) fn memory(computation: &Computation) -> MemoryUse {
     let gradients = sum(|memory| memory == Memory::Gradients);
     let optimizer = sum(|memory| matches!(memory, Memory::Moments(_) | Memory::Chunks | Memory::Norms));
     let all = sum(|_| true) + WORKSPACE as u64;
+    let overlap = &training.config.overlap;
+    let wire = if training.world > 1 && overlap.wire_type != WireType::Fp32 { gradients / 2 } else { 0 };
     MemoryUse {
         weights,
-        gradients,
+        gradients: gradients + wire + check_bytes(&training.config),
         optimizer,
         activations: all - weights - gradients - optimizer,
         input: (SLOTS * computation.inputs().bytes()) as u64,
+        process: 0,
     }
 }
 

@@ -30,7 +30,7 @@ pub fn predict(
     let target = target_of(gpu.multiprocessors, gpu.shared_bytes_per_block).with(all);
     let computation = computation(&training, graph, target)?;
     let limit = (gpu.memory_bytes as f64 * config.memory.fraction) as u64;
-    let need = memory(&computation);
+    let need = memory(&computation, &training);
     if need.total() > limit {
         return Err(too_large(&need, &training, limit));
     }

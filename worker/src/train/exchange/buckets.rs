@@ -13,12 +13,17 @@ use crate::comm::{Options, Reducer, Wire};
 use crate::train::engine::{Flags, REPORTED_TIMES};
 use crate::train::training::Training;
 use std::ops::Range;
-use switchyard_worker_contract::config::WireType;
+use switchyard_worker_contract::config::{EngineConfig, WireType};
 
 /// Values before the statistics: one cache line, not shared with anything else.
 const FLAGS: usize = 5 + REPORTED_TIMES;
 /// Elements of the bandwidth check: 16 MiB.
 pub const CHECK: usize = 4 << 20;
+
+/// Memory of that bucket in bytes, if the job has the check.
+pub fn check_bytes(config: &EngineConfig) -> u64 {
+    if config.bandwidth_check.is_some() { 4 * CHECK as u64 } else { 0 }
+}
 
 #[derive(Debug)]
 pub(in crate::train) struct Buckets {

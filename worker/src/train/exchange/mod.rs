@@ -4,7 +4,7 @@
 mod buckets;
 mod fusion;
 
-pub(super) use buckets::{Buckets, CHECK};
+pub(super) use buckets::{Buckets, CHECK, check_bytes};
 pub(super) use fusion::default_runs;
 
 use super::TrainError;

@@ -2,4 +2,5 @@
 
 mod altered_engine;
 mod delayed_outcomes;
+mod replicas;
 mod stragglers;
