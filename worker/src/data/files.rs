@@ -282,6 +282,24 @@ pub(super) fn is_final(error: &io::Error) -> bool {
     )
 }
 
+/// Rejects a compressed file, by its extension or first bytes.
+pub(super) fn check_uncompressed(path: &Path, start: &[u8]) -> Result<(), DataError> {
+    const FORMATS: [(&str, &[u8], &str); 4] = [
+        ("gz", &[0x1f, 0x8b, 8], "gunzip"),
+        ("zst", &[0x28, 0xb5, 0x2f, 0xfd], "unzstd"),
+        ("bz2", b"BZh", "bunzip2"),
+        ("xz", &[0xfd, b'7', b'z', b'X', b'Z', 0], "unxz"),
+    ];
+    let extension = path.extension().unwrap_or_default();
+    match FORMATS.iter().find(|(name, magic, _)| extension.eq_ignore_ascii_case(name) || start.starts_with(magic)) {
+        None => Ok(()),
+        Some((name, _, unpack)) => {
+            let expected = format!("plain data: unpack it with `{unpack}`");
+            Err(DataError::format(path, format!("compressed ({name})"), expected))
+        }
+    }
+}
+
 fn read_all(root: &Path, files: &[PathBuf], limit: u64) -> Result<Text, DataError> {
     let too_large = |got| DataError::TooLarge { path: root.to_owned(), got, limit };
     let mut expected = 0_u64;
@@ -304,6 +322,7 @@ fn read_all(root: &Path, files: &[PathBuf], limit: u64) -> Result<Text, DataErro
         if read as u64 > room {
             return Err(too_large(text.bytes.len() as u64));
         }
+        check_uncompressed(path, &text.bytes[start..])?;
         match read {
             0 => text.empty_files += 1,
             _ => text.ends.push(text.bytes.len()),

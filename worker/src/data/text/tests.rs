@@ -252,3 +252,18 @@ fn digests() {
     let all = [corpus.train, corpus.validation].concat();
     assert_eq!(all.len(), lines.len() + 4);
 }
+
+#[test]
+fn compressed_text_is_refused_by_name() {
+    for (name, unpack) in [("a.txt.gz", "gunzip"), ("a.ZST", "unzstd"), ("a.bz2", "bunzip2"), ("a.xz", "unxz")] {
+        let directory = tree(&[("b.txt", "to be"), (name, "or not")]);
+        let (_, text) = error(&data(directory.path()));
+        assert!(text.contains(&format!("{name}: compressed (")) && text.contains(unpack), "{text}");
+        let without = patterns(directory.path(), &[], &[name]);
+        assert_eq!(Corpus::load(&without, 0.0, 2, LIMIT).expect("a corpus").train, b"to be");
+    }
+    // The name can hide it.
+    let directory = tree(&[("a.txt", "")]);
+    fs::write(directory.path().join("a.txt"), [0x1f, 0x8b, 8, 0]).expect("a file");
+    assert!(error(&data(directory.path())).1.contains("a.txt: compressed (gz)"));
+}
