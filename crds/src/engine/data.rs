@@ -14,8 +14,8 @@ pub enum DataFormat {
     Text,
     /// A file of little-endian token ids, or a directory with `train.bin` and optionally `val.bin`.
     Tokens,
-    /// A directory with one subdirectory of JPEG and PNG files per class, or with `train` and `val`
-    /// directories of that form.
+    /// A directory with one subdirectory of image files per class, or with `train` and `val`
+    /// directories of that form: BMP, GIF, JPEG, PGM, PNG, PPM, TIFF and WebP.
     ImageFolder,
     /// A directory with the binary version of CIFAR-10.
     CIFAR10,

@@ -8,8 +8,8 @@ use super::images::Normalisation;
 use super::open::open;
 use super::part::{Draw, EpochSize, Part, SampleError, Scratch};
 use super::task::{Kind, Task};
-use switchyard_worker_contract::config::{Data, Reader};
-use switchyard_worker_contract::event::Item;
+use switchyard_worker_contract::config::{Data, Features, Reader};
+use switchyard_worker_contract::event::{Item, Skipped};
 
 /// Statistics of the data.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,8 +24,8 @@ pub struct Facts {
     pub validation_items: u64,
     /// Non-empty files.
     pub files: u64,
-    /// Empty files, which are skipped.
-    pub empty_files: u64,
+    /// Files that are not read, although the patterns select them.
+    pub skipped: Vec<Skipped>,
     /// Unreadable samples skipped while opening the data.
     pub bad_samples: u64,
     /// Total size of the files.
@@ -71,7 +71,7 @@ impl Dataset {
             train_items,
             validation_items,
             files: opened.files,
-            empty_files: opened.empty_files,
+            skipped: opened.skipped.by_reason(),
             bad_samples: opened.bad,
             bytes: opened.bytes,
             digest: format!("{:032x}", opened.digest.digest128()),
@@ -235,7 +235,7 @@ impl Dataset {
             train_items: train.epoch_size().samples,
             validation_items: 0,
             files: 0,
-            empty_files: 0,
+            skipped: Vec::new(),
             bad_samples: 0,
             bytes: 0,
             digest: String::new(),

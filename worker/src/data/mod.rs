@@ -36,6 +36,7 @@ mod prefetch;
 mod random;
 mod rows;
 mod scale;
+mod skipped;
 mod split;
 mod synthetic;
 mod task;

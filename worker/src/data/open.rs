@@ -6,6 +6,7 @@ use super::loaded::{Content, Loaded, Pair, check_shape};
 use super::part::Part;
 use super::phrases::SyntheticTokens;
 use super::rows::{MAX_CLASSES, Rows};
+use super::skipped::SkippedFiles;
 use super::synthetic::{FEATURES, SyntheticFeatures, SyntheticImages};
 use super::task::{Kind, Masking, Task, WindowKind};
 use super::text::Corpus;
@@ -34,7 +35,7 @@ pub(super) struct Opened {
     /// Training and validation items, if they differ from the samples.
     pub items: Option<(u64, u64)>,
     pub files: u64,
-    pub empty_files: u64,
+    pub skipped: SkippedFiles,
     /// Unreadable samples, which are skipped.
     pub bad: u64,
     pub bytes: u64,
@@ -94,7 +95,8 @@ fn tokens(data: &Data, shape: WindowKind, vocabulary: u32, task: &Task, seed: u6
     }
     let needed = shape.needed(1);
     let mut digest = Xxh3::new();
-    let (train, validation, files, empty_files, bytes);
+    let (train, validation, files, bytes);
+    let mut skipped = SkippedFiles::default();
     match &data.source {
         Source::Text(text) => {
             if vocabulary < BYTES {
@@ -103,7 +105,7 @@ fn tokens(data: &Data, shape: WindowKind, vocabulary: u32, task: &Task, seed: u6
             }
             let corpus = Corpus::load(text, data.validation_fraction, needed, MAX_BYTES)?;
             corpus.digest(&mut digest);
-            (files, empty_files) = (corpus.files, corpus.empty_files);
+            (files, skipped) = (corpus.files, corpus.skipped);
             bytes = (corpus.train.len() + corpus.validation.len()) as u64;
             train = Tokens::Text(corpus.train);
             validation = Some(corpus.validation).filter(|text| !text.is_empty()).map(Tokens::Text);
@@ -113,14 +115,14 @@ fn tokens(data: &Data, shape: WindowKind, vocabulary: u32, task: &Task, seed: u6
                 token_file::open(&source.path, source.token_type, vocabulary, data.validation_fraction, needed)?;
             (train, validation) = (Tokens::File(opened.train), opened.validation.map(Tokens::File));
             digest = opened.digest;
-            (files, empty_files, bytes) = (opened.files, 0, opened.bytes);
+            (files, bytes) = (opened.files, opened.bytes);
         }
         Source::Synthetic(source) => {
             let (samples, for_validation) = synthetic_counts(source, data, seed, &mut digest)?;
             let make = |seed, samples| Tokens::Synthetic(SyntheticTokens::new(seed, vocabulary, shape.needed(samples)));
             train = make(seed, samples);
             validation = (for_validation > 0).then(|| make(seed ^ VALIDATION, for_validation));
-            (files, empty_files, bytes) = (0, 0, 0);
+            (files, bytes) = (0, 0);
         }
         other => return Err(mismatch(other, task)),
     }
@@ -134,7 +136,7 @@ fn tokens(data: &Data, shape: WindowKind, vocabulary: u32, task: &Task, seed: u6
         train: Box::new(Windows { tokens: train, shape }),
         validation: validation.map(|tokens| Box::new(Windows { tokens, shape }) as Box<dyn Part>),
         files,
-        empty_files,
+        skipped,
         bad: 0,
         bytes,
         digest,
@@ -173,7 +175,7 @@ fn classes(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Opene
                 validation: opened.validation.map(into_part).transpose()?,
                 items: None,
                 files: opened.files,
-                empty_files: opened.empty_files,
+                skipped: opened.skipped,
                 bad: 0,
                 bytes: opened.bytes,
                 digest: opened.digest,
@@ -215,7 +217,7 @@ fn in_memory(loaded: Loaded, data: &Data, reader: &Reader) -> Result<Opened, Dat
             normalisation = None;
         }
     }
-    Ok(Opened { kind, train, validation, items: None, files, empty_files: 0, bad, bytes, digest, normalisation })
+    Ok(Opened { kind, train, validation, items: None, files, skipped: SkippedFiles::default(), bad, bytes, digest, normalisation })
 }
 
 /// Training and validation rows: the source's own splits, or its samples divided.
@@ -289,7 +291,7 @@ fn synthetic_samples(source: &Synthetic, data: &Data, reader: &Reader, seed: u64
         validation: if for_validation > 0 { Some(make(seed ^ VALIDATION, for_validation)?) } else { None },
         items: None,
         files: 0,
-        empty_files: 0,
+        skipped: SkippedFiles::default(),
         bad: 0,
         bytes: 0,
         digest,

@@ -4,6 +4,7 @@
 mod folder;
 mod formats;
 mod fuzz;
+mod links;
 mod memory;
 mod reader;
 mod support;

@@ -33,6 +33,10 @@ impl Dir {
         files(self.0.path())
     }
 
+    pub(crate) fn below(&self, name: &str) -> Files {
+        files(&self.path(name))
+    }
+
     pub(crate) fn tokens(&self, name: &str, token_type: TokenType) -> Source {
         Source::Tokens(Tokens { path: self.path(name).to_str().unwrap().to_owned(), token_type })
     }

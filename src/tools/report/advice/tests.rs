@@ -41,7 +41,7 @@ fn inspection() -> Inspection {
     serde_json::from_value(json!({
         "model": "GPT 4x128", "sample": "128 tokens", "item": "tokens", "parameters": 6_000_000, "gradientTensors": 52,
         "memory": {"weights": 0, "gradients": 0, "optimizer": 0, "activations": 0, "input": 0}, "kernel": "avx2", "files": 1,
-        "emptyFiles": 0, "bytes": 1, "trainItems": 1, "validationItems": 1, "dataDigest": "", "samplesPerStep": 32,
+        "bytes": 1, "trainItems": 1, "validationItems": 1, "dataDigest": "", "samplesPerStep": 32,
         "itemsPerStep": 4096, "stepsPerEpoch": 10, "totalSteps": 600,
     }))
     .unwrap()

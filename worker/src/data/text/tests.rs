@@ -56,7 +56,7 @@ fn a_single_file() {
     let corpus =
         Corpus::load(&data(&directory.path().join(".hidden")), 0.0, 5, LIMIT).expect("the path itself may be hidden");
     assert_eq!(corpus.train, b"to be or not");
-    assert_eq!((corpus.files, corpus.empty_files), (1, 0));
+    assert_eq!((corpus.files, corpus.skipped.by_reason()), (1, vec![]));
     assert!(corpus.validation.is_empty());
 }
 
@@ -66,7 +66,7 @@ fn a_directory_in_the_order_of_its_paths() {
     let corpus = Corpus::load(&data(directory.path()), 0.0, 2, LIMIT).expect("a corpus");
     // `a.txt` sorts before `a/…` because `.` sorts before `/`.
     assert_eq!(corpus.train, b"AXZB");
-    assert_eq!((corpus.files, corpus.empty_files), (4, 1));
+    assert_eq!((corpus.files, corpus.skipped.by_reason()[0].files), (4, 1));
 }
 
 #[test]
