@@ -46,7 +46,7 @@ pub(crate) fn job(model: Model, source: Source, batch: u32) -> EngineConfig {
             sync_all_reduce: false,
         },
         memory: Memory { fraction: 0.9, release_every_steps: 0 },
-        evaluation: Evaluation { every_steps: 0, batches: 1 },
+        evaluation: Evaluation { every_steps: 0, batches: Some(1) },
         fetch_every_steps: 1,
         cpu_threads: 0,
         devices_per_process: 1,

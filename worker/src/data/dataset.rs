@@ -163,20 +163,55 @@ impl Dataset {
         self.fill(&*self.train, batch, positions, draw, scratch, stop)
     }
 
-    /// Fills a batch with the validation samples at these positions.
+    /// Fills a batch with these validation samples, and replaces unreadable ones.
     ///
     /// # Panics
     /// There is no validation part.
     pub(super) fn fill_validation(
         &self,
         batch: &mut Batch,
-        positions: impl Iterator<Item = u64>,
+        samples: impl Iterator<Item = u64>,
         scratch: &mut Scratch,
     ) -> Result<(), DataError> {
+        self.fill(self.validation_part(), batch, samples, validation_draw, scratch, || false)
+    }
+
+    /// Fills a batch with these validation samples once each: the rows of unreadable samples, and
+    /// those without a sample, count for nothing. Returns the number of samples.
+    ///
+    /// # Panics
+    /// See [`Dataset::fill_validation`].
+    pub(super) fn fill_validation_once(
+        &self,
+        batch: &mut Batch,
+        samples: impl Iterator<Item = Option<u64>>,
+        scratch: &mut Scratch,
+    ) -> Result<u64, DataError> {
+        let part = self.validation_part();
+        part.check()?;
+        batch.bad.clear();
+        let mut written = 0;
+        for (row, sample) in samples.enumerate() {
+            let result = sample.map(|sample| {
+                part.write(&validation_draw(sample), &mut batch.row(row, &self.lengths), scratch)
+                    .map(|()| written += 1)
+                    .map_err(|error| (sample, error))
+            });
+            match result {
+                Some(Ok(())) => continue,
+                Some(Err((_, SampleError::Data(error)))) => return Err(error),
+                Some(Err((sample, SampleError::Unreadable(what)))) => batch.bad.push(BadSample { sample, what }),
+                None => {}
+            }
+            batch.ignore(row, &self.lengths);
+        }
+        part.check()?;
+        Ok(written)
+    }
+
+    fn validation_part(&self) -> &dyn Part {
         let Some(part) = &self.validation else { panic!("invariant: a set exists only with a validation part") };
-        // Use the same random numbers at every evaluation: they decide which tokens are masked.
-        let draw = |sample| Draw { sample, offset: 0, key: super::random::mix(sample), augment: false };
-        self.fill(&**part, batch, positions, draw, scratch, || false)
+        &**part
     }
 
     /// Replaces an unreadable sample with the next readable one. If a single batch has more bad
@@ -221,6 +256,11 @@ impl Dataset {
         }
         part.check()
     }
+}
+
+/// Uses the same random numbers at every evaluation: they decide which tokens are masked.
+fn validation_draw(sample: u64) -> Draw {
+    Draw { sample, offset: 0, key: super::random::mix(sample), augment: false }
 }
 
 #[cfg(test)]

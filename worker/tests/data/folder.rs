@@ -161,9 +161,11 @@ fn bad_validation_images_count_too() {
     for limit in [0, 1] {
         let dataset = with_bad(&directory, limit);
         let prefetcher = start(&dataset, order(&dataset, 1, 1, 1), &READER);
-        let mut set = ValidationSet::new(&dataset, 2, 1, 1, prefetcher.bad_samples().clone()).unwrap();
+        let mut set = ValidationSet::new(&dataset, 2, Some(1), 1, prefetcher.bad_samples().clone()).unwrap();
         match set.batch(0, 0) {
-            Ok(batch) => assert_eq!((limit, batch.targets.as_slice()), (1, [1, 1].as_slice()), "the good one twice"),
+            Ok((batch, _)) => {
+                assert_eq!((limit, batch.targets.as_slice()), (1, [1, 1].as_slice()), "the good one twice")
+            }
             Err(error) => assert!(limit == 0 && error.to_string().contains("val/a/bad.png"), "{error}"),
         }
         assert_eq!(prefetcher.bad_samples().count(), 1);

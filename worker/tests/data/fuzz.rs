@@ -102,7 +102,7 @@ fn read(data: &Data, task: &Task, max_bad_samples: u64) -> Result<(), String> {
     let read = || {
         let dataset = std::sync::Arc::new(Dataset::open(data, &reader, task, 7)?);
         let samples = dataset.facts().validation_samples.min(64) as u32;
-        if let Some(mut set) = ValidationSet::new(&dataset, samples, 1, 1, dataset.bad_samples()) {
+        if let Some(mut set) = ValidationSet::new(&dataset, samples, Some(1), 1, dataset.bad_samples()) {
             set.batch(0, 0)?;
         }
         Ok(())

@@ -98,8 +98,8 @@ pub(crate) fn start(dataset: &Arc<Dataset>, order: Order, reader: &Reader) -> Pr
 /// All validation samples in order, as one batch.
 pub(crate) fn validation(dataset: &Arc<Dataset>) -> Batch {
     let samples = dataset.facts().validation_samples as u32;
-    let mut set = ValidationSet::new(dataset, samples, 1, 1, dataset.bad_samples()).unwrap();
-    set.batch(0, 0).unwrap().clone()
+    let mut set = ValidationSet::new(dataset, samples, Some(1), 1, dataset.bad_samples()).unwrap();
+    set.batch(0, 0).unwrap().0.clone()
 }
 
 /// (pixels or values as bits, class) of every training sample, sorted.

@@ -75,7 +75,7 @@ fn resnet(data: Data, epochs: u64) -> EngineConfig {
             warmup_steps: Some(20),
             final_learning_rate: 0.0,
         },
-        evaluation: Evaluation { every_steps: 0, batches: 6 },
+        evaluation: Evaluation { every_steps: 0, batches: Some(6) },
         cpu_threads: 2,
         ..crate::plain::resnet()
     }
@@ -100,7 +100,7 @@ fn gpt(layers: u32, width: u32, context: u32, batch: u32, steps: u64) -> EngineC
         batch_size_per_process: batch,
         length: Length::Steps(steps),
         schedule: Schedule { kind: ScheduleKind::Cosine, warmup_steps: Some(steps / 10), final_learning_rate: 0.0003 },
-        evaluation: Evaluation { every_steps: 0, batches: 40 },
+        evaluation: Evaluation { every_steps: 0, batches: Some(40) },
         cpu_threads: 2,
         ..crate::plain::gpt(&repository(), &SOURCES)
     }

@@ -260,8 +260,9 @@ pub struct Checkpoint {
 pub struct Evaluation {
     /// Steps between two evaluations; 0: only at the end.
     pub every_steps: u64,
-    /// Batches of `batch_size_per_process` samples that each process evaluates.
-    pub batches: u32,
+    /// Batches of `batch_size_per_process` samples that each process evaluates; `None`: as many as
+    /// it takes to evaluate every sample once.
+    pub batches: Option<u32>,
 }
 
 /// Transport of gradients between ranks.
