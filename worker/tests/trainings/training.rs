@@ -179,6 +179,35 @@ fn a_non_finite_loss_ends_training_and_names_the_step() {
     }
 }
 
+/// Regression test: in bf16, which has the range of f32, 99 steps were skipped silently.
+#[test]
+fn a_loss_that_is_not_finite_has_one_verdict_in_every_precision() {
+    let dynamic = LossScaling::Dynamic {
+        initial_scale: 1024.0,
+        growth_factor: 2.0,
+        backoff_factor: 0.5,
+        growth_interval_steps: 99,
+    };
+    let amp = |compute_type, loss_scaling| Precision::Amp(Amp { compute_type, loss_scaling });
+    for precision in [
+        Precision::Fp32,
+        amp(HalfType::Bf16, LossScaling::Static { scale: 1.0 }),
+        amp(HalfType::Bf16, LossScaling::Static { scale: 1024.0 }),
+        amp(HalfType::Bf16, dynamic),
+        amp(HalfType::Fp16, dynamic),
+    ] {
+        let mut wild = EngineConfig { precision, ..config(4, 1) };
+        wild.optimizer = Optimizer { learning_rate: 1e30, gradient_clip_norm: None, ..wild.optimizer };
+        wild.schedule.warmup_steps = Some(0);
+        for result in train(&[wild], 90, Force::Auto, &[]) {
+            let error = result.unwrap_err();
+            let is_fp16 = matches!(precision, Precision::Amp(Amp { compute_type: HalfType::Fp16, .. }));
+            assert!(error.to_string().contains("finite"), "{precision:?}: {error}");
+            assert_eq!(matches!(error, TrainError::NotFinite { .. }), !is_fp16, "{precision:?}: {error}");
+        }
+    }
+}
+
 /// All ranks see it in the same step: the group agrees on the first one, and the others report
 /// that.
 #[test]

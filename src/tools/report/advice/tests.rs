@@ -306,6 +306,18 @@ pub(super) const CASES: [Case; 29] = [
     ),
 ];
 
+/// Regression test: fewer than 1 % were never mentioned.
+#[test]
+fn one_skipped_step_is_too_many_for_a_static_scale() {
+    let mut facts = healthy();
+    facts.skipped = Some((500, 1));
+    engine_of(&mut facts).precision = amp();
+    assert!(matches!(finding_of("overflow-skips", &facts), Finding::Fine(_)), "a search for the scale");
+    let fixed = json!({"amp": {"computeType": "fp16", "lossScaling": {"static": {"scale": 1024.0}}}});
+    engine_of(&mut facts).precision = serde_json::from_value(fixed).unwrap();
+    assert!(matches!(finding_of("overflow-skips", &facts), Finding::Advice(_)));
+}
+
 #[test]
 fn each_rule_finds_its_case_and_nothing_in_a_healthy_run() {
     for (rule, change, words, gain) in CASES {
