@@ -378,6 +378,8 @@ fn check_string(schema: &Value, text: &str, report: &mut Report<'_>) {
         if !matches {
             let expected = if pattern.starts_with("^[0-9]{1,12}") {
                 "a decimal number that is not negative, such as \"0.001\"".to_string()
+            } else if pattern.starts_with("^-?[0-9]{1,12}") {
+                "a decimal number, such as \"-0.5\"".to_string()
             } else {
                 format!("text that matches {pattern}")
             };

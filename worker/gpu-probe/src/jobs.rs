@@ -17,6 +17,7 @@ pub(crate) fn job(model: Model, source: Source, batch: u32) -> EngineConfig {
             source,
             validation_fraction: 0.0,
             images: Images { size: 0, crop_padding: 0, flip: false, mean: vec![0.0], deviation: vec![1.0] },
+            features: Features::Raw,
         },
         reader: Reader {
             workers: 2,

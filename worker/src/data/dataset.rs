@@ -47,6 +47,7 @@ pub struct Dataset {
     train: Box<dyn Part>,
     validation: Option<Box<dyn Part>>,
     normalisation: Option<Normalisation>,
+    features: Features,
     facts: Facts,
     max_bad_samples: u64,
 }
@@ -85,6 +86,7 @@ impl Dataset {
             // A split with fewer tokens than a window is unusable.
             validation: opened.validation.filter(|part| samples(&**part) > 0),
             normalisation: opened.normalisation,
+            features: opened.features,
             facts,
             max_bad_samples: reader.max_bad_samples,
         })
@@ -103,6 +105,12 @@ impl Dataset {
     /// them.
     pub fn normalisation(&self) -> Option<&Normalisation> {
         self.normalisation.as_ref()
+    }
+
+    /// How features were normalised: [`Features::Given`] with a number for each, or
+    /// [`Features::Raw`].
+    pub fn features(&self) -> &Features {
+        &self.features
     }
 
     /// Entropies of the validation tokens, or of the training tokens if there are none. `None` if
@@ -283,6 +291,15 @@ impl Dataset {
             sample: kind.words(),
         };
         let lengths = Lengths::new(&kind, switchyard_worker_contract::config::SampleType::UInt8);
-        Dataset { kind, lengths, train, validation: None, normalisation: None, facts, max_bad_samples: 0 }
+        Dataset {
+            kind,
+            lengths,
+            train,
+            validation: None,
+            normalisation: None,
+            features: Features::Raw,
+            facts,
+            max_bad_samples: 0,
+        }
     }
 }

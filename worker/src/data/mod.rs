@@ -21,6 +21,7 @@ mod dataset;
 mod decode;
 mod entropy;
 mod error;
+mod features;
 mod files;
 mod folder;
 mod idx;

@@ -6,12 +6,17 @@ use super::engine::Engine;
 use super::tensors::{TensorIndex, tensors};
 use std::collections::BTreeMap;
 use std::path::Path;
-use switchyard_checkpoint::export::write_model;
+use switchyard_checkpoint::export::{ModelMetadata, write_model};
 use switchyard_checkpoint::{Role, TensorSpec};
 
 /// Writes all parameters and statistics by name. The file appears under its name only when it is
 /// complete.
-pub(super) fn model(disk: &CountedDisk, file: &Path, engine: &dyn Engine, step: u64) -> Result<(), TrainError> {
+pub(super) fn model(
+    disk: &CountedDisk,
+    file: &Path,
+    engine: &dyn Engine,
+    (step, metadata): (u64, &ModelMetadata),
+) -> Result<(), TrainError> {
     let index = TensorIndex::new(engine);
     let tensors: Vec<TensorSpec> =
         tensors(engine).into_iter().filter(|tensor| tensor.role != Role::Optimizer).collect();
@@ -23,6 +28,6 @@ pub(super) fn model(disk: &CountedDisk, file: &Path, engine: &dyn Engine, step: 
             all.insert(tensor.name.clone(), numbers);
         }
     }
-    let written = write_model(disk, &tensors, all, step, file);
+    let written = write_model(disk, &tensors, all, (step, metadata), file);
     written.map(drop).map_err(|error| TrainError::Save { file: file.display().to_string(), cause: error.to_string() })
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use switchyard_worker::data::{Batch, DataError, Dataset, Kind, Order, Prefetcher, StepShape, Task, ValidationSet};
 use switchyard_worker_contract::config::{
-    Data, Files, ImageShape, Images, Reader, SampleType, Source, Synthetic, TokenType, Tokens,
+    Data, Features, Files, ImageShape, Images, Reader, SampleType, Source, Synthetic, TokenType, Tokens,
 };
 
 pub(crate) const READER: Reader =
@@ -48,7 +48,7 @@ pub(crate) fn files(path: &Path) -> Files {
 
 pub(crate) fn data(source: Source) -> Data {
     let images = Images { size: 0, crop_padding: 0, flip: false, mean: vec![0.0], deviation: vec![1.0] };
-    Data { source, validation_fraction: 0.0, images }
+    Data { source, validation_fraction: 0.0, images, features: Features::Raw }
 }
 
 pub(crate) fn synthetic(samples: u64, image: Option<ImageShape>) -> Data {

@@ -49,9 +49,12 @@ fn digits() -> Data {
             path: path.display().to_string(),
             image: Some(ImageShape { height: 8, width: 8, channels: 1 }),
             largest: 16.0,
+            label: None,
+            header: Header::Auto,
         }),
         validation_fraction: 0.2,
         images: Images { size: 0, crop_padding: 1, flip: false, mean: vec![0.3], deviation: vec![0.38] },
+        features: Features::Raw,
     }
 }
 

@@ -31,7 +31,7 @@ impl Check<'_> {
     /// one.
     fn decimal(&mut self, field: &str, text: &str) -> f64 {
         let range = f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX);
-        let value = text.parse::<f64>().ok().filter(|value| *value == 0.0 || range.contains(value));
+        let value = text.parse::<f64>().ok().filter(|value| *value == 0.0 || range.contains(&value.abs()));
         if value.is_none() {
             self.fault(field, format!("`{text}`"), "a decimal number that is 0, or from 1.2e-38 to 3.4e38");
         }

@@ -8,7 +8,10 @@ mod data;
 mod model;
 mod optimizer;
 
-pub use data::{Csv, Data, Files, ImageShape, Images, Reader, SampleType, Source, Synthetic, TokenType, Tokens};
+pub use data::{
+    Column, Csv, Data, Features, Files, Header, ImageShape, Images, Reader, SampleType, Source, Synthetic, TokenType,
+    Tokens,
+};
 pub use model::{Activation, Bert, Custom, Gpt, Mlp, Model, ResNet, ResNetDepth, Stem};
 pub use optimizer::{
     Adam, Amp, DecayExclusions, HalfType, Lars, LossScaling, Momentum, Optimizer, Precision, Rule, Schedule,
