@@ -251,8 +251,14 @@ fn check(schema: &Value, value: &Value, path: &mut Vec<String>, faults: &mut Vec
         faults.push(Fault { kind, path: path.clone(), message: message.to_string(), got, expected, help });
     };
     if schema["x-kubernetes-int-or-string"] == true {
+        // Only our own fields bound the value; those of Kubernetes are quantities.
+        let is_bounded = !schema["maximum"].is_null();
         if !(value.is_string() || value.is_i64() || value.is_u64()) {
             report(FaultKind::WrongType, "wrong type", describe(value), "an integer or a string".into(), String::new());
+        } else if let (true, Value::Number(number)) = (is_bounded, value) {
+            check_number(schema, number, &mut report);
+        } else if let (true, Value::String(text)) = (is_bounded, value) {
+            check_string(schema, text, &mut report);
         } else if value.as_str().is_some_and(|text| !is_quantity(text)) {
             report(
                 FaultKind::WrongForm,
@@ -372,6 +378,8 @@ fn check_string(schema: &Value, text: &str, report: &mut Report<'_>) {
         if !matches {
             let expected = if pattern.starts_with("^[0-9]{1,12}") {
                 "a decimal number that is not negative, such as \"0.001\"".to_string()
+            } else if pattern.starts_with("^-?[0-9]{1,12}") {
+                "a decimal number, such as \"-0.5\"".to_string()
             } else {
                 format!("text that matches {pattern}")
             };

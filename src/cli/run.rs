@@ -179,8 +179,8 @@ impl Observer for Show<'_> {
                 for warning in &plan.warnings {
                     self.print(&format!("warning: {warning}"));
                 }
-                if inspection.empty_files > 0 {
-                    self.print(&format!("warning: {} empty files were skipped", inspection.empty_files));
+                for skipped in &inspection.skipped {
+                    self.print(&format!("warning: {skipped}"));
                 }
                 if self.verbose {
                     for process in plan.processes() {

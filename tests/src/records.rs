@@ -137,7 +137,7 @@ impl SyntheticRun {
             "model": "GPT 4x128", "sample": "128 tokens", "item": "tokens", "parameters": 6_291_456, "gradientTensors": 52,
             "memory": {"weights": 24 << 20, "gradients": 24 << 20, "optimizer": 48 << 20, "activations": 180 << 20, "input": 6 << 20},
             "fp32MemoryBytes": (self.anomaly == Anomaly::Overflow).then_some(420 << 20),
-            "kernel": "avx2", "files": 1284, "emptyFiles": 0, "bytes": 10_066_330, "trainItems": 9_059_697, "validationItems": 1_006_633,
+            "kernel": "avx2", "files": 1284, "bytes": 10_066_330, "trainItems": 9_059_697, "validationItems": 1_006_633,
             "dataDigest": "0011223344556677", "unigramNats": 3.31, "bigramNats": 2.45, "samplesPerStep": 16 * self.ranks,
             "itemsPerStep": 2048 * self.ranks, "stepsPerEpoch": 4915, "totalSteps": self.steps,
         })

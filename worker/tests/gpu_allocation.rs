@@ -64,7 +64,7 @@ fn allocations(graphs: bool, merge: u32) -> usize {
         batch_size_per_process: 2,
         batch_merge: merge,
         length: Length::Steps(2 * STEPS),
-        evaluation: Evaluation { every_steps: 0, batches: 1 },
+        evaluation: Evaluation { every_steps: 0, batches: Some(1) },
         cpu_threads: 1,
         gpu: Gpu { graphs, ..Gpu::default() },
         ..plain

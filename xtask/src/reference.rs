@@ -119,7 +119,7 @@ fn kind(field: &Json) -> String {
         return words.join(", ");
     }
     if field["x-kubernetes-int-or-string"] == true {
-        return "quantity".into();
+        return if field["maximum"].is_null() { "quantity".into() } else { "integer or string".into() };
     }
     match (field["type"].as_str(), field["format"].as_str()) {
         (Some("array"), _) => format!("list of {}", kind(&field["items"])),

@@ -1,8 +1,9 @@
 //! Sources of samples, and how they are read.
 
-use super::{DECIMAL, Switch, disabled, one};
+use super::{DECIMAL, SIGNED_DECIMAL, Switch, disabled, one};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::KubeSchema;
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 /// Format of the training data.
@@ -14,14 +15,14 @@ pub enum DataFormat {
     Text,
     /// A file of little-endian token ids, or a directory with `train.bin` and optionally `val.bin`.
     Tokens,
-    /// A directory with one subdirectory of JPEG and PNG files per class, or with `train` and `val`
-    /// directories of that form.
+    /// A directory with one subdirectory of image files per class, or with `train` and `val`
+    /// directories of that form: BMP, GIF, JPEG, PGM, PNG, PPM, TIFF and WebP.
     ImageFolder,
     /// A directory with the binary version of CIFAR-10.
     CIFAR10,
     /// A directory with the four uncompressed files of MNIST.
     IDX,
-    /// A file with one sample per line: numbers separated by commas, the class last.
+    /// A file with one sample per line: numbers separated by commas, one of them the class.
     CSV,
     /// A safetensors file with `images` or `features`, and `labels`; or a directory of `.npy` files
     /// with these names. Optionally also for validation, with the prefix `validation_`.
@@ -54,8 +55,17 @@ pub enum TokenType {
 #[x_kube(validation = Rule::new("self.format in ['CSV', 'Synthetic'] || !has(self.image)")
     .message("image is for the formats CSV and Synthetic: other formats contain the size of their images").field_path(".image"))]
 #[x_kube(validation = Rule::new("!(self.format in ['Text', 'Tokens'] || (self.format in ['CSV', 'Synthetic'] && !has(self.image))) \
-    || (!has(self.imageSize) && !has(self.augmentation) && !has(self.normalisation))")
-    .message("imageSize, augmentation and normalisation are for images: formats ImageFolder, CIFAR10, IDX, SafeTensors, and CSV and Synthetic with image").field_path(".format"))]
+    || (!has(self.imageSize) && !has(self.augmentation))")
+    .message("imageSize and augmentation are for images: formats ImageFolder, CIFAR10, IDX, SafeTensors, and CSV and Synthetic with image").field_path(".format"))]
+#[x_kube(validation = Rule::new("!(self.format in ['Text', 'Tokens'] || (self.format == 'Synthetic' && !has(self.image))) || !has(self.normalisation)")
+    .message("normalisation is for images, and for features of the formats CSV and SafeTensors").field_path(".normalisation"))]
+#[x_kube(validation = Rule::new("!has(self.normalisation) || !has(self.normalisation.source) || self.format == 'SafeTensors' || (self.format == 'CSV' && !has(self.image))")
+    .message("normalisation.source is for features: formats SafeTensors, and CSV without image").field_path(".normalisation.source"))]
+#[x_kube(validation = Rule::new("!has(self.normalisation) || !has(self.normalisation.mean) || self.format == 'SafeTensors' || (self.format == 'CSV' && !has(self.image)) \
+    || self.normalisation.mean.size() in [1, 3]")
+    .message("for images, normalisation must have one number for all channels, or one for each of 3").field_path(".normalisation.mean"))]
+#[x_kube(validation = Rule::new("self.format == 'CSV' || (!has(self.labelColumn) && !has(self.header))")
+    .message("labelColumn and header are for format CSV").field_path(".format"))]
 #[x_kube(validation = Rule::new("self.format == 'Synthetic' || (!has(self.classes) && !has(self.samples))")
     .message("classes and samples are for format Synthetic: other data has its own").field_path(".format"))]
 #[x_kube(validation = Rule::new("!has(self.largestValue) || (self.format == 'CSV' && has(self.image) && double(self.largestValue) > 0.0)")
@@ -110,9 +120,20 @@ pub struct Data {
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub largest_value: Option<String>,
 
+    /// Column with the class in format `CSV`: its name in the header, or its position from 1, or
+    /// from -1 backwards from the last column. Default: the last or else the first column if the
+    /// header calls it `label`, `class`, `target` or `y`, otherwise the last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "column")]
+    pub label_column: Option<IntOrString>,
+
+    /// Whether the first line of format `CSV` is a header. Default `Auto`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub header: Option<Header>,
+
     /// Number of classes of format `Synthetic`. Default 10.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 2, max = 1_000_000))]
+    #[schemars(range(min = 2, max = 65_536))]
     pub classes: Option<i32>,
 
     /// Samples per epoch of format `Synthetic`; sequences for language models. Default 10000.
@@ -124,9 +145,9 @@ pub struct Data {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub augmentation: Option<Augmentation>,
 
-    /// Mean and deviation with which image channels are normalised. Default: the statistics of the
-    /// data set for formats `CIFAR10` and `IDX` (MNIST), of ImageNet for `ImageFolder`, otherwise
-    /// mean 0 and deviation 1.
+    /// Mean and deviation with which image channels or features are normalised. Default: the
+    /// statistics of the data set for formats `CIFAR10` and `IDX` (MNIST), of ImageNet for
+    /// `ImageFolder`, otherwise mean 0 and deviation 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub normalisation: Option<Normalisation>,
 
@@ -171,22 +192,49 @@ pub struct Augmentation {
     pub flip: Switch,
 }
 
-/// Normalisation of the channels. Pixel bytes are divided by 255 first.
+/// Whether the first line of a file is a header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Header {
+    /// If no field is a number, a field names the label, or the fields count from 0 as in pandas.
+    Auto,
+    /// It is.
+    Present,
+    /// It is a sample.
+    Absent,
+}
+
+/// Data from which mean and deviation are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum NormalisationSource {
+    /// All training samples.
+    TrainingSplit,
+}
+
+/// Normalisation of channels or features: either `source`, or `mean` and `deviation`. Pixel bytes
+/// are divided by 255 first.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("self.mean.size() == self.deviation.size() && self.mean.size() != 2")
-    .message("mean and deviation must both have one number for all channels, or one for each of 3"))]
-#[x_kube(validation = Rule::new("self.deviation.all(number, double(number) > 0.0)")
+#[x_kube(validation = Rule::new("has(self.source) ? !has(self.mean) && !has(self.deviation) \
+    : has(self.mean) && has(self.deviation) && self.mean.size() == self.deviation.size()")
+    .message("either source must be set, or mean and deviation with equally many numbers"))]
+#[x_kube(validation = Rule::new("!has(self.deviation) || self.deviation.all(number, double(number) > 0.0)")
     .message("every deviation must be greater than 0").field_path(".deviation"))]
 pub struct Normalisation {
-    /// Subtracted from the channels: one decimal string for all, or one per channel.
-    #[schemars(length(min = 1, max = 3), inner(length(max = 32), regex(pattern = DECIMAL)))]
+    /// Computes the mean and standard deviation of each feature from the training samples, and
+    /// applies them to validation too. Features that do not vary become 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<NormalisationSource>,
+
+    /// Subtracted from the channels or features: one decimal string for all, or one for each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(min = 1, max = 4096), inner(length(max = 32), regex(pattern = SIGNED_DECIMAL)))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
     pub mean: Vec<String>,
 
-    /// Divisors of the channels after the subtraction: one decimal string for all, or one per
-    /// channel.
-    #[schemars(length(min = 1, max = 3), inner(length(max = 32), regex(pattern = DECIMAL)))]
+    /// Divisors after the subtraction: one decimal string for all channels or features, or one for
+    /// each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(min = 1, max = 4096), inner(length(max = 32), regex(pattern = DECIMAL)))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
     pub deviation: Vec<String>,
 }
@@ -261,4 +309,16 @@ impl Default for Reader {
 
 fn tenth() -> String {
     "0.1".into()
+}
+
+/// Schema of a column's name or position.
+fn column(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "x-kubernetes-int-or-string": true,
+        "nullable": false,
+        "minimum": -1_000_000,
+        "maximum": 1_000_000,
+        "minLength": 1,
+        "maxLength": 256,
+    })
 }

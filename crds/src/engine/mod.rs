@@ -7,7 +7,8 @@ mod precision;
 mod run;
 
 pub use data::{
-    Augmentation, Data, DataFormat, ImageShape, Normalisation, PinnedMemory, Reader, SampleType, TokenType,
+    Augmentation, Data, DataFormat, Header, ImageShape, Normalisation, NormalisationSource, PinnedMemory, Reader,
+    SampleType, TokenType,
 };
 pub use model::{Activation, Bert, Custom, Gpt, Head, Mlp, Model, ModelType, ResNet, Stem, Vocabulary};
 pub use optimizer::{DecayExclusions, Optimizer, OptimizerType, Schedule, ScheduleType};
@@ -21,6 +22,9 @@ use serde::{Deserialize, Serialize};
 /// A decimal number written as a string, such as "0.001" or "1e-8". The API has no floats, because
 /// they do not survive a round trip through every client.
 const DECIMAL: &str = r"^[0-9]{1,12}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?$";
+
+/// Like [`DECIMAL`], of either sign.
+const SIGNED_DECIMAL: &str = r"^-?[0-9]{1,12}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?$";
 
 /// Configuration of Switchyard's own training engine.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]

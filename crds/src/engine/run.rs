@@ -1,8 +1,9 @@
 //! How a run executes: overlap, memory, evaluation, profiling.
 
 use super::{DECIMAL, Switch, disabled};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::KubeSchema;
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 /// Format in which gradients travel between hosts.
@@ -96,15 +97,17 @@ pub struct Evaluation {
     #[schemars(range(min = 0, max = 1_000_000_000))]
     pub every_steps: i64,
 
-    /// Batches of `batchSizePerProcess` samples per process in one evaluation. Default 20.
+    /// Batches of `batchSizePerProcess` samples per process in one evaluation, evenly spaced over
+    /// the validation samples; or `All`: each validation sample exactly once, so that the result
+    /// does not depend on the number of processes. Default 20.
     #[serde(default = "twenty")]
-    #[schemars(range(min = 1, max = 100_000))]
-    pub batches: i32,
+    #[schemars(schema_with = "batches")]
+    pub batches: IntOrString,
 }
 
 impl Default for Evaluation {
     fn default() -> Self {
-        Evaluation { every_steps: 100, batches: 20 }
+        Evaluation { every_steps: 100, batches: twenty() }
     }
 }
 
@@ -129,8 +132,8 @@ fn five() -> i32 {
 fn ten_i64() -> i64 {
     10
 }
-fn twenty() -> i32 {
-    20
+fn twenty() -> IntOrString {
+    IntOrString::Int(20)
 }
 fn thirty() -> i32 {
     30
@@ -140,4 +143,15 @@ fn hundred() -> i64 {
 }
 fn most() -> String {
     "0.92".into()
+}
+
+/// Schema of a number of batches.
+fn batches(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "x-kubernetes-int-or-string": true,
+        "nullable": false,
+        "minimum": 1,
+        "maximum": 100_000,
+        "pattern": "^All$",
+    })
 }

@@ -32,7 +32,9 @@ pub(super) fn type_words(schema: &Value) -> String {
     if let Some(words) = schema["enum"].as_array() {
         return format!("one of {}", words.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(", "));
     }
-    match schema["type"].as_str() {
+    let kind =
+        if schema["x-kubernetes-int-or-string"] == true { "integer" } else { schema["type"].as_str().unwrap_or("") };
+    match Some(kind) {
         Some("object") => "an object".into(),
         Some("array") => "a list".into(),
         Some(kind @ ("integer" | "number")) => {

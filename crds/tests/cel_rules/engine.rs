@@ -161,7 +161,7 @@ fn sources() -> Vec<Case> {
             data(json!({"format": "CIFAR10", "path": "c", "image": image()})),
         ),
         (
-            "imageSize, augmentation and normalisation",
+            "imageSize and augmentation are",
             data(json!({"format": "CSV", "path": "c", "image": image(), "augmentation": {"flip": "Enabled"}})),
             data(json!({"format": "CSV", "path": "c", "augmentation": {"flip": "Enabled"}})),
         ),
@@ -178,9 +178,29 @@ fn sources() -> Vec<Case> {
         ("validationFraction must be", fraction("0.5"), fraction("0.51")),
         ("channels must be 1", grey(3), grey(2)),
         (
-            "mean and deviation must both",
-            normalised(json!(["0.1"]), json!(["0.3"])),
+            "either source must be set",
+            normalised(json!(["-0.1"]), json!(["0.3"])),
             normalised(json!(["0"]), json!(["1", "1", "1"])),
+        ),
+        (
+            "for images, normalisation must have",
+            data(json!({"format": "CSV", "path": "c", "normalisation": {"mean": ["0", "1"], "deviation": ["1", "2"]}})),
+            normalised(json!(["0", "1"]), json!(["1", "2"])),
+        ),
+        (
+            "normalisation is for images, and",
+            data(json!({"format": "SafeTensors", "path": "c", "normalisation": {"source": "TrainingSplit"}})),
+            data(json!({"format": "Synthetic", "normalisation": {"mean": ["0"], "deviation": ["1"]}})),
+        ),
+        (
+            "normalisation.source is for features",
+            data(json!({"format": "CSV", "path": "c", "normalisation": {"source": "TrainingSplit"}})),
+            data(json!({"format": "IDX", "path": "m", "normalisation": {"source": "TrainingSplit"}})),
+        ),
+        (
+            "labelColumn and header are for format CSV",
+            data(json!({"format": "CSV", "path": "c", "labelColumn": "kind", "header": "Present"})),
+            data(json!({"format": "IDX", "path": "m", "labelColumn": 1})),
         ),
         ("every deviation must be", normalised(json!(["0"]), json!(["0.5"])), normalised(json!(["0"]), json!(["0.0"]))),
     ]

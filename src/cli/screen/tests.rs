@@ -150,7 +150,7 @@ fn inspection() -> Inspection {
         gpu_fp32_memory_bytes: None,
         kernel: "avx2".into(),
         files: 4,
-        empty_files: 0,
+        skipped: Vec::new(),
         bytes: 54_880_000,
         train_items: 60_000,
         validation_items: 10_000,

@@ -5,16 +5,29 @@ use crate::disk::Vfs;
 use crate::error::CheckpointError;
 use crate::format::{Role, TensorEntry, TensorSpec, encode_header};
 use crate::store::{Checkpoint, Store, write_atomically};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-/// File metadata: the format that PyTorch's readers expect, and the progress of the run.
+/// File metadata: the format that PyTorch's readers expect, the progress of the run, and what else
+/// the model needs.
 #[derive(Serialize)]
-struct Metadata {
+struct Metadata<'a> {
     format: &'static str,
     step: String,
+    #[serde(flatten)]
+    model: &'a ModelMetadata,
+}
+
+/// What a program needs besides tensors to use the model, as metadata of the file.
+pub type ModelMetadata = BTreeMap<String, String>;
+
+/// The part of a run's progress that is exported.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ExportedProgress {
+    model_metadata: ModelMetadata,
 }
 
 /// Size of the exported file.
@@ -45,7 +58,9 @@ pub fn export(
         model.iter().map(|tensor| (tensor.name.clone(), vec![0.0; tensor.element_count()])).collect();
     store.restore(checkpoint, &mut numbers)?;
     let take = |name: &str| numbers.remove(name).ok_or_else(|| io::Error::other(format!("tensor `{name}` is missing")));
-    write_model(vfs, &model, take, manifest.info().id.step, to)
+    // Any progress has a form without metadata.
+    let ExportedProgress { model_metadata } = manifest.info().progress.read().unwrap_or_default();
+    write_model(vfs, &model, take, (manifest.info().id.step, &model_metadata), to)
 }
 
 /// Writes tensors to a file that PyTorch, Hugging Face and others can read, replacing an existing
@@ -58,7 +73,7 @@ pub fn write_model(
     vfs: &dyn Vfs,
     model: &[TensorSpec],
     mut numbers: impl FnMut(&str) -> io::Result<Vec<f32>>,
-    step: u64,
+    (step, metadata): (u64, &ModelMetadata),
     to: &Path,
 ) -> Result<Exported, CheckpointError> {
     let mut at = 0;
@@ -72,7 +87,8 @@ pub fn write_model(
         }
     }
     let tensors = entries.len();
-    let header = encode_header(&Metadata { format: "pt", step: step.to_string() }, entries.into_iter());
+    let header =
+        encode_header(&Metadata { format: "pt", step: step.to_string(), model: metadata }, entries.into_iter());
     let length = header.len() as u64 + at;
     write_atomically(vfs, to, length, |out| {
         out.write_all(&header)?;

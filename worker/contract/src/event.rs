@@ -8,7 +8,7 @@ mod inspection;
 use crate::config::Transport;
 pub use crate::gpu::{GpuReport, GpuTrouble};
 pub use crate::straggler::{Slowest, Stuck};
-pub use inspection::{Inspection, MemoryUse};
+pub use inspection::{Inspection, MemoryUse, Skipped};
 use serde::{Deserialize, Serialize};
 
 /// One line on a rank's standard output.

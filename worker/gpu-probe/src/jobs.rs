@@ -17,6 +17,7 @@ pub(crate) fn job(model: Model, source: Source, batch: u32) -> EngineConfig {
             source,
             validation_fraction: 0.0,
             images: Images { size: 0, crop_padding: 0, flip: false, mean: vec![0.0], deviation: vec![1.0] },
+            features: Features::Raw,
         },
         reader: Reader {
             workers: 2,
@@ -46,7 +47,7 @@ pub(crate) fn job(model: Model, source: Source, batch: u32) -> EngineConfig {
             sync_all_reduce: false,
         },
         memory: Memory { fraction: 0.9, release_every_steps: 0 },
-        evaluation: Evaluation { every_steps: 0, batches: 1 },
+        evaluation: Evaluation { every_steps: 0, batches: Some(1) },
         fetch_every_steps: 1,
         cpu_threads: 0,
         devices_per_process: 1,

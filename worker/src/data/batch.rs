@@ -2,6 +2,7 @@
 
 use super::bad::BadSample;
 use super::task::Kind;
+use crate::cpu::ops::IGNORE;
 use std::time::{Duration, Instant};
 use switchyard_worker_contract::config::SampleType;
 
@@ -124,6 +125,14 @@ impl Batch {
             next_sentence: vec![0; samples * lengths.next_sentence],
             ..Batch::default()
         }
+    }
+
+    /// Excludes a sample from losses and counts. The rest of its row keeps earlier values, which
+    /// are valid: zeros, or another sample.
+    pub(super) fn ignore(&mut self, sample: usize, lengths: &Lengths) {
+        let row = self.row(sample, lengths);
+        row.targets.fill(IGNORE);
+        row.next_sentence.fill(IGNORE);
     }
 
     pub(super) fn row(&mut self, sample: usize, lengths: &Lengths) -> Row<'_> {

@@ -8,8 +8,8 @@ use super::images::Normalisation;
 use super::open::open;
 use super::part::{Draw, EpochSize, Part, SampleError, Scratch};
 use super::task::{Kind, Task};
-use switchyard_worker_contract::config::{Data, Reader};
-use switchyard_worker_contract::event::Item;
+use switchyard_worker_contract::config::{Data, Features, Reader};
+use switchyard_worker_contract::event::{Item, Skipped};
 
 /// Statistics of the data.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,8 +24,8 @@ pub struct Facts {
     pub validation_items: u64,
     /// Non-empty files.
     pub files: u64,
-    /// Empty files, which are skipped.
-    pub empty_files: u64,
+    /// Files that are not read, although the patterns select them.
+    pub skipped: Vec<Skipped>,
     /// Unreadable samples skipped while opening the data.
     pub bad_samples: u64,
     /// Total size of the files.
@@ -47,6 +47,7 @@ pub struct Dataset {
     train: Box<dyn Part>,
     validation: Option<Box<dyn Part>>,
     normalisation: Option<Normalisation>,
+    features: Features,
     facts: Facts,
     max_bad_samples: u64,
 }
@@ -71,7 +72,7 @@ impl Dataset {
             train_items,
             validation_items,
             files: opened.files,
-            empty_files: opened.empty_files,
+            skipped: opened.skipped.by_reason(),
             bad_samples: opened.bad,
             bytes: opened.bytes,
             digest: format!("{:032x}", opened.digest.digest128()),
@@ -85,6 +86,7 @@ impl Dataset {
             // A split with fewer tokens than a window is unusable.
             validation: opened.validation.filter(|part| samples(&**part) > 0),
             normalisation: opened.normalisation,
+            features: opened.features,
             facts,
             max_bad_samples: reader.max_bad_samples,
         })
@@ -103,6 +105,12 @@ impl Dataset {
     /// them.
     pub fn normalisation(&self) -> Option<&Normalisation> {
         self.normalisation.as_ref()
+    }
+
+    /// How features were normalised: [`Features::Given`] with a number for each, or
+    /// [`Features::Raw`].
+    pub fn features(&self) -> &Features {
+        &self.features
     }
 
     /// Entropies of the validation tokens, or of the training tokens if there are none. `None` if
@@ -163,20 +171,55 @@ impl Dataset {
         self.fill(&*self.train, batch, positions, draw, scratch, stop)
     }
 
-    /// Fills a batch with the validation samples at these positions.
+    /// Fills a batch with these validation samples, and replaces unreadable ones.
     ///
     /// # Panics
     /// There is no validation part.
     pub(super) fn fill_validation(
         &self,
         batch: &mut Batch,
-        positions: impl Iterator<Item = u64>,
+        samples: impl Iterator<Item = u64>,
         scratch: &mut Scratch,
     ) -> Result<(), DataError> {
+        self.fill(self.validation_part(), batch, samples, validation_draw, scratch, || false)
+    }
+
+    /// Fills a batch with these validation samples once each: the rows of unreadable samples, and
+    /// those without a sample, count for nothing. Returns the number of samples.
+    ///
+    /// # Panics
+    /// See [`Dataset::fill_validation`].
+    pub(super) fn fill_validation_once(
+        &self,
+        batch: &mut Batch,
+        samples: impl Iterator<Item = Option<u64>>,
+        scratch: &mut Scratch,
+    ) -> Result<u64, DataError> {
+        let part = self.validation_part();
+        part.check()?;
+        batch.bad.clear();
+        let mut written = 0;
+        for (row, sample) in samples.enumerate() {
+            let result = sample.map(|sample| {
+                part.write(&validation_draw(sample), &mut batch.row(row, &self.lengths), scratch)
+                    .map(|()| written += 1)
+                    .map_err(|error| (sample, error))
+            });
+            match result {
+                Some(Ok(())) => continue,
+                Some(Err((_, SampleError::Data(error)))) => return Err(error),
+                Some(Err((sample, SampleError::Unreadable(what)))) => batch.bad.push(BadSample { sample, what }),
+                None => {}
+            }
+            batch.ignore(row, &self.lengths);
+        }
+        part.check()?;
+        Ok(written)
+    }
+
+    fn validation_part(&self) -> &dyn Part {
         let Some(part) = &self.validation else { panic!("invariant: a set exists only with a validation part") };
-        // Use the same random numbers at every evaluation: they decide which tokens are masked.
-        let draw = |sample| Draw { sample, offset: 0, key: super::random::mix(sample), augment: false };
-        self.fill(&**part, batch, positions, draw, scratch, || false)
+        &**part
     }
 
     /// Replaces an unreadable sample with the next readable one. If a single batch has more bad
@@ -223,6 +266,11 @@ impl Dataset {
     }
 }
 
+/// Uses the same random numbers at every evaluation: they decide which tokens are masked.
+fn validation_draw(sample: u64) -> Draw {
+    Draw { sample, offset: 0, key: super::random::mix(sample), augment: false }
+}
+
 #[cfg(test)]
 impl Dataset {
     /// Single-feature test data with one class.
@@ -235,7 +283,7 @@ impl Dataset {
             train_items: train.epoch_size().samples,
             validation_items: 0,
             files: 0,
-            empty_files: 0,
+            skipped: Vec::new(),
             bad_samples: 0,
             bytes: 0,
             digest: String::new(),
@@ -243,6 +291,15 @@ impl Dataset {
             sample: kind.words(),
         };
         let lengths = Lengths::new(&kind, switchyard_worker_contract::config::SampleType::UInt8);
-        Dataset { kind, lengths, train, validation: None, normalisation: None, facts, max_bad_samples: 0 }
+        Dataset {
+            kind,
+            lengths,
+            train,
+            validation: None,
+            normalisation: None,
+            features: Features::Raw,
+            facts,
+            max_bad_samples: 0,
+        }
     }
 }

@@ -1,6 +1,9 @@
-//! Decodes JPEG and PNG files to RGB.
+//! Decodes image files to RGB.
 
 use super::loaded;
+use image::codecs::{bmp::BmpDecoder, gif::GifDecoder, pnm::PnmDecoder, tiff::TiffDecoder, webp::WebPDecoder};
+use image::metadata::Orientation;
+use image::{DynamicImage, ImageDecoder, ImageFormat, RgbImage};
 use png::{ColorType, Limits, Transformations};
 use std::io::Cursor;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,10 +12,16 @@ use zune_jpeg::zune_core::bytestream::ZCursor;
 use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
 
+/// Extensions of the formats that [`decode`] reads.
+pub(super) const EXTENSIONS: [&str; 10] = ["bmp", "gif", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp"];
+/// End marker of a JPEG.
+const END: [u8; 2] = [0xff, 0xd9];
 const MAX_SIDE: usize = loaded::MAX_SIDE as usize;
 /// Maximum pixels per image: 64 Mi, 192 MiB as RGB. Checked against the header before allocating
 /// memory.
 const MAX_PIXELS: usize = 1 << 26;
+/// Maximum bytes of an image in its own format, which can have 16 bytes per pixel.
+const MAX_BYTES: u64 = 256 << 20;
 /// Bytes per pixel of every decoded image.
 pub(super) const CHANNELS: usize = 3;
 
@@ -25,9 +34,10 @@ pub(super) struct Decoded {
     pub pixels: Vec<u8>,
 }
 
-/// Decodes a file by its magic number, whatever its name. Grey is expanded to RGB, alpha is
-/// dropped, 16-bit channels become 8-bit, palettes are expanded, and only the first frame of an
-/// animation is decoded. EXIF orientation is ignored, as in common loaders.
+/// Decodes a file by its first bytes, whatever its name, and turns it upright by its EXIF
+/// orientation, as `PIL.ImageOps.exif_transpose` does. Grey is expanded to RGB, CMYK is converted
+/// as by PIL, alpha is dropped, 16-bit channels become 8-bit, palettes are expanded, and only the
+/// first frame of an animation is decoded.
 ///
 /// # Errors
 /// The problem with the file, as text.
@@ -36,7 +46,7 @@ pub(super) fn decode(file: &[u8]) -> Result<Decoded, String> {
         [] => Err("is empty".to_owned()),
         [0xff, 0xd8, ..] => jpeg(file),
         [0x89, b'P', b'N', b'G', ..] => png(file),
-        _ => Err("is neither JPEG nor PNG: wrong first bytes".to_owned()),
+        _ => other(file),
     };
     // A decoder panic on a bad file must not end the training; there is no shared state that could
     // be left inconsistent.
@@ -54,6 +64,20 @@ fn check_size(width: usize, height: usize) -> Result<(), String> {
 }
 
 fn jpeg(file: &[u8]) -> Result<Decoded, String> {
+    let cut_off = || "is a JPEG that is cut off".to_owned();
+    if has_end_marker(file) {
+        return jpeg_with_end(file);
+    }
+    // The decoder takes zeros for missing data. If ones yield the same pixels, nothing but the end
+    // marker is missing.
+    let padded = |bits: &[u8]| jpeg_with_end(&[file, bits, &END].concat());
+    let pixels = padded(&[])?;
+    let with_ones = padded(&[0xff, 0].repeat(32));
+    if has_later_scans(file) || with_ones.as_ref() != Ok(&pixels) { Err(cut_off()) } else { Ok(pixels) }
+}
+
+/// Decodes a JPEG that ends with an end marker.
+fn jpeg_with_end(file: &[u8]) -> Result<Decoded, String> {
     let wrong = |error| format!("is not a JPEG that can be decoded: {error}");
     let options = DecoderOptions::default()
         .set_max_width(MAX_SIDE)
@@ -64,32 +88,36 @@ fn jpeg(file: &[u8]) -> Result<Decoded, String> {
     let info = decoder.info().ok_or("is a JPEG without a picture")?;
     let (width, height) = (usize::from(info.width), usize::from(info.height));
     check_size(width, height)?;
-    if info.components > 3 {
-        return Err(format!("is a JPEG of {} colours (CMYK): expected grey or RGB", info.components));
-    }
-    // The decoder fills in missing data, so check for the end marker here.
-    if !has_end_marker(file) {
-        return Err("is a JPEG that is cut off".to_owned());
-    }
     let pixels = decoder.decode().map_err(wrong)?;
-    check_length(Decoded { height, width, pixels })
+    let orientation = decoder.exif().and_then(|exif| Orientation::from_exif_chunk(exif));
+    upright(check_length(Decoded { height, width, pixels })?, orientation)
 }
 
 /// Whether the image data of a JPEG are followed by an end marker. The marker cannot occur inside
 /// the image data, but can occur before: an embedded thumbnail is itself a JPEG.
 fn has_end_marker(file: &[u8]) -> bool {
-    let mut at = 2;
-    while let Some(&[0xff, marker]) = file.get(at..at + 2) {
-        let Some(&[high, low]) = file.get(at + 2..at + 4) else { return false };
-        match marker {
-            // Fill byte.
-            0xff => at += 1,
-            // Start of scan.
-            0xda => return file[at..].windows(2).any(|pair| pair == [0xff, 0xd9]),
-            _ => at += 2 + usize::from(u16::from_be_bytes([high, low])),
+    segments(file).any(|(marker, at)| marker == 0xda && file[at..].windows(2).any(|pair| pair == END))
+}
+
+/// Whether scans can follow the first one, so that a file without an end marker can lack some:
+/// every kind of JPEG but baseline and extended sequential.
+fn has_later_scans(file: &[u8]) -> bool {
+    !segments(file).any(|(marker, _)| matches!(marker, 0xc0 | 0xc1))
+}
+
+/// Markers and positions of the segments up to the image data.
+fn segments(file: &[u8]) -> impl Iterator<Item = (u8, usize)> {
+    let mut next = Some(2);
+    std::iter::from_fn(move || {
+        let mut at = next?;
+        while file.get(at..at + 2) == Some(&[0xff, 0xff]) {
+            at += 1;
         }
-    }
-    false
+        let &[0xff, marker, high, low] = file.get(at..at + 4)? else { return None };
+        let length = usize::from(u16::from_be_bytes([high, low]));
+        next = (marker != 0xda).then_some(at + 2 + length);
+        Some((marker, at))
+    })
 }
 
 fn png(file: &[u8]) -> Result<Decoded, String> {
@@ -102,6 +130,8 @@ fn png(file: &[u8]) -> Result<Decoded, String> {
     let (width, height) = (header.width as usize, header.height as usize);
     check_size(width, height)?;
     let mut reader = decoder.read_info().map_err(wrong)?;
+    let exif = reader.info().exif_metadata.clone();
+    let orientation = exif.as_deref().and_then(Orientation::from_exif_chunk);
     let mut bytes = vec![0; reader.output_buffer_size().ok_or("is too large")?];
     let frame = reader.next_frame(&mut bytes).map_err(wrong)?;
     bytes.truncate(frame.buffer_size());
@@ -112,7 +142,46 @@ fn png(file: &[u8]) -> Result<Decoded, String> {
         ColorType::GrayscaleAlpha => bytes.chunks_exact(2).flat_map(|pixel| [pixel[0]; 3]).collect(),
         ColorType::Indexed => return Err("is a PNG whose palette cannot be expanded".to_owned()),
     };
-    check_length(Decoded { height: frame.height as usize, width: frame.width as usize, pixels })
+    upright(check_length(Decoded { height: frame.height as usize, width: frame.width as usize, pixels })?, orientation)
+}
+
+/// Decodes the less common formats.
+fn other(file: &[u8]) -> Result<Decoded, String> {
+    let read = "BMP, GIF, JPEG, PGM, PNG, PPM, TIFF or WebP";
+    let format = image::guess_format(file).map_err(|_| format!("has unknown first bytes: expected {read}"))?;
+    let name = format.extensions_str().first().copied().unwrap_or_default().to_uppercase();
+    let wrong = |error| format!("is not a {name} that can be decoded: {error}");
+    let file = Cursor::new(file);
+    let mut decoder: Box<dyn ImageDecoder> = match format {
+        ImageFormat::Bmp => Box::new(BmpDecoder::new(file).map_err(wrong)?),
+        ImageFormat::Gif => Box::new(GifDecoder::new(file).map_err(wrong)?),
+        ImageFormat::Pnm => Box::new(PnmDecoder::new(file).map_err(wrong)?),
+        ImageFormat::Tiff => Box::new(TiffDecoder::new(file).map_err(wrong)?),
+        ImageFormat::WebP => Box::new(WebPDecoder::new(file).map_err(wrong)?),
+        _ => return Err(format!("is {name}: expected {read}")),
+    };
+    let (width, height) = decoder.dimensions();
+    check_size(width as usize, height as usize)?;
+    if decoder.total_bytes() > MAX_BYTES {
+        return Err(format!("decodes to {} bytes: expected at most {MAX_BYTES}", decoder.total_bytes()));
+    }
+    let orientation = decoder.orientation().map_err(wrong)?;
+    let pixels = DynamicImage::from_decoder(decoder).map_err(wrong)?.into_rgb8().into_raw();
+    let image = Decoded { height: height as usize, width: width as usize, pixels };
+    upright(check_length(image)?, Some(orientation))
+}
+
+/// Applies the orientation noted in a file.
+fn upright(image: Decoded, orientation: Option<Orientation>) -> Result<Decoded, String> {
+    let Some(orientation) = orientation.filter(|orientation| *orientation != Orientation::NoTransforms) else {
+        return Ok(image);
+    };
+    let Decoded { height, width, pixels } = image;
+    let pixels = RgbImage::from_raw(width as u32, height as u32, pixels).ok_or("has too few pixels")?;
+    let mut image = DynamicImage::ImageRgb8(pixels);
+    image.apply_orientation(orientation);
+    let (width, height) = (image.width() as usize, image.height() as usize);
+    Ok(Decoded { height, width, pixels: image.into_rgb8().into_raw() })
 }
 
 /// Checks that the decoder returned as many bytes as it announced.

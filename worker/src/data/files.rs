@@ -1,8 +1,10 @@
 //! Selects the files to read, and reads them.
 
 use super::error::DataError;
+use super::skipped::{Reason, SkippedFiles};
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use rustix::fs::OFlags;
+use std::collections::BTreeSet;
 use std::fs::{self, File, FileType, Metadata};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
@@ -26,8 +28,29 @@ pub(super) struct Text {
     pub bytes: Vec<u8>,
     /// End of each non-empty file in `bytes`.
     pub ends: Vec<usize>,
-    /// Empty files, which are skipped.
-    pub empty_files: u64,
+    /// Empty files.
+    pub skipped: SkippedFiles,
+}
+
+/// The contents of a directory.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// The selected files, in byte order of their paths.
+    pub files: Vec<PathBuf>,
+    /// The directories that were entered, relative to the root.
+    pub directories: Vec<PathBuf>,
+    /// Directories with a file that the patterns do not select, relative to the root.
+    pub with_unselected: BTreeSet<PathBuf>,
+    /// Hidden files and links that are not followed, relative to the root.
+    pub skipped: SkippedFiles,
+}
+
+/// Whether to enter links to directories.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Links {
+    /// Unless a link leads to a directory that contains it, by device and inode.
+    Follow,
+    Ignore,
 }
 
 /// Reads the file, or all files of the directory that the patterns select, in byte order of their
@@ -46,7 +69,7 @@ pub(super) fn read(data: &Files, limit: u64) -> Result<Text, DataError> {
         }
         vec![root.clone()]
     } else {
-        find(&root, data)?
+        find(&root, data, Links::Ignore)?.files
     };
     read_all(&root, &files, limit)
 }
@@ -170,6 +193,12 @@ impl Patterns {
     fn choose(&self, relative: &Path) -> bool {
         self.include.as_ref().is_none_or(|include| include.is_match(relative)) && !self.exclude.is_match(relative)
     }
+
+    /// The error for a selected path that is not a file.
+    fn not_a_file(&self, path: PathBuf, found: &'static str) -> DataError {
+        let field = if self.include.is_some() { INCLUDE } else { PATH };
+        DataError::NotAFile { field, path, found, expected: "files only: exclude it" }
+    }
 }
 
 fn compile(field: &str, patterns: &[String]) -> Result<GlobSet, DataError> {
@@ -197,25 +226,49 @@ fn compile(field: &str, patterns: &[String]) -> Result<GlobSet, DataError> {
     })
 }
 
-/// The selected files of a directory, in byte order of their paths.
-pub(super) fn find(root: &Path, data: &Files) -> Result<Vec<PathBuf>, DataError> {
+/// Finds the files of a directory that the patterns select.
+pub(super) fn find(root: &Path, data: &Files, links: Links) -> Result<Found, DataError> {
     let patterns = Patterns::new(data)?;
     let relative = |path: &Path| path.strip_prefix(root).unwrap_or(path).to_owned();
+    let is_hidden = |path: &Path| path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"."));
+    let (mut files, mut directories) = (Vec::new(), Vec::new());
+    let mut skipped = SkippedFiles::default();
+    let mut with_unselected = BTreeSet::new();
+    let mut seen = 0;
     let enter = |entry: &DirEntry| {
         let inner = entry.depth() > 0;
-        let hidden = entry.file_name().as_bytes().starts_with(b".");
         let is_dir = entry.file_type().is_dir();
-        !(inner && (hidden || is_dir && (patterns.pruned.is_match(relative(entry.path())) || is_cache(entry.path()))))
+        if inner && is_hidden(entry.path()) {
+            if !is_dir {
+                skipped.add(&relative(entry.path()), Reason::Hidden);
+            }
+            return false;
+        }
+        !(inner && is_dir && (patterns.pruned.is_match(relative(entry.path())) || is_cache(entry.path())))
     };
-    let mut files = Vec::new();
-    let mut seen = 0;
-    for entry in WalkDir::new(root).into_iter().filter_entry(enter) {
-        let entry = entry.map_err(|error| DataError::Unreadable {
-            path: error.path().unwrap_or(root).to_owned(),
-            kind: "directory",
-            error: error.into_io_error().unwrap_or_else(|| io::ErrorKind::Other.into()),
-        })?;
+    let mut dangling = Vec::new();
+    let mut loops = Vec::new();
+    let walk = WalkDir::new(root).follow_links(links == Links::Follow).into_iter();
+    for entry in walk.filter_entry(enter) {
+        let entry = match entry {
+            Ok(entry) => entry,
+            Err(error) => {
+                let path = error.path().unwrap_or(root).to_owned();
+                let is_link = fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_symlink());
+                let is_missing = error.io_error().is_some_and(|error| error.kind() == io::ErrorKind::NotFound);
+                if error.loop_ancestor().is_some() {
+                    loops.push(path);
+                } else if is_link && is_missing {
+                    dangling.push(path);
+                } else {
+                    let error = error.into_io_error().unwrap_or_else(|| io::ErrorKind::Other.into());
+                    return Err(DataError::Unreadable { path, kind: "directory", error });
+                }
+                continue;
+            }
+        };
         if entry.file_type().is_dir() {
+            directories.push(relative(entry.path()));
             continue;
         }
         // For a link, the kind of its target; a dangling link stays a link.
@@ -225,15 +278,19 @@ pub(super) fn find(root: &Path, data: &Files) -> Result<Vec<PathBuf>, DataError>
         }
         seen += 1;
         if !patterns.choose(&relative(entry.path())) {
+            with_unselected.extend(relative(entry.path()).parent().map(Path::to_owned));
             continue;
         }
         if !kind.is_file() {
-            let field = if patterns.include.is_some() { INCLUDE } else { PATH };
-            let expected = "files only: exclude it";
-            return Err(DataError::NotAFile { field, path: entry.into_path(), found: kind_name(kind), expected });
+            return Err(patterns.not_a_file(entry.into_path(), kind_name(kind)));
         }
         files.push(entry.into_path());
     }
+    let is_wanted = |path: &PathBuf| !is_hidden(path) && patterns.choose(&relative(path));
+    if let Some(path) = dangling.into_iter().find(is_wanted) {
+        return Err(patterns.not_a_file(path, "a link to nothing"));
+    }
+    loops.iter().filter(|path| is_wanted(path)).for_each(|path| skipped.add(&relative(path), Reason::Loop));
     if files.is_empty() {
         let list = |patterns: &[String], none: &str| match patterns {
             [] => none.to_owned(),
@@ -247,7 +304,7 @@ pub(super) fn find(root: &Path, data: &Files) -> Result<Vec<PathBuf>, DataError>
         });
     }
     files.sort_unstable_by(|a, b| a.as_os_str().as_bytes().cmp(b.as_os_str().as_bytes()));
-    Ok(files)
+    Ok(Found { files, directories, with_unselected, skipped })
 }
 
 /// Whether a directory is marked as a cache.
@@ -282,6 +339,24 @@ pub(super) fn is_final(error: &io::Error) -> bool {
     )
 }
 
+/// Rejects a compressed file, by its extension or first bytes.
+pub(super) fn check_uncompressed(path: &Path, start: &[u8]) -> Result<(), DataError> {
+    const FORMATS: [(&str, &[u8], &str); 4] = [
+        ("gz", &[0x1f, 0x8b, 8], "gunzip"),
+        ("zst", &[0x28, 0xb5, 0x2f, 0xfd], "unzstd"),
+        ("bz2", b"BZh", "bunzip2"),
+        ("xz", &[0xfd, b'7', b'z', b'X', b'Z', 0], "unxz"),
+    ];
+    let extension = path.extension().unwrap_or_default();
+    match FORMATS.iter().find(|(name, magic, _)| extension.eq_ignore_ascii_case(name) || start.starts_with(magic)) {
+        None => Ok(()),
+        Some((name, _, unpack)) => {
+            let expected = format!("plain data: unpack it with `{unpack}`");
+            Err(DataError::format(path, format!("compressed ({name})"), expected))
+        }
+    }
+}
+
 fn read_all(root: &Path, files: &[PathBuf], limit: u64) -> Result<Text, DataError> {
     let too_large = |got| DataError::TooLarge { path: root.to_owned(), got, limit };
     let mut expected = 0_u64;
@@ -292,7 +367,7 @@ fn read_all(root: &Path, files: &[PathBuf], limit: u64) -> Result<Text, DataErro
             return Err(too_large(expected));
         }
     }
-    let mut text = Text { bytes: Vec::new(), ends: Vec::new(), empty_files: 0 };
+    let mut text = Text { bytes: Vec::new(), ends: Vec::new(), skipped: SkippedFiles::default() };
     // The length could have changed since, so it is only a hint, and a failed reservation is not
     // yet an error.
     let _ = text.bytes.try_reserve_exact(usize::try_from(expected).unwrap_or(0));
@@ -304,8 +379,9 @@ fn read_all(root: &Path, files: &[PathBuf], limit: u64) -> Result<Text, DataErro
         if read as u64 > room {
             return Err(too_large(text.bytes.len() as u64));
         }
+        check_uncompressed(path, &text.bytes[start..])?;
         match read {
-            0 => text.empty_files += 1,
+            0 => text.skipped.add(path.strip_prefix(root).unwrap_or(path), Reason::Empty),
             _ => text.ends.push(text.bytes.len()),
         }
     }

@@ -1,11 +1,12 @@
-//! A directory with one subdirectory of JPEG and PNG files per class, decoded on demand.
+//! A directory with one subdirectory of image files per class, decoded on demand.
 
-use super::decode::{CHANNELS, decode};
+use super::decode::{CHANNELS, EXTENSIONS, decode};
 use super::error::DataError;
-use super::files::{self, Stamp};
+use super::files::{self, Links, Stamp};
 use super::images::Images;
 use super::part::{SampleError, Scratch};
 use super::scale::{Size, to_square};
+use super::skipped::{Reason, SkippedFiles};
 use super::split::{self, Block};
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -17,7 +18,6 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 /// Leading bytes of a file that are hashed to choose its split.
 const HEAD: u64 = 64 << 10;
 const MAX_FILE: u64 = 256 << 20;
-const EXTENSIONS: [&str; 3] = ["jpg", "jpeg", "png"];
 
 /// An image file.
 #[derive(Debug, Clone)]
@@ -42,14 +42,15 @@ pub(super) struct Opened {
     pub validation: Option<Folder>,
     pub classes: u32,
     pub files: u64,
-    pub empty_files: u64,
+    pub skipped: SkippedFiles,
     pub bytes: u64,
     pub digest: Xxh3,
 }
 
-/// Lists the directory. The classes are the names of its subdirectories in order. If there is a
-/// `train` subdirectory, its subdirectories are the classes, and `val` is the validation split.
-/// Only files with a JPEG or PNG extension count. Decodes nothing yet.
+/// Lists the directory, also through links to directories. The classes are the names of its
+/// subdirectories in order. If there is a `train` subdirectory with subdirectories, those are the
+/// classes, and `val` is the validation split. Only files with the extension of an image count.
+/// Decodes nothing yet.
 pub(super) fn open(data: &Files, side: u32, fraction: f64) -> Result<Opened, DataError> {
     let root = files::absolute(Path::new(&data.path));
     if !files::kind(&root)?.is_dir() {
@@ -59,10 +60,19 @@ pub(super) fn open(data: &Files, side: u32, fraction: f64) -> Result<Opened, Dat
         let expected = "the height and width of the images, for example 224";
         return Err(DataError::value("spec.engine.data.images.size", 0, expected));
     }
-    let parted = root.join("train").is_dir();
+    let found = files::find(&root, data, Links::Follow)?;
+    // Otherwise `train` is the name of a class.
+    let parted = found.directories.iter().any(|path| path.parent() == Some(Path::new("train")));
+    let mut listing =
+        Listing { root: Arc::from(root.as_path()), skipped: found.skipped, bytes: 0, digest: Xxh3::new() };
     let (mut paths, mut validation) = (Vec::new(), Vec::new());
-    for path in files::find(&root, data)?.into_iter().filter(|path| is_image(path)) {
+    for path in found.files {
         let relative = path.strip_prefix(&root).unwrap_or(&path).to_owned();
+        let extension = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
+        if !EXTENSIONS.contains(&extension.as_str()) {
+            listing.skipped.add(&relative, Reason::Extension(extension));
+            continue;
+        }
         let Some((part, class)) = place(&relative, parted) else {
             let expected =
                 if parted { "it in `train/CLASS` or `val/CLASS`" } else { "it in a directory for its class" };
@@ -71,32 +81,39 @@ pub(super) fn open(data: &Files, side: u32, fraction: f64) -> Result<Opened, Dat
         match part.as_deref() {
             None | Some("train") => paths.push((relative, class)),
             Some("val") => validation.push((relative, class)),
-            // Ignore other splits, such as `test`.
-            Some(_) => {}
+            Some(part) => listing.skipped.add(&relative, Reason::Part(part.to_owned())),
         }
     }
-    let names: BTreeSet<String> = paths.iter().map(|(_, class)| class.clone()).collect();
+    let train = listing.stamped(paths)?;
+    let validation = listing.stamped(validation)?;
+    let names: BTreeSet<String> = train.iter().map(|(_, class, _)| class.clone()).collect();
     let names: Vec<String> = names.into_iter().collect();
-    let mut listing = Listing { root: Arc::from(root.as_path()), names, empty: 0, bytes: 0, digest: Xxh3::new() };
-    let mut train = listing.files(paths)?;
-    let mut validation = listing.files(validation)?;
-    if train.is_empty() {
-        return Err(DataError::format(&root, "no image that is not empty", ".jpg, .jpeg or .png files"));
+    let parent = Path::new(if parted { "train" } else { "" });
+    for directory in found.directories.iter().filter(|directory| directory.parent() == Some(parent)) {
+        let class = directory.file_name().unwrap_or_default().to_string_lossy();
+        // The patterns can exclude a whole class.
+        let is_excluded = || {
+            let excluded = found.with_unselected.iter().any(|unselected| unselected.starts_with(directory));
+            excluded && listing.skipped.below(directory).is_empty()
+        };
+        if names.binary_search_by(|name| name.as_str().cmp(&class)).is_err() && !is_excluded() {
+            return Err(listing.without_image(directory, &format!("class `{class}` has no image")));
+        }
     }
+    if train.is_empty() {
+        return Err(listing.without_image(Path::new(""), "no image that is not empty"));
+    }
+    let mut train = listing.files(train, &names)?;
+    let mut validation = listing.files(validation, &names)?;
     let has_own = !validation.is_empty();
     if !has_own && fraction > 0.0 {
         (train, validation) = listing.divide(train, fraction)?;
     }
     let files = (train.len() + validation.len()) as u64;
-    let Listing { root, names, empty, bytes, digest } = listing;
+    let Listing { root, skipped, bytes, digest } = listing;
     let validation = (!validation.is_empty()).then(|| Folder { root: Arc::clone(&root), side, files: validation });
     let train = Folder { root, side, files: train };
-    Ok(Opened { train, validation, classes: names.len() as u32, files, empty_files: empty, bytes, digest })
-}
-
-fn is_image(path: &Path) -> bool {
-    let extension = path.extension().unwrap_or_default();
-    EXTENSIONS.iter().any(|known| extension.eq_ignore_ascii_case(known))
+    Ok(Opened { train, validation, classes: names.len() as u32, files, skipped, bytes, digest })
 }
 
 /// The split (if the directory has splits) and the class of a path.
@@ -112,28 +129,42 @@ fn place(relative: &Path, parted: bool) -> Option<(Option<String>, String)> {
 /// State collected while listing the files.
 struct Listing {
     root: Arc<Path>,
-    /// Class names, in order.
-    names: Vec<String>,
-    empty: u64,
+    skipped: SkippedFiles,
     bytes: u64,
     digest: Xxh3,
 }
 
 impl Listing {
-    /// The non-empty files.
-    fn files(&mut self, paths: Vec<(PathBuf, String)>) -> Result<Vec<File>, DataError> {
+    /// The non-empty files, with their classes.
+    fn stamped(&mut self, paths: Vec<(PathBuf, String)>) -> Result<Vec<(PathBuf, String, Stamp)>, DataError> {
         let mut files = Vec::with_capacity(paths.len());
-        self.digest.update(&(paths.len() as u64).to_le_bytes());
         for (path, class) in paths {
-            let whole = self.root.join(&path);
-            let class = self.names.binary_search(&class).map_err(|_| {
-                DataError::format(&whole, format!("class `{class}`"), "a class that has images in `train`")
-            })?;
-            let stamp = Stamp::at(&whole)?;
-            if stamp.len == 0 {
-                self.empty += 1;
-                continue;
+            let stamp = Stamp::at(&self.root.join(&path))?;
+            match stamp.len {
+                0 => self.skipped.add(&path, Reason::Empty),
+                _ => files.push((path, class, stamp)),
             }
+        }
+        Ok(files)
+    }
+
+    /// The error for a directory without an image, with its files that are not read.
+    fn without_image(&self, directory: &Path, what: &str) -> DataError {
+        let reasons: Vec<String> = self.skipped.below(directory).iter().map(ToString::to_string).collect();
+        let reasons = if reasons.is_empty() { "it has no files".to_owned() } else { reasons.join("; ") };
+        let expected = format!("at least one .{} file, or the directory in exclude", EXTENSIONS.join(", ."));
+        DataError::format(&self.root.join(directory), format!("{what} ({reasons})"), expected)
+    }
+
+    /// Numbers the classes.
+    fn files(&mut self, stamped: Vec<(PathBuf, String, Stamp)>, names: &[String]) -> Result<Vec<File>, DataError> {
+        self.digest.update(&(stamped.len() as u64).to_le_bytes());
+        let mut files = Vec::with_capacity(stamped.len());
+        for (path, class, stamp) in stamped {
+            let class = names.binary_search(&class).map_err(|_| {
+                let expected = "a class that has images in `train`";
+                DataError::format(&self.root.join(&path), format!("class `{class}`"), expected)
+            })?;
             self.bytes += stamp.len;
             // Reading all images would take as long as an epoch, so the digest covers only names
             // and lengths: a different copy of the data almost always differs in some length.

@@ -29,26 +29,13 @@ pub struct Normalisation {
 
 impl Normalisation {
     pub(super) fn new(images: &config::Images, channels: u32) -> Result<Self, DataError> {
-        let each = |field, numbers: &[f64], positive: bool| {
-            let usable = |number: &f64| number.is_finite() && (!positive || *number > 0.0);
-            match numbers {
-                numbers if !numbers.iter().all(usable) => {
-                    let expected = if positive { "numbers above 0" } else { "finite numbers" };
-                    Err(DataError::value(field, format!("{numbers:?}"), expected))
-                }
-                [number] => Ok(vec![*number as f32; channels as usize]),
-                numbers if numbers.len() == channels as usize => {
-                    Ok(numbers.iter().map(|number| *number as f32).collect())
-                }
-                numbers => {
-                    let expected = format!("1 or {channels}, the channels of the images");
-                    Err(DataError::value(field, format!("{} numbers", numbers.len()), expected))
-                }
-            }
+        let each = |field, numbers, positive| {
+            let numbers = one_or_each(field, numbers, channels as usize, "channels", positive)?;
+            Ok::<_, DataError>(numbers.into_iter().map(|number| number as f32).collect())
         };
         Ok(Normalisation {
-            mean: each("spec.engine.data.images.mean", &images.mean, false)?,
-            deviation: each("spec.engine.data.images.deviation", &images.deviation, true)?,
+            mean: each("spec.engine.data.normalisation.mean", &images.mean, false)?,
+            deviation: each("spec.engine.data.normalisation.deviation", &images.deviation, true)?,
         })
     }
 
@@ -56,6 +43,29 @@ impl Normalisation {
     fn table(&self) -> Vec<[f32; 256]> {
         let channels = self.mean.iter().zip(&self.deviation);
         channels.map(|(mean, deviation)| std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / deviation)).collect()
+    }
+}
+
+/// The number of each of `count` channels or features, if there is one for all or one for each.
+pub(super) fn one_or_each(
+    field: &'static str,
+    numbers: &[f64],
+    count: usize,
+    unit: &str,
+    positive: bool,
+) -> Result<Vec<f64>, DataError> {
+    let usable = |number: &f64| number.is_finite() && (!positive || *number > 0.0);
+    match numbers {
+        numbers if !numbers.iter().all(usable) => {
+            let expected = if positive { "numbers above 0" } else { "finite numbers" };
+            Err(DataError::value(field, format!("{numbers:?}"), expected))
+        }
+        [number] => Ok(vec![*number; count]),
+        numbers if numbers.len() == count => Ok(numbers.to_vec()),
+        numbers => {
+            let expected = format!("1 or {count}, the {unit} of a sample");
+            Err(DataError::value(field, format!("{} numbers", numbers.len()), expected))
+        }
     }
 }
 
@@ -212,9 +222,12 @@ mod tests {
         let table = of(&[0.5], &[0.25, 0.5, 1.0]).expect("numbers").table();
         assert_eq!((table[0][255], table[1][0], table[2][51]), (2.0, -1.0, 0.2 - 0.5));
         let text = of(&[0.5, 0.5], &[1.0]).expect_err("two of three").to_string();
-        assert_eq!(text, "spec.engine.data.images.mean: got 2 numbers: expected 1 or 3, the channels of the images");
+        assert_eq!(
+            text,
+            "spec.engine.data.normalisation.mean: got 2 numbers: expected 1 or 3, the channels of a sample"
+        );
         let text = of(&[0.5], &[0.0]).expect_err("nothing to divide by").to_string();
-        assert_eq!(text, "spec.engine.data.images.deviation: got [0.0]: expected numbers above 0");
+        assert_eq!(text, "spec.engine.data.normalisation.deviation: got [0.0]: expected numbers above 0");
         assert!(of(&[f64::NAN], &[1.0]).is_err() && of(&[], &[1.0]).is_err());
     }
 }

@@ -6,14 +6,15 @@ use super::loaded::{Content, Loaded, Pair, check_shape};
 use super::part::Part;
 use super::phrases::SyntheticTokens;
 use super::rows::{MAX_CLASSES, Rows};
+use super::skipped::SkippedFiles;
 use super::synthetic::{FEATURES, SyntheticFeatures, SyntheticImages};
 use super::task::{Kind, Masking, Task, WindowKind};
 use super::text::Corpus;
 use super::tokens::Tokens;
 use super::windows::Windows;
-use super::{arrays, cifar, csv, decode, files, folder, idx, token_file};
+use super::{arrays, cifar, csv, decode, features, files, folder, idx, token_file};
 use std::path::{Path, PathBuf};
-use switchyard_worker_contract::config::{self, Data, ImageShape, Reader, Source, Synthetic};
+use switchyard_worker_contract::config::{self, Data, Features, ImageShape, Reader, Source, Synthetic};
 use xxhash_rust::xxh3::Xxh3;
 
 /// In-memory limit: 4 GiB, all of it in every rank. Token files and image folders are read on
@@ -34,12 +35,14 @@ pub(super) struct Opened {
     /// Training and validation items, if they differ from the samples.
     pub items: Option<(u64, u64)>,
     pub files: u64,
-    pub empty_files: u64,
+    pub skipped: SkippedFiles,
     /// Unreadable samples, which are skipped.
     pub bad: u64,
     pub bytes: u64,
     pub digest: Xxh3,
     pub normalisation: Option<Normalisation>,
+    /// How features were normalised.
+    pub features: Features,
 }
 
 pub(super) fn open(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Opened, DataError> {
@@ -94,7 +97,8 @@ fn tokens(data: &Data, shape: WindowKind, vocabulary: u32, task: &Task, seed: u6
     }
     let needed = shape.needed(1);
     let mut digest = Xxh3::new();
-    let (train, validation, files, empty_files, bytes);
+    let (train, validation, files, bytes);
+    let mut skipped = SkippedFiles::default();
     match &data.source {
         Source::Text(text) => {
             if vocabulary < BYTES {
@@ -103,7 +107,7 @@ fn tokens(data: &Data, shape: WindowKind, vocabulary: u32, task: &Task, seed: u6
             }
             let corpus = Corpus::load(text, data.validation_fraction, needed, MAX_BYTES)?;
             corpus.digest(&mut digest);
-            (files, empty_files) = (corpus.files, corpus.empty_files);
+            (files, skipped) = (corpus.files, corpus.skipped);
             bytes = (corpus.train.len() + corpus.validation.len()) as u64;
             train = Tokens::Text(corpus.train);
             validation = Some(corpus.validation).filter(|text| !text.is_empty()).map(Tokens::Text);
@@ -113,14 +117,14 @@ fn tokens(data: &Data, shape: WindowKind, vocabulary: u32, task: &Task, seed: u6
                 token_file::open(&source.path, source.token_type, vocabulary, data.validation_fraction, needed)?;
             (train, validation) = (Tokens::File(opened.train), opened.validation.map(Tokens::File));
             digest = opened.digest;
-            (files, empty_files, bytes) = (opened.files, 0, opened.bytes);
+            (files, bytes) = (opened.files, opened.bytes);
         }
         Source::Synthetic(source) => {
             let (samples, for_validation) = synthetic_counts(source, data, seed, &mut digest)?;
             let make = |seed, samples| Tokens::Synthetic(SyntheticTokens::new(seed, vocabulary, shape.needed(samples)));
             train = make(seed, samples);
             validation = (for_validation > 0).then(|| make(seed ^ VALIDATION, for_validation));
-            (files, empty_files, bytes) = (0, 0, 0);
+            (files, bytes) = (0, 0);
         }
         other => return Err(mismatch(other, task)),
     }
@@ -134,11 +138,12 @@ fn tokens(data: &Data, shape: WindowKind, vocabulary: u32, task: &Task, seed: u6
         train: Box::new(Windows { tokens: train, shape }),
         validation: validation.map(|tokens| Box::new(Windows { tokens, shape }) as Box<dyn Part>),
         files,
-        empty_files,
+        skipped,
         bad: 0,
         bytes,
         digest,
         normalisation: None,
+        features: Features::Raw,
     })
 }
 
@@ -173,11 +178,12 @@ fn classes(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Opene
                 validation: opened.validation.map(into_part).transpose()?,
                 items: None,
                 files: opened.files,
-                empty_files: opened.empty_files,
+                skipped: opened.skipped,
                 bad: 0,
                 bytes: opened.bytes,
                 digest: opened.digest,
                 normalisation: Some(Normalisation::new(&data.images, shape.channels)?),
+                features: Features::Raw,
             });
         }
         Source::Synthetic(source) => return synthetic_samples(source, data, reader, seed),
@@ -191,11 +197,17 @@ fn in_memory(loaded: Loaded, data: &Data, reader: &Reader) -> Result<Opened, Dat
     let Loaded { content, classes, files, bytes, bad } = loaded;
     let mut digest = Xxh3::new();
     let (kind, train, validation, normalisation): (_, Box<dyn Part>, Option<Box<dyn Part>>, _);
+    let mut normalised = Features::Raw;
     match content {
         Content::Images(shape, pair) => {
             check_shape(&shape, data.images.size)?;
             let classes = classes.unwrap_or_else(|| classes_of(&pair));
-            let (rows, own) = sides(pair, data.validation_fraction, &mut digest)?;
+            if data.features == Features::TrainingSplit {
+                let expected = "mean and deviation for images";
+                return Err(DataError::value("spec.engine.data.normalisation.source", "TrainingSplit", expected));
+            }
+            let (rows, own) = sides(pair, data.validation_fraction)?;
+            add_to_digest(&rows, own.as_ref(), &mut digest);
             let part = |rows: Rows<u8>| -> Result<(Box<dyn Part>, ImageShape), DataError> {
                 let (rows, scaled) = rows.scaled(shape, data.images.size);
                 Ok((images(rows, scaled, data, reader)?, scaled))
@@ -207,32 +219,45 @@ fn in_memory(loaded: Loaded, data: &Data, reader: &Reader) -> Result<Opened, Dat
             normalisation = Some(Normalisation::new(&data.images, shape.channels)?);
         }
         Content::Features(pair) => {
-            kind =
-                Kind::Features { width: pair.train.each as u32, classes: classes.unwrap_or_else(|| classes_of(&pair)) };
-            let (rows, own) = sides(pair, data.validation_fraction, &mut digest)?;
+            let width = pair.train.each as u32;
+            kind = Kind::Features { width, classes: classes.unwrap_or_else(|| classes_of(&pair)) };
+            let (mut rows, mut own) = sides(pair, data.validation_fraction)?;
+            // Before the digest, so that ranks and checkpoints agree on the statistics too.
+            normalised = features::normalise(&data.features, &mut rows, own.as_mut())?;
+            add_to_digest(&rows, own.as_ref(), &mut digest);
             train = Box::new(rows);
             validation = own.map(|rows| Box::new(rows) as Box<dyn Part>);
             normalisation = None;
         }
     }
-    Ok(Opened { kind, train, validation, items: None, files, empty_files: 0, bad, bytes, digest, normalisation })
+    Ok(Opened {
+        kind,
+        train,
+        validation,
+        items: None,
+        files,
+        skipped: SkippedFiles::default(),
+        bad,
+        bytes,
+        digest,
+        normalisation,
+        features: normalised,
+    })
 }
 
 /// Training and validation rows: the source's own splits, or its samples divided.
-fn sides<T: bytemuck::Pod>(
-    pair: Pair<T>,
-    fraction: f64,
-    digest: &mut Xxh3,
-) -> Result<(Rows<T>, Option<Rows<T>>), DataError> {
-    let (train, validation) = match pair.validation {
-        None => pair.train.divide(fraction)?,
-        own => (pair.train, own),
-    };
+fn sides<T: bytemuck::Pod>(pair: Pair<T>, fraction: f64) -> Result<(Rows<T>, Option<Rows<T>>), DataError> {
+    match pair.validation {
+        None => pair.train.divide(fraction),
+        own => Ok((pair.train, own)),
+    }
+}
+
+fn add_to_digest<T: bytemuck::Pod>(train: &Rows<T>, validation: Option<&Rows<T>>, digest: &mut Xxh3) {
     train.digest(digest);
-    if let Some(rows) = &validation {
+    if let Some(rows) = validation {
         rows.digest(digest);
     }
-    Ok((train, validation))
 }
 
 fn classes_of<T>(pair: &Pair<T>) -> u32 {
@@ -289,10 +314,11 @@ fn synthetic_samples(source: &Synthetic, data: &Data, reader: &Reader, seed: u64
         validation: if for_validation > 0 { Some(make(seed ^ VALIDATION, for_validation)?) } else { None },
         items: None,
         files: 0,
-        empty_files: 0,
+        skipped: SkippedFiles::default(),
         bad: 0,
         bytes: 0,
         digest,
         normalisation,
+        features: Features::Raw,
     })
 }

@@ -1,6 +1,7 @@
 //! In-memory text, split into training and validation.
 
 use super::error::DataError;
+use super::skipped::SkippedFiles;
 use super::{files, split};
 use switchyard_worker_contract::config::Files;
 use xxhash_rust::xxh3::Xxh3;
@@ -13,8 +14,8 @@ pub(super) struct Corpus {
     pub validation: Vec<u8>,
     /// Non-empty files.
     pub files: u64,
-    /// Empty files, which are skipped.
-    pub empty_files: u64,
+    /// Empty files.
+    pub skipped: SkippedFiles,
 }
 
 impl Corpus {
@@ -33,7 +34,7 @@ impl Corpus {
             split::divide(text.bytes, &text.ends, fraction, needed as usize).ok_or_else(|| {
                 DataError::NoRoomForValidation { got, item: "tokens", sample: format!("a window of {needed} tokens") }
             })?;
-        Ok(Self { train, validation, files: text.ends.len() as u64, empty_files: text.empty_files })
+        Ok(Self { train, validation, files: text.ends.len() as u64, skipped: text.skipped })
     }
 
     /// Hashes both splits: ranks with the same digest read the same text and split it in the same

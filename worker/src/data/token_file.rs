@@ -150,6 +150,7 @@ impl TokenFile {
         vocabulary: u32,
         digest: &mut Xxh3,
     ) -> Result<(Arc<TokenFile>, Vec<Block>), DataError> {
+        files::check_uncompressed(path, &[])?;
         let file = super::files::open(path).map_err(|error| DataError::unreadable(path, error))?;
         let stamp = Stamp::of(path, &file)?;
         let width = match token_type {

@@ -159,7 +159,7 @@ impl Blueprint {
             gpu_fp32_memory_bytes: self.gpu_memory_fp32()?,
             kernel: self.kernel(),
             files: facts.files,
-            empty_files: facts.empty_files,
+            skipped: facts.skipped.clone(),
             bytes: facts.bytes,
             train_items: facts.train_items,
             validation_items: facts.validation_items,

@@ -36,14 +36,18 @@ impl Trainer {
         let Some(set) = &mut self.validation else { return Ok((None, StepConsensus::default())) };
         // Without checkpoints, a stop request ends the group.
         let saves_first = self.training.config.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.on_suspend);
-        let (mut sum, mut correct, mut predicted) = (0.0, 0, 0);
+        let (mut loss, mut samples, mut correct, mut predicted) = (0.0, 0, 0, 0);
         for index in 0..set.batches() {
             self.recorder.begin(Operation::Evaluate, index);
-            let batch = set.batch(self.group.rank(), index)?;
-            let outcome = self.engine.evaluate(batch)?;
-            sum += outcome.loss;
-            correct += outcome.correct;
-            predicted += outcome.predicted;
+            let (batch, count) = set.batch(self.group.rank(), index)?;
+            if count > 0 {
+                let outcome = self.engine.evaluate(batch)?;
+                // The mean of a batch, in which each sample has the same number of targets.
+                loss += outcome.loss * count as f64;
+                samples += count;
+                correct += outcome.correct;
+                predicted += outcome.predicted;
+            }
             // A stopping rank must not finish a long evaluation first.
             if let Some(cause) = self.group.failure() {
                 return Err(CommError::Failed(cause).into());
@@ -56,10 +60,9 @@ impl Trainer {
                 }
             }
         }
-        let batches = f64::from(set.batches()) * f64::from(self.group.world());
-        let share = |count: u64| count as f64 / batches;
-        let own = [sum / batches, share(correct), share(predicted)];
-        let [loss, correct, predicted] = self.group.sum("the validation", own)?;
+        let own = [loss, samples as f64, correct as f64, predicted as f64];
+        let [loss, samples, correct, predicted] = self.group.sum("the validation", own)?;
+        let loss = loss / samples;
         let accuracy = (predicted > 0.0).then(|| correct / predicted);
         self.recorder.begin(Operation::Between, 0);
         Ok((Some(ValidationResult { loss, accuracy }), StepConsensus::default()))

@@ -4,9 +4,11 @@ use super::engine::Counters;
 use super::training::Training;
 use crate::amp::ScalerState;
 use crate::cpu::HalfKernel;
-use crate::data::Facts;
+use crate::data::{Dataset, Facts};
 use serde::{Deserialize, Serialize};
-use switchyard_worker_contract::config::{LossScaling, Rule};
+use serde_json::json;
+use switchyard_checkpoint::export::ModelMetadata;
+use switchyard_worker_contract::config::{Features, LossScaling, Rule};
 
 /// Identifies a data set.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -81,6 +83,16 @@ pub(super) struct Progress {
     /// The data set; absent in checkpoints of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<Fingerprint>,
+    /// Metadata of the exported model.
+    #[serde(default, skip_serializing_if = "ModelMetadata::is_empty")]
+    pub model_metadata: ModelMetadata,
+}
+
+/// The normalisation of features that the model was trained on: lists in JSON.
+pub(super) fn model_metadata(dataset: &Dataset) -> ModelMetadata {
+    let Features::Given { mean, deviation } = dataset.features() else { return ModelMetadata::new() };
+    let lists = [("featureMean", mean), ("featureDeviation", deviation)];
+    lists.into_iter().map(|(name, list)| (name.to_owned(), json!(list).to_string())).collect()
 }
 
 impl Progress {
@@ -100,6 +112,7 @@ impl Progress {
             rule: training.config.optimizer.rule,
             half_kernel: counters.half_kernel,
             data: Some(Fingerprint::of(training.dataset.facts())),
+            model_metadata: model_metadata(&training.dataset),
         }
     }
 

@@ -93,6 +93,11 @@ pub(super) fn train<W: Write>(
     on_joined: impl FnOnce(Aborter),
     wrap: impl FnOnce(Box<dyn Engine>) -> Box<dyn Engine>,
 ) -> Result<Finished, TrainError> {
+    if group.rank() == 0 {
+        for skipped in &blueprint.training.dataset.facts().skipped {
+            eprintln!("warning: {skipped}");
+        }
+    }
     let mut trainer = Trainer::join_watched(blueprint, group, watch, wrap)?;
     on_joined(trainer.group().aborter());
     let mut run = Run { trainer: &mut trainer, attempt: group.attempt, options, reporter };

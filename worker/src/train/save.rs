@@ -6,12 +6,17 @@ use super::engine::Engine;
 use super::tensors::{TensorIndex, tensors};
 use std::io;
 use std::path::Path;
-use switchyard_checkpoint::export::write_model;
+use switchyard_checkpoint::export::{ModelMetadata, write_model};
 use switchyard_checkpoint::{Role, TensorSpec};
 
 /// Writes all parameters and statistics by name. The file appears under its name only when it is
 /// complete.
-pub(super) fn model(disk: &CountedDisk, file: &Path, engine: &dyn Engine, step: u64) -> Result<(), TrainError> {
+pub(super) fn model(
+    disk: &CountedDisk,
+    file: &Path,
+    engine: &dyn Engine,
+    (step, metadata): (u64, &ModelMetadata),
+) -> Result<(), TrainError> {
     let index = TensorIndex::new(engine);
     let tensors: Vec<TensorSpec> =
         tensors(engine).into_iter().filter(|tensor| tensor.role != Role::Optimizer).collect();
@@ -22,6 +27,6 @@ pub(super) fn model(disk: &CountedDisk, file: &Path, engine: &dyn Engine, step: 
         engine.read(array, range.start, &mut numbers).map_err(|error| io::Error::other(error.to_string()))?;
         Ok(numbers)
     };
-    let written = write_model(disk, &tensors, read, step, file);
+    let written = write_model(disk, &tensors, read, (step, metadata), file);
     written.map(drop).map_err(|error| TrainError::Save { file: file.display().to_string(), cause: error.to_string() })
 }

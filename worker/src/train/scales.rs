@@ -1,10 +1,14 @@
 //! Loss scale and wire scale, and the overflow check of a step; the same for all engines.
+//!
+//! A loss or gradient that is not finite ends the run in every precision. A step is skipped instead
+//! only if a smaller scale or a wider format could compute it: with a loss scale above 1, with FP16
+//! activations, or with FP16 on the wire.
 
 use super::TrainError;
 use super::engine::Counters;
 use super::report::StepReport;
 use crate::amp::{LossScaler, WireScale};
-use switchyard_worker_contract::config::{EngineConfig, LossScaling, Precision, WireType};
+use switchyard_worker_contract::config::{EngineConfig, HalfType, LossScaling, Precision, WireType};
 
 /// With a static loss scale, the run fails after this many skipped steps in a row.
 const MAX_SKIPPED_IN_A_ROW: u64 = 100;
@@ -15,15 +19,18 @@ pub(super) struct Scales {
     pub loss: Option<LossScaler>,
     /// If gradients are sent as f16.
     pub wire: Option<WireScale>,
+    /// Whether activations are f16, which have a smaller range than f32.
+    has_narrow_range: bool,
 }
 
 impl Scales {
     pub fn new(config: &EngineConfig) -> Scales {
-        let loss = match config.precision {
-            Precision::Fp32 => None,
-            Precision::Amp(amp) => Some(LossScaler::new(amp.loss_scaling)),
+        let (loss, has_narrow_range) = match config.precision {
+            Precision::Fp32 => (None, false),
+            Precision::Amp(amp) => (Some(LossScaler::new(amp.loss_scaling)), amp.compute_type == HalfType::Fp16),
         };
-        Scales { loss, wire: (config.overlap.wire_type == WireType::Fp16).then(|| WireScale::new(None)) }
+        let wire = (config.overlap.wire_type == WireType::Fp16).then(|| WireScale::new(None));
+        Scales { loss, wire, has_narrow_range }
     }
 
     /// Loss scale of the next step.
@@ -53,8 +60,12 @@ impl Scales {
         // Gradients much larger than the previous ones may overflow f16. The next ones are sent as
         // f32.
         let overflowed_wire = report.loss.is_finite() && self.wire.as_ref().is_some_and(|wire| wire.scale().is_some());
+        let overflowed_scale = report.loss.is_finite() && report.loss_scale > 1.0;
         if let Some(wire) = &mut self.wire {
             wire.update(scaled);
+        }
+        if !(finite || overflowed_wire || overflowed_scale || self.has_narrow_range) {
+            return Err(TrainError::NotFinite { step: report.step, loss: report.loss, norm });
         }
         if let Some(scaler) = &mut self.loss {
             let (scale, outcome) = (scaler.scale(), scaler.update(!finite));
@@ -64,8 +75,6 @@ impl Scales {
                 let text = format!("gradients overflowed in {skipped} steps in a row with a loss scale of {scale}");
                 return Err(TrainError::Overflow(text));
             }
-        } else if !finite && !overflowed_wire {
-            return Err(TrainError::NotFinite { step: report.step, loss: report.loss, norm });
         }
         Ok(finite.then_some(norm))
     }

@@ -7,7 +7,7 @@ use super::digest::{digest, state_digest, weights_digest};
 use super::disk::CountedDisk;
 use super::engine::{AddSpan, Engine, Flags, Measure, Reductions};
 use super::pace::Pace;
-use super::progress::Progress;
+use super::progress::{Progress, model_metadata};
 use super::resume;
 use super::saver::{Saved, Saver, SaverConfig};
 use super::tensors::{TensorIndex, tensors};
@@ -398,7 +398,8 @@ impl Trainer {
     /// The file cannot be written.
     pub fn save(&self, file: &Path) -> Result<(), TrainError> {
         self.recorder.begin(Operation::Save, 0);
-        save::model(&self.disk, file, &*self.engine, self.done)
+        let metadata = model_metadata(&self.training.dataset);
+        save::model(&self.disk, file, &*self.engine, (self.done, &metadata))
     }
 
     /// Reports this rank's failure to the group. An earlier cause takes precedence.

@@ -3,10 +3,10 @@
 use crate::support::*;
 use std::sync::Arc;
 use switchyard_worker::data::{DataError, Dataset, Kind, Order, Prefetcher, StepShape, Task, ValidationSet};
-use switchyard_worker_contract::config::{Data, Reader, Source};
+use switchyard_worker_contract::config::{Data, Files, Reader, Source};
 
-fn folder(directory: &Dir) -> Data {
-    let mut data = data(Source::ImageFolder(directory.files()));
+pub(crate) fn folder(files: &Files) -> Data {
+    let mut data = data(Source::ImageFolder(files.clone()));
     data.images.size = 8;
     data
 }
@@ -23,7 +23,7 @@ fn classes(each: u32) -> Dir {
 
 fn with_bad(directory: &Dir, max_bad_samples: u64) -> Arc<Dataset> {
     let reader = Reader { max_bad_samples, ..READER };
-    Arc::new(Dataset::open(&folder(directory), &reader, &Task::Classify, 7).unwrap())
+    Arc::new(Dataset::open(&folder(&directory.files()), &reader, &Task::Classify, 7).unwrap())
 }
 
 #[test]
@@ -32,10 +32,19 @@ fn classes_are_directories() {
     directory.write("cat/notes.txt", "not an image");
     directory.write("cat/.hidden.png", "ignored");
     directory.write("cat/empty.png", "");
-    let dataset = open(&folder(&directory), &Task::Classify).unwrap();
+    let dataset = open(&folder(&directory.files()), &Task::Classify).unwrap();
     assert_eq!(dataset.kind(), Kind::Images { height: 8, width: 8, channels: 3, classes: 2 });
     let facts = dataset.facts();
-    assert_eq!((facts.train_samples, facts.files, facts.empty_files), (6, 6, 1));
+    assert_eq!((facts.train_samples, facts.files), (6, 6));
+    let skipped: Vec<String> = facts.skipped.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        skipped,
+        [
+            "1 file was skipped: hidden: cat/.hidden.png",
+            "1 file was skipped: empty: cat/empty.png",
+            "1 file was skipped: `.txt` is not a format that is read: cat/notes.txt",
+        ]
+    );
     let samples = training(&dataset);
     assert_eq!(samples.iter().filter(|(_, class)| *class == 0).count(), 3, "ant comes before cat");
     assert_eq!(samples.iter().map(|(pixels, _)| pixels).collect::<std::collections::BTreeSet<_>>().len(), 6);
@@ -47,13 +56,14 @@ fn explicit_train_and_validation_directories() {
     for (name, seed) in [("train/a/1.png", 1), ("train/b/1.png", 2), ("val/b/2.png", 3), ("test/c/1.png", 4)] {
         directory.write(name, png(8, 8, seed));
     }
-    let dataset = open(&folder(&directory), &Task::Classify).unwrap();
+    let dataset = open(&folder(&directory.files()), &Task::Classify).unwrap();
     assert_eq!((dataset.facts().train_samples, dataset.facts().validation_samples), (2, 1));
     assert_eq!(validation(&dataset).targets, [1]);
+    assert_eq!(dataset.facts().skipped[0].reason, "`test` is neither `train` nor `val`");
     directory.write("val/z/1.png", png(8, 8, 5));
-    assert_error(&folder(&directory), &Task::Classify, &["val/z/1.png", "class `z`", "images in `train`"]);
+    assert_error(&folder(&directory.files()), &Task::Classify, &["val/z/1.png", "class `z`", "images in `train`"]);
     directory.write("train/1.png", png(8, 8, 5));
-    assert_error(&folder(&directory), &Task::Classify, &["train/1.png", "outside of a class"]);
+    assert_error(&folder(&directory.files()), &Task::Classify, &["train/1.png", "outside of a class"]);
 }
 
 #[test]
@@ -63,7 +73,7 @@ fn the_split_depends_on_content() {
     for image in 0..40 {
         directory.write(&format!("cat/copy-{image}.jpg"), jpeg(20 + image, 16, image));
     }
-    let mut data = folder(&directory);
+    let mut data = folder(&directory.files());
     data.validation_fraction = 0.25;
     let dataset = open(&data, &Task::Classify).unwrap();
     let held = dataset.facts().validation_samples;
@@ -75,12 +85,12 @@ fn the_split_depends_on_content() {
 #[test]
 fn invalid_image_folders() {
     let directory = Dir::new();
-    assert_error(&folder(&directory), &Task::Classify, &["none of the 0 files"]);
+    assert_error(&folder(&directory.files()), &Task::Classify, &["none of the 0 files"]);
     directory.write("a/notes.txt", "x");
-    assert_error(&folder(&directory), &Task::Classify, &["no image that is not empty"]);
+    assert_error(&folder(&directory.files()), &Task::Classify, &["class `a` has no image", "`.txt` is not a format"]);
     directory.write("1.png", png(8, 8, 1));
-    assert_error(&folder(&directory), &Task::Classify, &["1.png", "in a directory for its class"]);
-    let mut unsized_images = folder(&directory);
+    assert_error(&folder(&directory.files()), &Task::Classify, &["1.png", "in a directory for its class"]);
+    let mut unsized_images = folder(&directory.files());
     unsized_images.images.size = 0;
     assert_error(&unsized_images, &Task::Classify, &["spec.engine.data.images.size: got 0"]);
     let file = data(Source::ImageFolder(files(&directory.path("1.png"))));
@@ -100,7 +110,10 @@ fn bad_images_are_replaced_counted_and_limited() {
     assert_eq!(prefetcher.bad_samples().count(), 2);
     let good: Vec<Vec<u32>> = {
         let clean = classes(6);
-        training(&open(&folder(&clean), &Task::Classify).unwrap()).into_iter().map(|(pixels, _)| pixels).collect()
+        training(&open(&folder(&clean.files()), &Task::Classify).unwrap())
+            .into_iter()
+            .map(|(pixels, _)| pixels)
+            .collect()
     };
     for batch in &batches {
         assert!(rows(&dataset, batch).iter().all(|(pixels, _)| good.contains(pixels)), "only whole images");
@@ -135,7 +148,7 @@ fn only_bad_images_are_an_error() {
     let dataset = with_bad(&directory, 100);
     let mut prefetcher = start(&dataset, order(&dataset, 2, 1, 1), &READER);
     let text = prefetcher.next().unwrap_err().to_string();
-    assert!(text.contains("5 samples cannot be read") && text.contains("wrong first bytes"), "{text}");
+    assert!(text.contains("5 samples cannot be read") && text.contains("unknown first bytes"), "{text}");
 }
 
 #[test]
@@ -148,9 +161,11 @@ fn bad_validation_images_count_too() {
     for limit in [0, 1] {
         let dataset = with_bad(&directory, limit);
         let prefetcher = start(&dataset, order(&dataset, 1, 1, 1), &READER);
-        let mut set = ValidationSet::new(&dataset, 2, 1, 1, prefetcher.bad_samples().clone()).unwrap();
+        let mut set = ValidationSet::new(&dataset, 2, Some(1), 1, prefetcher.bad_samples().clone()).unwrap();
         match set.batch(0, 0) {
-            Ok(batch) => assert_eq!((limit, batch.targets.as_slice()), (1, [1, 1].as_slice()), "the good one twice"),
+            Ok((batch, _)) => {
+                assert_eq!((limit, batch.targets.as_slice()), (1, [1, 1].as_slice()), "the good one twice")
+            }
             Err(error) => assert!(limit == 0 && error.to_string().contains("val/a/bad.png"), "{error}"),
         }
         assert_eq!(prefetcher.bad_samples().count(), 1);
@@ -184,11 +199,11 @@ fn changed_or_deleted_files_are_an_error() {
 #[test]
 fn augmentation_is_for_training_only_and_independent_of_the_batch_division() {
     let directory = classes(6);
-    let mut data = folder(&directory);
+    let mut data = folder(&directory.files());
     (data.images.crop_padding, data.images.flip) = (2, true);
     data.validation_fraction = 0.3;
     let dataset = open(&data, &Task::Classify).unwrap();
-    let plain = open(&Data { images: folder(&directory).images, ..data.clone() }, &Task::Classify).unwrap();
+    let plain = open(&Data { images: folder(&directory.files()).images, ..data.clone() }, &Task::Classify).unwrap();
     assert_eq!(validation(&dataset), validation(&plain), "not augmented");
     assert_ne!(training(&dataset), training(&plain));
     let epoch_of = |dataset: &Arc<Dataset>, shape: StepShape, step: u64| -> Vec<(Vec<u32>, u32)> {

@@ -3,7 +3,7 @@
 use crate::support::*;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use switchyard_worker::data::{Kind, Task};
-use switchyard_worker_contract::config::{Csv, Data, ImageShape, Source};
+use switchyard_worker_contract::config::{Csv, Data, Header, ImageShape, Source};
 use switchyard_worker_contract::event::Item;
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -75,7 +75,7 @@ fn mnist() {
 fn csv(directory: &Dir, text: &str, image: Option<ImageShape>) -> Data {
     directory.write("x.csv", text);
     let path = directory.path("x.csv").to_str().unwrap().to_owned();
-    data(Source::Csv(Csv { path, image, largest: 16.0 }))
+    data(Source::Csv(Csv { path, image, largest: 16.0, label: None, header: Header::Auto }))
 }
 
 #[test]
@@ -96,18 +96,14 @@ fn csv_files() {
     let classify = Task::Classify;
     assert_error(&csv(&directory, "", None), &classify, &["no sample"]);
     assert_error(&csv(&directory, "a,b,c\n", None), &classify, &["no sample"]);
-    assert_error(
-        &csv(&directory, "1,2\n1,2,3\n", None),
-        &classify,
-        &["line 2 of", "2 numbers before the class: expected 1"],
-    );
+    assert_error(&csv(&directory, "1,2\n1,2,3\n", None), &classify, &["line 2 of", "3 columns: expected 2"]);
     assert_error(&csv(&directory, "1,x,3\n", None), &classify, &["line 1 of", "column 2 is `x`"]);
     assert_error(&csv(&directory, "1,nan,3\n", None), &classify, &["column 2 is `nan`"]);
-    assert_error(&csv(&directory, "1,2,1.5\n", None), &classify, &["the class is 1.5"]);
-    assert_error(&csv(&directory, "1,2,-1\n", None), &classify, &["the class is -1"]);
-    assert_error(&csv(&directory, "7\n", None), &classify, &["0 numbers before the class"]);
-    assert_error(&csv(&directory, "0,17,1\n", Some(shape)), &classify, &["column 2 is 17: expected 0 to 16"]);
-    assert_error(&csv(&directory, "0,1,2,1\n", Some(shape)), &classify, &["3 numbers before the class: expected 2"]);
+    assert_error(&csv(&directory, "1,2,1.5\n", None), &classify, &["the class in column 3 is 1.5"]);
+    assert_error(&csv(&directory, "1,2,-1\n", None), &classify, &["the class in column 3 is -1"]);
+    assert_error(&csv(&directory, "7\n", None), &classify, &["1 column: expected at least 2"]);
+    assert_error(&csv(&directory, "0,17,1\n", Some(shape)), &classify, &["column 2 is `17`: expected 0 to 16"]);
+    assert_error(&csv(&directory, "0,1,2,1\n", Some(shape)), &classify, &["4 columns: expected 3"]);
     let deep = ImageShape { channels: 2, ..shape };
     assert_error(&csv(&directory, "0,1,2,1\n", Some(deep)), &classify, &["spec.engine.data.image: got 1x2x2"]);
 }

@@ -11,7 +11,7 @@ use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use std::time::{Duration, Instant};
 use switchyard_worker::data::{Dataset, Task, ValidationSet};
-use switchyard_worker_contract::config::{Csv, Data, Reader, Source, TokenType};
+use switchyard_worker_contract::config::{Csv, Data, Header, Reader, Source, TokenType};
 
 const SECONDS: u64 = 1;
 
@@ -102,7 +102,7 @@ fn read(data: &Data, task: &Task, max_bad_samples: u64) -> Result<(), String> {
     let read = || {
         let dataset = std::sync::Arc::new(Dataset::open(data, &reader, task, 7)?);
         let samples = dataset.facts().validation_samples.min(64) as u32;
-        if let Some(mut set) = ValidationSet::new(&dataset, samples, 1, 1, dataset.bad_samples()) {
+        if let Some(mut set) = ValidationSet::new(&dataset, samples, Some(1), 1, dataset.bad_samples()) {
             set.batch(0, 0)?;
         }
         Ok(())
@@ -137,10 +137,10 @@ fn idx_files() {
 #[test]
 fn csv_files() {
     let directory = Dir::new();
-    let lines: String = (0..40).map(|line| format!("{line},{}.5,-1e{line},{}\n", line * 3, line % 5)).collect();
+    let lines: String = (0..40).map(|line| format!("{line},{}.5,-1e{},{}\n", line * 3, line % 19, line % 5)).collect();
     directory.write("x.csv", lines);
     let path = directory.path("x.csv").to_str().unwrap().to_owned();
-    let mut data = data(Source::Csv(Csv { path, image: None, largest: 1.0 }));
+    let mut data = data(Source::Csv(Csv { path, image: None, largest: 1.0, label: None, header: Header::Auto }));
     data.validation_fraction = 0.2;
     fuzz(&directory, &["x.csv"], &data, &Task::Classify, by_size);
 }

@@ -120,11 +120,12 @@ fn the_validation_set_does_not_depend_on_its_division() {
         let dataset = open(&data, &task).unwrap();
         assert_eq!(dataset.facts().validation_samples, 30);
         let all = |batch_size, batches, world| {
-            let mut set = ValidationSet::new(&dataset, batch_size, batches, world, dataset.bad_samples()).unwrap();
+            let mut set =
+                ValidationSet::new(&dataset, batch_size, Some(batches), world, dataset.bad_samples()).unwrap();
             let mut targets: Vec<u32> = Vec::new();
             for index in 0..batches {
                 for rank in 0..world {
-                    targets.extend(&set.batch(rank, index).unwrap().targets);
+                    targets.extend(&set.batch(rank, index).unwrap().0.targets);
                 }
             }
             targets
@@ -137,7 +138,7 @@ fn the_validation_set_does_not_depend_on_its_division() {
             assert_eq!(divided, whole);
         }
     }
-    assert!(ValidationSet::new(&every_kind()[0], 1, 1, 1, every_kind()[0].bad_samples()).is_none());
+    assert!(ValidationSet::new(&every_kind()[0], 1, Some(1), 1, every_kind()[0].bad_samples()).is_none());
 }
 
 #[test]

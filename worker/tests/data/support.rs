@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use switchyard_worker::data::{Batch, DataError, Dataset, Kind, Order, Prefetcher, StepShape, Task, ValidationSet};
 use switchyard_worker_contract::config::{
-    Data, Files, ImageShape, Images, Reader, SampleType, Source, Synthetic, TokenType, Tokens,
+    Data, Features, Files, ImageShape, Images, Reader, SampleType, Source, Synthetic, TokenType, Tokens,
 };
 
 pub(crate) const READER: Reader =
@@ -33,6 +33,10 @@ impl Dir {
         files(self.0.path())
     }
 
+    pub(crate) fn below(&self, name: &str) -> Files {
+        files(&self.path(name))
+    }
+
     pub(crate) fn tokens(&self, name: &str, token_type: TokenType) -> Source {
         Source::Tokens(Tokens { path: self.path(name).to_str().unwrap().to_owned(), token_type })
     }
@@ -44,7 +48,7 @@ pub(crate) fn files(path: &Path) -> Files {
 
 pub(crate) fn data(source: Source) -> Data {
     let images = Images { size: 0, crop_padding: 0, flip: false, mean: vec![0.0], deviation: vec![1.0] };
-    Data { source, validation_fraction: 0.0, images }
+    Data { source, validation_fraction: 0.0, images, features: Features::Raw }
 }
 
 pub(crate) fn synthetic(samples: u64, image: Option<ImageShape>) -> Data {
@@ -94,8 +98,8 @@ pub(crate) fn start(dataset: &Arc<Dataset>, order: Order, reader: &Reader) -> Pr
 /// All validation samples in order, as one batch.
 pub(crate) fn validation(dataset: &Arc<Dataset>) -> Batch {
     let samples = dataset.facts().validation_samples as u32;
-    let mut set = ValidationSet::new(dataset, samples, 1, 1, dataset.bad_samples()).unwrap();
-    set.batch(0, 0).unwrap().clone()
+    let mut set = ValidationSet::new(dataset, samples, Some(1), 1, dataset.bad_samples()).unwrap();
+    set.batch(0, 0).unwrap().0.clone()
 }
 
 /// (pixels or values as bits, class) of every training sample, sorted.

@@ -67,6 +67,18 @@ fn every_model_in_fp16() {
     compare_every_model(amp(HalfType::Fp16, LossScaling::Static { scale: 256.0 }), 1e-3, 3e-2);
 }
 
+/// The rows of the last batch that have no sample are ignored.
+#[test]
+fn every_validation_sample_once() {
+    for (name, model) in [("mlp", mlp as Change), ("bert", bert)] {
+        compare(name, (1, 1), &[], 1e-3, |config| {
+            model(config);
+            config.data.validation_fraction = 0.1;
+            config.evaluation = Evaluation { every_steps: 0, batches: None };
+        });
+    }
+}
+
 /// Regression test: CLS, SEP and MASK, which are not in the data's vocabulary, were not sorted, so
 /// two warps added to the same row.
 #[test]

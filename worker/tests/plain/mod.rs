@@ -25,6 +25,7 @@ pub fn gpt(path: &Path, include: &[&str]) -> EngineConfig {
             }),
             validation_fraction: 0.1,
             images: Images { size: 0, crop_padding: 0, flip: false, mean: vec![0.0], deviation: vec![1.0] },
+            features: Features::Raw,
         },
         reader: Reader {
             workers: 1,
@@ -54,7 +55,7 @@ pub fn gpt(path: &Path, include: &[&str]) -> EngineConfig {
             sync_all_reduce: false,
         },
         memory: Memory { fraction: 0.9, release_every_steps: 0 },
-        evaluation: Evaluation { every_steps: 0, batches: 1 },
+        evaluation: Evaluation { every_steps: 0, batches: Some(1) },
         fetch_every_steps: 10,
         cpu_threads: 1,
         devices_per_process: 1,

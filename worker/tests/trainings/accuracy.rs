@@ -49,9 +49,12 @@ fn digits() -> Data {
             path: path.display().to_string(),
             image: Some(ImageShape { height: 8, width: 8, channels: 1 }),
             largest: 16.0,
+            label: None,
+            header: Header::Auto,
         }),
         validation_fraction: 0.2,
         images: Images { size: 0, crop_padding: 1, flip: false, mean: vec![0.3], deviation: vec![0.38] },
+        features: Features::Raw,
     }
 }
 
@@ -75,7 +78,7 @@ fn resnet(data: Data, epochs: u64) -> EngineConfig {
             warmup_steps: Some(20),
             final_learning_rate: 0.0,
         },
-        evaluation: Evaluation { every_steps: 0, batches: 6 },
+        evaluation: Evaluation { every_steps: 0, batches: Some(6) },
         cpu_threads: 2,
         ..crate::plain::resnet()
     }
@@ -100,7 +103,7 @@ fn gpt(layers: u32, width: u32, context: u32, batch: u32, steps: u64) -> EngineC
         batch_size_per_process: batch,
         length: Length::Steps(steps),
         schedule: Schedule { kind: ScheduleKind::Cosine, warmup_steps: Some(steps / 10), final_learning_rate: 0.0003 },
-        evaluation: Evaluation { every_steps: 0, batches: 40 },
+        evaluation: Evaluation { every_steps: 0, batches: Some(40) },
         cpu_threads: 2,
         ..crate::plain::gpt(&repository(), &SOURCES)
     }

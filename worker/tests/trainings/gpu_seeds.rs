@@ -28,7 +28,7 @@ fn config(folder: &std::path::Path) -> EngineConfig {
         batch_size_per_process: 3,
         batch_merge: 2,
         length: Length::Steps(STEPS),
-        evaluation: Evaluation { every_steps: 0, batches: 1 },
+        evaluation: Evaluation { every_steps: 0, batches: Some(1) },
         cpu_threads: 1,
         ..plain
     }

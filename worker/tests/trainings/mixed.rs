@@ -29,7 +29,7 @@ fn features(folder: &Path, huge: impl Fn(u32) -> bool, loss_scaling: LossScaling
     EngineConfig {
         model: Model::Mlp(Mlp { hidden_sizes: vec![16], activation: Activation::Relu }),
         data: Data {
-            source: Source::Csv(Csv { path, image: None, largest: 1.0 }),
+            source: Source::Csv(Csv { path, image: None, largest: 1.0, label: None, header: Header::Auto }),
             validation_fraction: 0.0,
             ..plain.data
         },

@@ -96,7 +96,7 @@ fn reporting_checkpointing_and_memory_release_do_not_change_any_bit() {
         ("fetch", |config| config.fetch_every_steps = 1),
         ("release", |config| config.memory.release_every_steps = 2),
         ("profile", |config| config.profile = Some(Profile { from_step: 3, steps: 4 })),
-        ("evaluation", |config| config.evaluation = Evaluation { every_steps: 3, batches: 2 }),
+        ("evaluation", |config| config.evaluation = Evaluation { every_steps: 3, batches: Some(2) }),
         ("threads", |config| config.cpu_threads = 2),
     ];
     let whole = finished(&small());

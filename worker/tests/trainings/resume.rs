@@ -154,7 +154,8 @@ fn results(events: &[Event]) -> (Vec<(u64, f64)>, Option<FinalResult>) {
 fn a_stopped_run_saves_and_resumes() {
     let data = tempfile::tempdir().unwrap();
     let out = tempfile::tempdir().unwrap();
-    let gpt = EngineConfig { evaluation: Evaluation { every_steps: 4, batches: 1 }, ..divided(gpt(data.path()), 2, 1) };
+    let gpt =
+        EngineConfig { evaluation: Evaluation { every_steps: 4, batches: Some(1) }, ..divided(gpt(data.path()), 2, 1) };
     let whole = runs(&gpt, 2, out.path(), |_, _, _| ()).swap_remove(0);
     let (losses, end) = results(&whole.1);
     assert_eq!((whole.0.is_ok(), losses.len()), (true, 12));

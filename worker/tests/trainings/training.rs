@@ -179,6 +179,35 @@ fn a_non_finite_loss_ends_training_and_names_the_step() {
     }
 }
 
+/// Regression test: in bf16, which has the range of f32, 99 steps were skipped silently.
+#[test]
+fn a_loss_that_is_not_finite_has_one_verdict_in_every_precision() {
+    let dynamic = LossScaling::Dynamic {
+        initial_scale: 1024.0,
+        growth_factor: 2.0,
+        backoff_factor: 0.5,
+        growth_interval_steps: 99,
+    };
+    let amp = |compute_type, loss_scaling| Precision::Amp(Amp { compute_type, loss_scaling });
+    for precision in [
+        Precision::Fp32,
+        amp(HalfType::Bf16, LossScaling::Static { scale: 1.0 }),
+        amp(HalfType::Bf16, LossScaling::Static { scale: 1024.0 }),
+        amp(HalfType::Bf16, dynamic),
+        amp(HalfType::Fp16, dynamic),
+    ] {
+        let mut wild = EngineConfig { precision, ..config(4, 1) };
+        wild.optimizer = Optimizer { learning_rate: 1e30, gradient_clip_norm: None, ..wild.optimizer };
+        wild.schedule.warmup_steps = Some(0);
+        for result in train(&[wild], 90, Force::Auto, &[]) {
+            let error = result.unwrap_err();
+            let is_fp16 = matches!(precision, Precision::Amp(Amp { compute_type: HalfType::Fp16, .. }));
+            assert!(error.to_string().contains("finite"), "{precision:?}: {error}");
+            assert_eq!(matches!(error, TrainError::NotFinite { .. }), !is_fp16, "{precision:?}: {error}");
+        }
+    }
+}
+
 /// All ranks see it in the same step: the group agrees on the first one, and the others report
 /// that.
 #[test]
@@ -202,7 +231,7 @@ fn simultaneous_failures_have_one_root_cause() {
 #[test]
 fn a_stop_interrupts_an_evaluation_after_a_batch() {
     let folder = tempfile::tempdir().unwrap();
-    let evaluation = Evaluation { every_steps: 0, batches: 5 };
+    let evaluation = Evaluation { every_steps: 0, batches: Some(5) };
     let config = EngineConfig { evaluation, ..saving(&config(1, 1), folder.path(), 0) };
     for stop_at in 1..=6 {
         let asked = on_ranks(2, |group| {
@@ -219,6 +248,38 @@ fn a_stop_interrupts_an_evaluation_after_a_batch() {
         for seen in asked {
             assert_eq!(seen.unwrap(), (stop_at.min(5), stopped, stopped), "asked to stop at {stop_at}");
         }
+    }
+}
+
+/// Regression test: 18 samples for 20 rows counted some samples twice, and others with another
+/// number of ranks.
+#[test]
+fn every_sample_counts_once_for_any_number_of_ranks() {
+    let plain = config(4, 1);
+    let source = Source::Synthetic(Synthetic { samples: 40, image: None, classes: 3 });
+    let config = EngineConfig {
+        model: Model::Mlp(Mlp { hidden_sizes: vec![6], activation: Activation::Gelu }),
+        // 18 samples for validation.
+        data: Data { source, validation_fraction: 0.45, ..plain.data },
+        evaluation: Evaluation { every_steps: 0, batches: None },
+        ..plain
+    };
+    let results = (1..=4).map(|world| {
+        let on_each = on_ranks(world, |group| {
+            let mut trainer = Trainer::join(blueprint(&config, world)?, &group)?;
+            let result = trainer.evaluate()?;
+            trainer.leave()?;
+            Ok::<_, TrainError>(result)
+        });
+        on_each.into_iter().map(|result| result.unwrap().unwrap()).collect::<Vec<_>>()
+    });
+    let results: Vec<_> = results.collect();
+    let alone = results[0][0];
+    let correct = alone.accuracy.unwrap() * 18.0;
+    assert!((correct - correct.round()).abs() < 1e-9, "{correct} of 18");
+    for result in results.concat() {
+        assert_eq!(result.accuracy, alone.accuracy);
+        assert!((result.loss - alone.loss).abs() < 1e-9, "{} and {}", result.loss, alone.loss);
     }
 }
 

@@ -1,9 +1,11 @@
 //! Data sources, image transforms, and the reader.
 
 use super::Check;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use switchyard_crds as api;
 use switchyard_worker_contract::config::{
-    Csv, Data, Files, ImageShape, Images, Reader, SampleType, Source, Synthetic, TokenType, Tokens,
+    Column, Csv, Data, Features, Files, Header, ImageShape, Images, Reader, SampleType, Source, Synthetic, TokenType,
+    Tokens,
 };
 
 /// Value of white in 8-bit images.
@@ -24,8 +26,25 @@ const MNIST: [[f64; 1]; 2] = [[0.1307], [0.3081]];
 /// Translates the block. `None`, and a fault, if a path is missing.
 pub(super) fn data(data: &api::Data, check: &mut Check<'_>) -> Option<Data> {
     let images = images(data, check);
+    let features = features(data, &images);
     let validation_fraction = check.decimal("data.validationFraction", &data.validation_fraction);
-    Some(Data { source: source(data, check)?, validation_fraction, images })
+    Some(Data { source: source(data, check)?, validation_fraction, images, features })
+}
+
+/// How features are normalised. A file can turn out to hold images, which then use `images`.
+fn features(data: &api::Data, images: &Images) -> Features {
+    let can_have = match data.format {
+        api::DataFormat::SafeTensors => true,
+        api::DataFormat::CSV => data.image.is_none(),
+        _ => false,
+    };
+    match data.normalisation.as_ref().filter(|_| can_have) {
+        None => Features::Raw,
+        Some(api::Normalisation { source: Some(api::NormalisationSource::TrainingSplit), .. }) => {
+            Features::TrainingSplit
+        }
+        Some(_) => Features::Given { mean: images.mean.clone(), deviation: images.deviation.clone() },
+    }
 }
 
 fn source(data: &api::Data, check: &mut Check<'_>) -> Option<Source> {
@@ -54,6 +73,15 @@ fn source(data: &api::Data, check: &mut Check<'_>) -> Option<Source> {
         api::DataFormat::CSV => Source::Csv(Csv {
             path: path?,
             image,
+            label: data.label_column.as_ref().map(|column| match column {
+                IntOrString::Int(position) => Column::Position(*position),
+                IntOrString::String(name) => Column::Name(name.clone()),
+            }),
+            header: match data.header {
+                Some(api::Header::Present) => Header::Present,
+                Some(api::Header::Absent) => Header::Absent,
+                Some(api::Header::Auto) | None => Header::Auto,
+            },
             largest: check.decimal_or("data.largestValue", data.largest_value.as_ref(), WHITE),
         }),
         api::DataFormat::SafeTensors => Source::SafeTensors(files(path?)),
@@ -92,7 +120,7 @@ fn images(data: &api::Data, check: &mut Check<'_>) -> Images {
         check.fault("data.augmentation.cropPadding", crop_padding.to_string(), expected);
     }
     let [mean, deviation] = match &data.normalisation {
-        Some(normalisation) => {
+        Some(normalisation) if normalisation.source.is_none() => {
             let got = normalisation.mean.len();
             if let Some(channels) = known_channels(data).filter(|channels| got > 1 && got as u32 != *channels) {
                 let expected = format!("1 for all channels, or one for each of {channels}");
@@ -103,7 +131,7 @@ fn images(data: &api::Data, check: &mut Check<'_>) -> Images {
                 texts.iter().enumerate().map(|(index, text)| check.decimal(&field(index), text)).collect()
             })
         }
-        None => match data.format {
+        _ => match data.format {
             api::DataFormat::CIFAR10 => CIFAR10.map(Vec::from),
             api::DataFormat::ImageFolder => IMAGENET.map(Vec::from),
             api::DataFormat::IDX => MNIST.map(Vec::from),

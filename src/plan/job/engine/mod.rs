@@ -10,6 +10,7 @@ mod precision;
 mod tests;
 
 use super::Invalid;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use switchyard_crds as api;
 use switchyard_worker_contract::config::{
     Checkpoint, EngineConfig, Evaluation, Length, Memory, OnHang, Overlap, Profile, Watchdog, WireType,
@@ -30,7 +31,7 @@ impl Check<'_> {
     /// one.
     fn decimal(&mut self, field: &str, text: &str) -> f64 {
         let range = f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX);
-        let value = text.parse::<f64>().ok().filter(|value| *value == 0.0 || range.contains(value));
+        let value = text.parse::<f64>().ok().filter(|value| *value == 0.0 || range.contains(&value.abs()));
         if value.is_none() {
             self.fault(field, format!("`{text}`"), "a decimal number that is 0, or from 1.2e-38 to 3.4e38");
         }
@@ -96,7 +97,10 @@ pub(super) fn config(
         memory: Memory { fraction, release_every_steps: engine.memory.release_every_steps.unsigned_abs() },
         evaluation: Evaluation {
             every_steps: engine.evaluation.every_steps.unsigned_abs(),
-            batches: engine.evaluation.batches.unsigned_abs(),
+            batches: match &engine.evaluation.batches {
+                IntOrString::Int(batches) => Some(batches.unsigned_abs()),
+                IntOrString::String(_) => None,
+            },
         },
         fetch_every_steps: engine.fetch_every_steps.unsigned_abs(),
         cpu_threads: 0,

@@ -7,8 +7,8 @@ use proptest::sample::select;
 use serde_json::{Value, json};
 use switchyard_crds as api;
 use switchyard_worker_contract::config::{
-    Adam, Amp, Device, EngineConfig, Gpu, HalfType, Lars, LossScaling, Matmul, Momentum, OnHang, Precision, ResNet,
-    ResNetDepth, Rule, Source, Stem, Synthetic, Watchdog,
+    Adam, Amp, Column, Device, EngineConfig, Features, Gpu, HalfType, Header, Lars, LossScaling, Matmul, Momentum,
+    OnHang, Precision, ResNet, ResNetDepth, Rule, Source, Stem, Synthetic, Watchdog,
 };
 
 /// A small job with these engine blocks.
@@ -271,6 +271,39 @@ fn values_that_cel_cannot_check_are_rejected_by_field() {
         "spec.engine.data.normalisation.deviation[2]: got `1e60`",
     ] {
         assert!(text.contains(words), "{words}: {text}");
+    }
+}
+
+#[test]
+fn columns_and_normalisation_of_features() {
+    let csv = |blocks: Value| {
+        let mut data = json!({"format": "CSV", "path": "c"});
+        data.as_object_mut().unwrap().extend(blocks.as_object().unwrap().clone());
+        let data = config(json!({"data": data})).data;
+        let Source::Csv(csv) = data.source else { panic!("{:?}", data.source) };
+        (csv.label, csv.header, data.features)
+    };
+    assert_eq!(csv(json!({})), (None, Header::Auto, Features::Raw));
+    let named = csv(json!({"labelColumn": "kind", "header": "Present", "normalisation": {"source": "TrainingSplit"}}));
+    assert_eq!(named, (Some(Column::Name("kind".into())), Header::Present, Features::TrainingSplit));
+    let given = csv(json!({"labelColumn": -1, "normalisation": {"mean": ["-1.5", "2"], "deviation": ["1", "0.5"]}}));
+    let features = Features::Given { mean: vec![-1.5, 2.0], deviation: vec![1.0, 0.5] };
+    assert_eq!(given, (Some(Column::Position(-1)), Header::Auto, features));
+}
+
+#[test]
+fn an_evaluation_has_a_number_of_batches_or_all() {
+    let batches = |batches: Value| json!({"evaluation": {"batches": batches}});
+    assert_eq!(config(batches(json!(3))).evaluation.batches, Some(3));
+    assert_eq!(config(batches(json!("All"))).evaluation.batches, None);
+    assert_eq!(config(json!({})).evaluation.batches, Some(20));
+    for (wrong, words) in [
+        (json!("all"), "wrong form; got \"all\"; expected text that matches ^All$"),
+        (json!(0), "out of range; got 0; expected an integer from 1 to 100000"),
+        (json!(true), "wrong type; got boolean true; expected an integer or a string"),
+    ] {
+        let faults = api::validate::train_job(&document(batches(wrong))).unwrap_err();
+        assert_eq!(faults[0].to_string(), format!("spec.engine.evaluation.batches: {words}"));
     }
 }
 

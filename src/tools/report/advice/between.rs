@@ -87,7 +87,9 @@ pub(super) const EVALUATION: Rule = Rule {
         }
         let batches = engine.evaluation.batches;
         let rarer = Field::number("engine.evaluation.everySteps", every, every.saturating_mul(2), MAX_PERIOD);
-        let shorter = Field::number("engine.evaluation.batches", batches, batches.div_ceil(2), MAX_PERIOD);
+        let shorter = batches
+            .and_then(|batches| Field::number("engine.evaluation.batches", batches, batches.div_ceil(2), MAX_PERIOD));
+        let batches = batches.map_or("all".to_owned(), |batches| batches.to_string());
         Advice::about(
             &[Part::Other],
             Chart::StepTime,

@@ -41,7 +41,7 @@ fn inspection() -> Inspection {
     serde_json::from_value(json!({
         "model": "GPT 4x128", "sample": "128 tokens", "item": "tokens", "parameters": 6_000_000, "gradientTensors": 52,
         "memory": {"weights": 0, "gradients": 0, "optimizer": 0, "activations": 0, "input": 0}, "kernel": "avx2", "files": 1,
-        "emptyFiles": 0, "bytes": 1, "trainItems": 1, "validationItems": 1, "dataDigest": "", "samplesPerStep": 32,
+        "bytes": 1, "trainItems": 1, "validationItems": 1, "dataDigest": "", "samplesPerStep": 32,
         "itemsPerStep": 4096, "stepsPerEpoch": 10, "totalSteps": 600,
     }))
     .unwrap()
@@ -324,6 +324,18 @@ pub(super) const CASES: [Case; 30] = [
         Some(7.3),
     ),
 ];
+
+/// Regression test: fewer than 1 % were never mentioned.
+#[test]
+fn one_skipped_step_is_too_many_for_a_static_scale() {
+    let mut facts = healthy();
+    facts.skipped = Some((500, 1));
+    engine_of(&mut facts).precision = amp();
+    assert!(matches!(finding_of("overflow-skips", &facts), Finding::Fine(_)), "a search for the scale");
+    let fixed = json!({"amp": {"computeType": "fp16", "lossScaling": {"static": {"scale": 1024.0}}}});
+    engine_of(&mut facts).precision = serde_json::from_value(fixed).unwrap();
+    assert!(matches!(finding_of("overflow-skips", &facts), Finding::Advice(_)));
+}
 
 #[test]
 fn each_rule_finds_its_case_and_nothing_in_a_healthy_run() {

@@ -72,7 +72,8 @@ pub struct ShardDigest {
     pub chunks: Vec<Digest>,
 }
 
-/// Progress of the run: JSON that is opaque to this crate.
+/// Progress of the run: JSON that is opaque to this crate, except for `modelMetadata`, an object of
+/// strings for exported files.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Progress(Box<RawValue>);

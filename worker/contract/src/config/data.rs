@@ -13,6 +13,9 @@ pub struct Data {
     pub validation_fraction: f64,
     /// How images are sized, augmented and normalised.
     pub images: Images,
+    /// How features are normalised.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub features: Features,
 }
 
 /// Format and location of the data.
@@ -24,15 +27,15 @@ pub enum Source {
     /// A file of little-endian token IDs, or a directory with `train.bin` and optionally `val.bin`;
     /// read on demand.
     Tokens(Tokens),
-    /// A directory with one subdirectory of JPEG and PNG files per class, optionally below `train`
-    /// and `val`.
+    /// A directory with one subdirectory of image files per class, optionally below `train` and
+    /// `val`.
     ImageFolder(Files),
     /// Directory of the CIFAR-10 binary version: `data_batch_1.bin` to `data_batch_5.bin` and
     /// `test_batch.bin`.
     Cifar10(Files),
     /// Directory of MNIST's four uncompressed IDX files (`train-images-idx3-ubyte` and so on).
     Idx(Files),
-    /// File with one sample per line: comma-separated numbers, the class last.
+    /// File with one sample per line: comma-separated numbers, one of them the class.
     Csv(Csv),
     /// A safetensors file, or a directory with `.npy` files; tensors `images` or `features`, and
     /// `labels`; optionally the same with the prefix `validation_`.
@@ -79,13 +82,61 @@ pub enum TokenType {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Csv {
-    /// A non-numeric first line is treated as a header.
+    /// The file.
     pub path: String,
+    /// The column with the class. `None`: the only column with a usual name for labels, otherwise
+    /// the last column.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub label: Option<Column>,
+    /// Whether the first line is a header.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub header: Header,
     /// Height, width and channels if each line is an image (row-major, 0 to `largest`); `None` if
     /// the numbers are features.
     pub image: Option<ImageShape>,
     /// Value of white in an image, for example 16 or 255; above 0.
     pub largest: f64,
+}
+
+/// A column of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum Column {
+    /// The name in the header.
+    Name(String),
+    /// From 1, or from -1 backwards from the last column.
+    Position(i32),
+}
+
+/// Whether a file starts with a header.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Header {
+    /// If the first line looks like one.
+    #[default]
+    Auto,
+    /// Always.
+    Present,
+    /// Never.
+    Absent,
+}
+
+/// How features are normalised: `(x - mean) / deviation`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum Features {
+    /// Not at all.
+    #[default]
+    Raw,
+    /// By the mean and standard deviation of each feature in the training split.
+    TrainingSplit,
+    /// By the given numbers; one for all features, or one per feature.
+    Given {
+        /// Subtracted.
+        mean: Vec<f64>,
+        /// Divisors.
+        deviation: Vec<f64>,
+    },
 }
 
 /// Size of an image.
@@ -156,4 +207,8 @@ pub enum SampleType {
     UInt8,
     /// 32-bit floats, normalised by the reader.
     Float32,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }

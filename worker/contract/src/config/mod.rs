@@ -8,7 +8,10 @@ mod data;
 mod model;
 mod optimizer;
 
-pub use data::{Csv, Data, Files, ImageShape, Images, Reader, SampleType, Source, Synthetic, TokenType, Tokens};
+pub use data::{
+    Column, Csv, Data, Features, Files, Header, ImageShape, Images, Reader, SampleType, Source, Synthetic, TokenType,
+    Tokens,
+};
 pub use model::{Activation, Bert, Custom, Gpt, Mlp, Model, ResNet, ResNetDepth, Stem};
 pub use optimizer::{
     Adam, Amp, DecayExclusions, HalfType, Lars, LossScaling, Momentum, Optimizer, Precision, Rule, Schedule,
@@ -260,8 +263,9 @@ pub struct Checkpoint {
 pub struct Evaluation {
     /// Steps between two evaluations; 0: only at the end.
     pub every_steps: u64,
-    /// Batches of `batch_size_per_process` samples that each process evaluates.
-    pub batches: u32,
+    /// Batches of `batch_size_per_process` samples that each process evaluates; `None`: as many as
+    /// it takes to evaluate every sample once.
+    pub batches: Option<u32>,
 }
 
 /// Transport of gradients between ranks.

@@ -33,8 +33,9 @@ pub struct Inspection {
     pub kernel: String,
     /// Files read.
     pub files: u64,
-    /// Empty files skipped after the patterns were applied.
-    pub empty_files: u64,
+    /// Files that are not read, although the patterns select them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub skipped: Vec<Skipped>,
     /// Bytes of all files read.
     pub bytes: u64,
     /// Items for training: tokens, images or samples.
@@ -59,6 +60,28 @@ pub struct Inspection {
     pub steps_per_epoch: u64,
     /// Optimizer steps of this job.
     pub total_steps: u64,
+}
+
+/// Files that are not read for the same reason.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Skipped {
+    /// Why they are not read, as a phrase.
+    pub reason: String,
+    /// Number of files.
+    pub files: u64,
+    /// Path of the first file.
+    pub example: String,
+}
+
+impl std::fmt::Display for Skipped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Skipped { reason, files, example } = self;
+        match files {
+            1 => write!(f, "1 file was skipped: {reason}: {example}"),
+            _ => write!(f, "{files} files were skipped: {reason}; the first is {example}"),
+        }
+    }
 }
 
 /// Memory of one rank by purpose, in bytes.

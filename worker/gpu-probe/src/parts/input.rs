@@ -42,6 +42,7 @@ pub(super) fn resnet(probe: &Probe) -> Result<Value, Outcome> {
     let read = Data {
         source: Source::SafeTensors(files),
         images: Images { size: 0, crop_padding: PADDING, flip: true, mean, deviation },
+        features: Features::Raw,
         ..config.data.clone()
     };
     let sides = [("file", EngineConfig { data: read, ..config.clone() }), ("synthetic", config.clone())];

@@ -74,24 +74,89 @@ fn errors_name_the_problem() {
         assert!(error.contains(words), "{error}");
     };
     says(b"", "is empty");
-    says(b"GIF89a", "neither JPEG nor PNG");
-    for length in 2..good.len() - 1 {
-        assert!(decode(&good[..length]).is_err(), "the first {length} of {} bytes", good.len());
-    }
-    says(&good[..good.len() - 2], "cut off");
+    says(b"GIF89a", "is not a GIF that can be decoded");
+    says(b"no image", "has unknown first bytes: expected BMP, GIF, JPEG");
+    says(b"\0\0\0\x20ftypavif", "is AVIF: expected BMP, GIF, JPEG");
+    says(&good[..good.len() - 8], "cut off");
     let png = png_of(ColorType::Grayscale, BitDepth::Eight, None, &[0; 6]);
     for length in 0..png.len() - 12 {
         assert!(decode(&png[..length]).is_err(), "the first {length} of {} bytes", png.len());
     }
-    // Four colours: set the number of components in the frame header.
-    let frame = good.windows(2).position(|pair| pair == [0xff, 0xc0]).expect("a frame header");
-    let mut four = good[..frame].to_vec();
-    four.extend([0xff, 0xc0, 0, 20, 8, 0, 8, 0, 16, 4]);
-    four.extend((1..=4).flat_map(|component| [component, 0x11, 0]));
-    four.extend([0xff, 0xda, 0, 14, 4]);
-    four.extend((1..=4).flat_map(|component| [component, 0]));
-    four.extend([0, 63, 0, 0xff, 0xd9]);
-    says(&four, "4 colours (CMYK)");
+}
+
+/// The fixtures of `worker/tests/fixtures/generate_images.py`.
+fn fixture(name: &str) -> Vec<u8> {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/images");
+    std::fs::read(folder.join(name)).expect(name)
+}
+
+#[test]
+fn images_have_the_pixels_that_pil_reads() {
+    let orientations = (1..=8).map(|number| format!("orientation-{number}.jpg"));
+    let exact = [
+        "alpha.tiff",
+        "alpha.webp",
+        "animated.gif",
+        "animated.webp",
+        "bits.bmp",
+        "bits.tiff",
+        "deflate.tiff",
+        "grey.pgm",
+        "grey.tiff",
+        "lossless.webp",
+        "lzw.tiff",
+        "palette.bmp",
+        "plain.bmp",
+        "plain.gif",
+        "upright.png",
+        "upright.tif",
+        "upright.webp",
+    ];
+    let lossy = ["cmyk-without-adobe.jpg", "cmyk.jpg", "lossy.webp", "progressive.jpg", "ycck.jpg"];
+    let lossy = lossy.into_iter().map(str::to_owned).chain(orientations).map(|name| (name, 4));
+    for (name, most) in exact.into_iter().map(|name| (name.to_owned(), 0)).chain(lossy) {
+        let image = decode(&fixture(&name)).unwrap_or_else(|error| panic!("{name} {error}"));
+        let expected = decode(&fixture(&format!("{name}.ppm"))).expect("PPM");
+        assert_eq!((image.width, image.height), (expected.width, expected.height), "{name}");
+        let differences = image.pixels.iter().zip(&expected.pixels).map(|(got, expected)| got.abs_diff(*expected));
+        let largest = differences.max().unwrap_or(u8::MAX);
+        assert!(largest <= most, "{name} differs by {largest}");
+    }
+}
+
+#[test]
+fn a_cut_off_file_has_the_size_of_the_whole_or_is_an_error() {
+    for name in ["grey.pgm", "lossless.webp", "lossy.webp", "lzw.tiff", "palette.bmp", "plain.gif", "upright.png"] {
+        let file = fixture(name);
+        let whole = decode(&file).expect(name);
+        assert!(decode(&file[..file.len() / 2]).is_err(), "half of {name}");
+        for length in 0..file.len() {
+            if let Ok(image) = decode(&file[..length]) {
+                assert_eq!((image.width, image.height), (whole.width, whole.height), "{length} bytes of {name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_jpeg_can_lack_its_end_marker_but_nothing_else() {
+    for name in ["orientation-1.jpg", "cmyk.jpg"] {
+        let file = fixture(name);
+        let whole = decode(&file);
+        for missing in [1, 2] {
+            assert_eq!(decode(&file[..file.len() - missing]), whole, "{name} without {missing} bytes");
+        }
+        for length in 2..file.len() - 2 {
+            let image = decode(&file[..length]);
+            // The last byte can be padding.
+            assert!(image.is_err() || image == whole, "the first {length} bytes of {name}");
+        }
+        assert!(decode(&file[..file.len() - 12]).is_err(), "{name}");
+    }
+    // Later scans refine the pixels.
+    let progressive = fixture("progressive.jpg");
+    let error = decode(&progressive[..progressive.len() - 2]).expect_err("scans can be missing");
+    assert_eq!(error, "is a JPEG that is cut off");
 }
 
 #[test]

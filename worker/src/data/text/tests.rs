@@ -56,7 +56,7 @@ fn a_single_file() {
     let corpus =
         Corpus::load(&data(&directory.path().join(".hidden")), 0.0, 5, LIMIT).expect("the path itself may be hidden");
     assert_eq!(corpus.train, b"to be or not");
-    assert_eq!((corpus.files, corpus.empty_files), (1, 0));
+    assert_eq!((corpus.files, corpus.skipped.by_reason()), (1, vec![]));
     assert!(corpus.validation.is_empty());
 }
 
@@ -66,7 +66,7 @@ fn a_directory_in_the_order_of_its_paths() {
     let corpus = Corpus::load(&data(directory.path()), 0.0, 2, LIMIT).expect("a corpus");
     // `a.txt` sorts before `a/…` because `.` sorts before `/`.
     assert_eq!(corpus.train, b"AXZB");
-    assert_eq!((corpus.files, corpus.empty_files), (4, 1));
+    assert_eq!((corpus.files, corpus.skipped.by_reason()[0].files), (4, 1));
 }
 
 #[test]
@@ -251,4 +251,19 @@ fn digests() {
     assert!(!corpus.validation.is_empty());
     let all = [corpus.train, corpus.validation].concat();
     assert_eq!(all.len(), lines.len() + 4);
+}
+
+#[test]
+fn compressed_text_is_refused_by_name() {
+    for (name, unpack) in [("a.txt.gz", "gunzip"), ("a.ZST", "unzstd"), ("a.bz2", "bunzip2"), ("a.xz", "unxz")] {
+        let directory = tree(&[("b.txt", "to be"), (name, "or not")]);
+        let (_, text) = error(&data(directory.path()));
+        assert!(text.contains(&format!("{name}: compressed (")) && text.contains(unpack), "{text}");
+        let without = patterns(directory.path(), &[], &[name]);
+        assert_eq!(Corpus::load(&without, 0.0, 2, LIMIT).expect("a corpus").train, b"to be");
+    }
+    // The name can hide it.
+    let directory = tree(&[("a.txt", "")]);
+    fs::write(directory.path().join("a.txt"), [0x1f, 0x8b, 8, 0]).expect("a file");
+    assert!(error(&data(directory.path())).1.contains("a.txt: compressed (gz)"));
 }

@@ -20,7 +20,7 @@ fn config(directory: &Path, every_steps: u64, period_seconds: u64) -> EngineConf
     EngineConfig {
         batch_size_per_process: 2,
         length: Length::Steps(STEPS),
-        evaluation: Evaluation { every_steps: 4, batches: 1 },
+        evaluation: Evaluation { every_steps: 4, batches: Some(1) },
         checkpoint: Some(Checkpoint { path, every_steps, period_seconds, keep: 9, on_suspend: true }),
         ..plain::gpt(&source, &["**/*.rs"])
     }
