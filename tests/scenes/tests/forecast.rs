@@ -45,10 +45,7 @@ fn two_nodes_of_every_scene() {
 
 fn assert_topology_file_round_trips(name: &str, status: &GPUTopologyStatus) {
     let text = generate(status, Content::Tree).expect(name);
-    let parsed = parse(&text);
-    let mut findings = parsed.findings;
-    findings.extend(check(&parsed.document));
-    let mut errors = findings.into_sorted();
+    let mut errors = check(&parse(&text)).into_sorted();
     errors.retain(|finding| finding.rule.severity == Severity::Error);
     assert!(errors.is_empty(), "{name}: {errors:#?}\n{text}");
 }

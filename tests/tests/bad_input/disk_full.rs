@@ -82,7 +82,8 @@ fn a_disk_without_room_for_a_checkpoint_is_refused_before_the_first_step() {
     let checkpoint = json!({"path": "small/saved", "everySteps": 5, "periodSeconds": 0});
     scene.manifest("job.yaml", &Manifest::small("data").with("checkpoint", checkpoint));
     let mount = "mkdir small && mount -t tmpfs -o size=64k tmpfs small";
-    let ended = shell(&scene, mount_namespace(), &format!("{mount} && exec \"$0/switchyard\" run job.yaml --run-dir out"));
+    let ended =
+        shell(&scene, mount_namespace(), &format!("{mount} && exec \"$0/switchyard\" run job.yaml --run-dir out"));
     assert_eq!(ended.code, Some(5), "{}", ended.stderr);
     for words in
         ["spec.checkpoint.path: ", "small/saved: got ", " bytes of free space; expected ", " for 2 checkpoints of "]

@@ -1,7 +1,7 @@
 //! A rank that SIGKILL does not end, as when a thread reads from a dead NFS mount: the cause is
 //! shown, and `switchyard run` ends.
 
-use super::{DEADLINE, condition, endless, kill, scene, start, training};
+use super::{TIMEOUT, condition, endless, kill, scene, start, training};
 use rustix::process::{Signal, geteuid};
 use serde_json::json;
 use std::fs;
@@ -21,7 +21,7 @@ impl Frozen {
         let frozen = Frozen { group };
         frozen.write("cgroup.procs", &pid.to_string());
         frozen.write("freezer.state", "FROZEN");
-        until("frozen", DEADLINE, || Ok(frozen.read("freezer.state").trim() == "FROZEN")).unwrap();
+        until("frozen", TIMEOUT, || Ok(frozen.read("freezer.state").trim() == "FROZEN")).unwrap();
         frozen
     }
 
@@ -37,7 +37,7 @@ impl Frozen {
 impl Drop for Frozen {
     fn drop(&mut self) {
         self.write("freezer.state", "THAWED");
-        until("without its process", DEADLINE, || Ok(self.read("cgroup.procs").is_empty())).unwrap();
+        until("without its process", TIMEOUT, || Ok(self.read("cgroup.procs").is_empty())).unwrap();
         fs::remove_dir(&self.group).unwrap();
     }
 }
@@ -54,7 +54,7 @@ fn a_rank_that_sigkill_does_not_end_is_named_and_the_run_ends_without_it() {
     let mut running = start(&scene, &manifest, &[]);
     let pid = training(&scene, &mut running, 2)[1];
     let frozen = Frozen::new(pid);
-    let ended = running.wait(DEADLINE);
+    let ended = running.wait(TIMEOUT);
     assert_eq!(ended.code, Some(5), "{}", ended.stderr);
     for words in
         [named(1, pid).as_str(), "is frozen with its cgroup (state D in ", "error[SY0503]: rank 1 failed first"]
@@ -76,12 +76,12 @@ fn stopped_by(signals: &[Signal], code: i32) -> Scene {
     let frozen = Frozen::new(pid);
     let launcher = i32::try_from(running.pid()).unwrap();
     kill(launcher, signals[0]);
-    running.wait_for("stopping all ranks", DEADLINE);
+    running.wait_for("stopping all ranks", TIMEOUT);
     for signal in &signals[1..] {
         kill(launcher, *signal);
-        running.wait_for(&named(0, pid), DEADLINE);
+        running.wait_for(&named(0, pid), TIMEOUT);
     }
-    let ended = running.wait(DEADLINE);
+    let ended = running.wait(TIMEOUT);
     assert_eq!(ended.code, Some(code), "{}", ended.stderr);
     assert!(ended.stderr.contains(&named(0, pid)), "{}", ended.stderr);
     drop(frozen);

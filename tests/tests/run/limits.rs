@@ -1,6 +1,6 @@
 //! Limits of the process: memory and open files.
 
-use super::{DEADLINE, scene, start};
+use super::{TIMEOUT, scene, start};
 use rustix::process::geteuid;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -39,7 +39,7 @@ fn a_memory_limit_that_is_too_small_is_refused_with_both_figures() {
         programs().display(),
         manifest.display()
     );
-    let ended = Program::new("sh".as_ref(), scene.path(), ["-c", &script]).run(DEADLINE);
+    let ended = Program::new("sh".as_ref(), scene.path(), ["-c", &script]).run(TIMEOUT);
     assert_eq!((ended.code, ended.signal), (Some(8), None), "{}", ended.stderr);
     for words in ["not placeable: a rank needs ", " MiB of memory (", " MiB for activations), and may take "] {
         assert!(ended.stderr.contains(words), "{words}: {}", ended.stderr);
@@ -54,7 +54,7 @@ fn run_with(limit: &str) -> Ended {
     let script = format!("#!/bin/sh\n{limit}\nexec {}/switchyard-worker \"$@\"\n", programs().display());
     fs::write(&worker, script).unwrap();
     fs::set_permissions(&worker, fs::Permissions::from_mode(0o755)).unwrap();
-    let ended = start(&scene, &manifest, &["--worker", worker.to_str().unwrap()]).wait(DEADLINE);
+    let ended = start(&scene, &manifest, &["--worker", worker.to_str().unwrap()]).wait(TIMEOUT);
     scene.assert_nothing_left();
     ended
 }

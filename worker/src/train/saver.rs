@@ -65,7 +65,7 @@ const THREAD_ENDED: &str = "the checkpoint thread ended";
 
 enum Command {
     Write(CheckpointId, Snapshot),
-    Publish(CheckpointId, Progress, Vec<ShardDigest>),
+    Publish(CheckpointId, Box<Progress>, Vec<ShardDigest>),
     /// Remove the written parts of this checkpoint.
     Discard(CheckpointId),
 }
@@ -267,7 +267,7 @@ impl Saver {
         let Some(pending) = &mut self.pending else { return };
         if self.config.rank == 0 {
             pending.stage = Stage::Publishing;
-            let command = Command::Publish(pending.id, pending.progress.clone(), digests);
+            let command = Command::Publish(pending.id, Box::new(pending.progress.clone()), digests);
             self.send(command);
         } else {
             self.pending = None;
