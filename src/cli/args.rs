@@ -208,8 +208,8 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
 
-    /// GPUs of the ranks by their nvidia-smi index, one per rank, in rank order. Default: each
-    /// process uses the GPU whose index is its local rank.
+    /// GPUs of the ranks by their nvidia-smi index, one per rank, in rank order. Default: the set
+    /// with the fastest ring among the GPUs that CUDA_VISIBLE_DEVICES shows.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub devices: Vec<u32>,
 

@@ -126,7 +126,7 @@ impl Context {
         let (nodes, was_tripped) = (index.usage.nodes().len(), index.mass_outage.reason().is_some());
         index.mass_outage.update(nodes, self.settings.mass_outage_percent, now);
         match index.mass_outage.reason() {
-            Some(brake) if !was_tripped => warn!("circuit breaker tripped: {brake}"),
+            Some(reason) if !was_tripped => warn!("circuit breaker tripped: {reason}"),
             None if was_tripped => info!("circuit breaker reset: nodes report again"),
             _ => {}
         }

@@ -37,7 +37,7 @@ pub(super) const KNOWN: [KnownError; 11] = [
             &["exited on signal 9"],
             &["srun: error:", ": Killed"],
         ],
-        means: "somebody ended the process with SIGKILL, which it cannot answer: most often the kernel, for want of memory",
+        means: "another process ended it with SIGKILL, which a program cannot handle: most often the kernel, because memory ran out",
         look: &[
             "dmesg of the node, or the container's last state, for \"Out of memory\" at this time",
             "who else ends processes there: a kubelet that evicts, a health check, a person",
