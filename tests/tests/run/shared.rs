@@ -1,7 +1,7 @@
 //! Two runs in one checkpoint directory: the second is refused, and takes over once the first is
 //! gone.
 
-use super::{TIMEOUT, Running, endless, kill, scene, training};
+use super::{Running, TIMEOUT, endless, kill, scene, training};
 use rustix::process::Signal;
 use serde_json::json;
 use std::path::Path;
