@@ -72,7 +72,7 @@ async fn a_gang_without_a_node_requests_one_and_releases_the_request() -> Result
     scene.create("a", 2, "run", json!({})).await?;
     scene.jobs.wait_stage("a", "Queued").await?;
     // The cluster lacks the CRD: the controller logs that once, and the job waits as before.
-    let missing = "autoscaling.x-k8s.io/v1 is not known";
+    let missing = "the cluster does not serve autoscaling.x-k8s.io/v1";
     let log = || std::fs::read_to_string(&scene.controller.log);
     let deadline = Instant::now() + TIMEOUT;
     while !log()?.contains(missing) {
