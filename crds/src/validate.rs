@@ -5,6 +5,7 @@
 //! fields), then schema defaults, then the CEL rules. Every pass reports all faults that it finds,
 //! each with the field path, the actual and the expected value.
 
+mod rules;
 mod words;
 
 use crate::labels::API_VERSION;
@@ -141,7 +142,7 @@ pub fn train_job(document: &Value) -> Result<TrainJob, Vec<Fault>> {
     }
     let complete = cel::apply_defaults(schema, &document);
     if let Err(errors) = cel::Validator::new().validate_compiled(&RULES, &complete, None) {
-        return Err(errors.into_vec().into_iter().map(|error| rule_fault(error, &complete)).collect());
+        return Err(errors.into_vec().into_iter().map(|error| rules::fault(error, &complete)).collect());
     }
     serde_json::from_value(complete).map_err(|error| {
         vec![Fault {
@@ -450,55 +451,4 @@ fn check_object(
         }
         path.pop();
     }
-}
-
-/// The other fields that a rule compares with a field of `object`: `hiddenSize is 64`.
-fn compared(rule: &str, object: &Value, field: &str) -> String {
-    let names = rule.split("self.").skip(1).map(|rest| {
-        let end = rest.find(|letter: char| !letter.is_ascii_alphanumeric()).unwrap_or(rest.len());
-        &rest[..end]
-    });
-    let mut words: Vec<String> = Vec::new();
-    for name in names.filter(|name| *name != field) {
-        if let Some(value @ (Value::Number(_) | Value::String(_))) = object.get(name) {
-            let word =
-                format!("{name} is {}", value.as_str().map_or_else(|| value.to_string(), |text| format!("{text:?}")));
-            if !words.contains(&word) {
-                words.push(word);
-            }
-        }
-    }
-    words.join(", ")
-}
-
-/// Converts a CEL failure to a fault. The engine's path can begin with `self` or a dot, and names
-/// the object that holds the rule.
-fn rule_fault(error: cel::ValidationError, document: &Value) -> Fault {
-    let mut path: Vec<String> = Vec::new();
-    for part in error.field_path.replace('[', ".").replace(']', "").split('.') {
-        let part = part.trim_matches(['"', '\'']);
-        if !part.is_empty() && part != "self" {
-            path.push(part.to_string());
-        }
-    }
-    // A rule at the top of the document cannot name a field of `metadata`, whose schema is the
-    // server's; its message does.
-    if path.is_empty() && error.message.starts_with("metadata.name ") {
-        path = vec!["metadata".into(), "name".into()];
-    }
-    let value_at = |path: &[String]| {
-        path.iter().try_fold(document, |value, part| match part.parse::<usize>() {
-            Ok(index) if value.is_array() => value.get(index),
-            _ => value.get(part),
-        })
-    };
-    let field = value_at(&path).filter(|value| !value.is_object() && !value.is_array());
-    let got = field.map(describe).unwrap_or_default();
-    let help = match path.split_last() {
-        Some((name, parent)) if field.is_some() => {
-            value_at(parent).map(|object| compared(&error.rule, object, name)).unwrap_or_default()
-        }
-        _ => String::new(),
-    };
-    Fault { kind: FaultKind::Rule, path, message: error.message, got, expected: String::new(), help }
 }

@@ -196,13 +196,16 @@ impl ControlPlane {
             serde_json::from_value(serde_json::json!({"metadata": {"name": name}}))?;
         let client = self.client().await?;
         Api::all(client.clone()).create(&Default::default(), &object).await?;
+        // Pods cannot be created before the namespace has its default service account.
+        let accounts = Api::<k8s_openapi::api::core::v1::ServiceAccount>::namespaced(client, &name);
         if self.options.controller_manager {
-            // Pods cannot be created before the namespace has its default service account.
-            let accounts = Api::<k8s_openapi::api::core::v1::ServiceAccount>::namespaced(client, &name);
             let exists = await_condition(accounts, "default", |account: Option<&_>| account.is_some());
             tokio::time::timeout(TIMEOUT, exists)
                 .await
                 .context("no default service account: is the controller manager alive?")??;
+        } else {
+            let account = serde_json::from_value(serde_json::json!({"metadata": {"name": "default"}}))?;
+            accounts.create(&Default::default(), &account).await?;
         }
         Ok(name)
     }

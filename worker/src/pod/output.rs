@@ -223,7 +223,7 @@ mod tests {
             .to_string()
         };
         output.stdout(0, &ready("shm"), now);
-        assert!(!text(&output).contains("P2P"), "{}", text(&output));
+        assert!(!text(&output).contains("\"links\""), "{}", text(&output));
         output.stdout(0, &ready("nccl"), now);
         let line = text(&output).lines().last().unwrap_or_default().to_owned();
         let Ok(Event::Ready(ready)) = serde_json::from_str(&line) else { panic!("{line}") };
