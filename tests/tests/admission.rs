@@ -194,8 +194,6 @@ fn children(scene: &Scene) {
     };
     let ours = pod(json!({"training.switchyard.dev/job-uid": "1"}));
     let create = ["create", "--dry-run=server", "-f", "-"];
-    // The ServiceAccount admission plugin requires this account.
-    scene.must(&["create", "serviceaccount", "default", "-n", &scene.namespace], "");
     let refused = || {
         let ended = scene.as_user("author", &create, &ours);
         let named = ended.stderr.contains("metadata.labels[training.switchyard.dev/job-uid]");

@@ -15,10 +15,6 @@ async fn the_api_server_and_etcd_are_killed() -> Result<()> {
     nodes.capacity = [("cpu", "100"), ("memory", "100Gi"), ("pods", "100")].map(|(a, b)| (a.into(), b.into())).into();
     let kubelet = Kubelet::start(plane.config().await?, nodes).await?;
     let namespace = plane.namespace("killed").await?;
-    let account = json!({"metadata": {"name": "default"}});
-    let accounts =
-        kube::Api::<k8s_openapi::api::core::v1::ServiceAccount>::namespaced(plane.client().await?, &namespace);
-    accounts.create(&Default::default(), &serde_json::from_value(account)?).await?;
     let own = ControllerOptions { namespace: Some(namespace.clone()), ..ControllerOptions::default() };
     let mut controller = switchyard_tests::start_controller(&plane, "controller", &own)?;
     let jobs = Jobs::new(plane.client().await?, &namespace);
