@@ -4,6 +4,7 @@ use crate::gpu_topology::GPUTopology;
 use crate::{PlacementSlice, TrainJob};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
+use serde_json::Value;
 use std::sync::LazyLock;
 
 /// Deriving the schemas takes as long as hundreds of copies of them.
@@ -11,9 +12,27 @@ static CRDS: LazyLock<[(&'static str, CustomResourceDefinition); 3]> = LazyLock:
     [
         ("gputopologies.yaml", GPUTopology::crd()),
         ("placementslices.yaml", PlacementSlice::crd()),
-        ("trainjobs.yaml", TrainJob::crd()),
+        ("trainjobs.yaml", stored(&TrainJob::crd())),
     ]
 });
+
+/// The form in which an API server stores a CRD: without `nullable: false`, which keeps kube from
+/// adding `nullable: true` to schemas without a type.
+fn stored(crd: &CustomResourceDefinition) -> CustomResourceDefinition {
+    fn prune(value: &mut Value) {
+        match value {
+            Value::Object(fields) => {
+                fields.retain(|name, field| name != "nullable" || *field != Value::Bool(false));
+                fields.values_mut().for_each(prune);
+            }
+            Value::Array(items) => items.iter_mut().for_each(prune),
+            _ => {}
+        }
+    }
+    let mut value = serde_json::to_value(crd).expect("invariant: a CRD serialises to JSON");
+    prune(&mut value);
+    serde_json::from_value(value).expect("invariant: a pruned CRD is a CRD")
+}
 
 /// Every CRD with the name of its file in `crds/generated`.
 pub fn crds() -> Vec<(&'static str, CustomResourceDefinition)> {
