@@ -89,7 +89,7 @@ pub(crate) const STAGES: [Stage; 15] = [
     Stage {
         name: "pure",
         what: "crates whose tests need only the compiler, node agent, generated files, repository rules",
-        budget: 400,
+        budget: 600,
         lane: Lane::Compute,
         prerequisites: &[],
         work: Work::Tests { of: Tests::AllExcept(ENGINE), threads: None, environment: &[] },
