@@ -252,7 +252,7 @@ fn check(schema: &Value, value: &Value, path: &mut Vec<String>, faults: &mut Vec
         faults.push(Fault { kind, path: path.clone(), message: message.to_string(), got, expected, help });
     };
     if schema["x-kubernetes-int-or-string"] == true {
-        // Only our own fields bound the value; those of Kubernetes are quantities.
+        // Only our own fields bound the value; Kubernetes fields are quantities.
         let is_bounded = !schema["maximum"].is_null();
         if !(value.is_string() || value.is_i64() || value.is_u64()) {
             report(FaultKind::WrongType, "wrong type", describe(value), "an integer or a string".into(), String::new());

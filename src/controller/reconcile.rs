@@ -100,7 +100,7 @@ impl Context {
     }
 
     /// Defers a plan that cannot find a placement, so that plans that can find one go first,
-    /// including those of jobs that arrive meanwhile. Returns whether it was deferred.
+    /// including plans of jobs that arrive meanwhile. Returns whether it was deferred.
     fn defer_if_futile(&self, key: &Key, now: Instant) -> bool {
         let rules = self.rules(self.now());
         let mut index = self.index();

@@ -25,7 +25,7 @@ static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-/// Held by each test, because the counters are those of the whole process.
+/// Held by each test, because the counters cover the whole process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 // SAFETY: all calls are forwarded to the system allocator; counting does not allocate.

@@ -171,7 +171,7 @@ impl Facts {
                 .unwrap_or_default(),
             reduce_alone_ms: ready().map(|ready| ready.all_reduce_ms).filter(|ms| *ms > 0.0).reduce(f64::max),
             transport: ready().map(|ready| ready.transport).next(),
-            channels: nccl::summary(&ready().flat_map(|ready| ready.links.clone()).collect::<Vec<_>>()),
+            channels: nccl::summary(ready().flat_map(|ready| &ready.links)),
             read_ms: per(sums.read_ms, sums.read_steps),
             synthetic_step_ms: record.synthetic_step_ms,
             memory: memory(record),

@@ -90,7 +90,8 @@ fn missing_rights_are_named() -> Result<()> {
         let fragment = format!("system:serviceaccount:{SYSTEM}:{account} cannot ");
         let mut rights = BTreeSet::new();
         until("all rights", TIMEOUT, || {
-            let what = expect_finding(&plane, &fragment, "helm upgrade")?;
+            let Some((what, fix)) = found(&plane, &fragment)? else { return Ok(false) };
+            ensure!(fix.contains("helm upgrade"), "{what}: {fix}");
             let (_, list) = what.split_once(" cannot ").context("rights")?;
             rights = list.split(", ").map(str::to_string).collect();
             Ok(rights == *expected)

@@ -172,7 +172,7 @@ fn adapter(entry: &str) -> &str {
 
 /// The channels of a rank by path: `8 x P2P/CUMEM/read, 2 x NET/IB/0/GDRDMA (mlx5_0)`. `None`
 /// without NCCL links.
-pub fn summary(links: &[Link]) -> Option<String> {
+pub fn summary<'a>(links: impl IntoIterator<Item = &'a Link>) -> Option<String> {
     let mut counts = BTreeMap::<(&str, Option<&str>), u32>::new();
     for link in links {
         if let Link::Nccl { path, channels, adapter, .. } = link {
@@ -214,7 +214,7 @@ n:7:19 [0] NCCL INFO Connected all rings";
             Link::Nccl { rank: 8, path: "NET/IB/1/GDRDMA".into(), channels: 1, adapter: Some("mlx5_3".into()) };
         assert_eq!(seen.links(1), [network]);
         assert_eq!(
-            summary(&[seen.links(0), seen.links(1)].concat()).as_deref(),
+            summary(seen.links(0).iter().chain(&seen.links(1))).as_deref(),
             Some("1 x NET/IB/1/GDRDMA (mlx5_3), 2 x P2P/CUMEM/read")
         );
         assert_eq!(summary(&[]), None);

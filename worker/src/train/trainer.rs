@@ -289,7 +289,7 @@ impl Trainer {
             return Ok(());
         }
         // Each rank writes its own part, so that diverged replicas would be mixed for good: the
-        // ranks that resume from such a checkpoint agree.
+        // ranks that resume from this checkpoint agree.
         self.agree_on_state()?;
         let progress = Progress::new(self.done, self.engine.counters(), &self.training);
         let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };

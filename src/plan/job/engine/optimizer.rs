@@ -20,7 +20,7 @@ struct Defaults {
 
 /// Defaults documented in `docs/engine.md`. For `AdamW` they depend on the model: GPT's are from
 /// Brown and others 2020, appendix B; BERT's from Devlin and others 2019, appendix A.2; ResNet's
-/// are those of Liu and others 2022, table 5, for convolutional networks; the rest are PyTorch's.
+/// are from Liu and others 2022, table 5, for convolutional networks; the rest are PyTorch's.
 /// Those for `Adam` are its authors', those for `LAMB` BERT's (You and others 2020), those for
 /// `SGD` and `LARS` ResNet's (He and others 2016).
 fn defaults(kind: Kind, model: api::ModelType) -> Defaults {

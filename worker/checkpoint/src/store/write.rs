@@ -11,7 +11,7 @@ use std::io;
 use std::path::Path;
 use xxhash_rust::xxh3::Xxh3;
 
-/// File with which a directory is tried before the first step.
+/// File that probes the directory before the first step.
 const PROBE_FILE: &str = ".probe";
 
 impl Store<'_> {
