@@ -43,9 +43,20 @@ impl Waiter {
         if ready() {
             return true;
         }
+        let start = Instant::now();
+        self.spin_by(|| start.elapsed(), in_foreground, ready)
+    }
+
+    /// As [`Waiter::spin`] after its first poll, with the time since then from `elapsed`.
+    #[inline]
+    fn spin_by(
+        &mut self,
+        elapsed: impl Fn() -> Duration,
+        in_foreground: bool,
+        mut ready: impl FnMut() -> bool,
+    ) -> bool {
         let may_spin = if in_foreground { self.policy.own_cpu } else { self.policy.spare_cpu };
         let budget = if may_spin { self.budget } else { SPIN_WITHOUT_CPU };
-        let start = Instant::now();
         loop {
             for _ in 0..8 {
                 std::hint::spin_loop();
@@ -54,7 +65,7 @@ impl Waiter {
                     return true;
                 }
             }
-            if start.elapsed() >= budget {
+            if elapsed() >= budget {
                 break;
             }
         }
@@ -64,7 +75,7 @@ impl Waiter {
             if ready() {
                 // A longer spin would have sufficed. Without this, the cost of yielding would keep
                 // spins short forever.
-                if start.elapsed() < LONGEST_SPIN {
+                if elapsed() < LONGEST_SPIN {
                     self.lengthen();
                 }
                 return true;
@@ -99,16 +110,26 @@ mod tests {
         assert_eq!(waiter.budget, 2 * SHORTEST_SPIN);
     }
 
+    /// The budget after a wait that succeeds at its first yield, `waited` after its first poll.
+    fn budget_after_a_yield(waited: Duration) -> Duration {
+        let mut waiter = Waiter::new(SpinPolicy { own_cpu: true, spare_cpu: false });
+        waiter.budget = SHORTEST_SPIN;
+        let mut polls = 0;
+        assert!(waiter.spin_by(
+            || waited,
+            true,
+            || {
+                polls += 1;
+                polls > 8
+            }
+        ));
+        waiter.budget
+    }
+
     #[test]
     fn a_wait_that_ends_soon_after_the_spin_makes_the_next_spin_longer() {
-        let mut waiter = Waiter::new(SpinPolicy { own_cpu: true, spare_cpu: false });
-        // On a busy machine a single try may be interrupted for longer than a spin.
-        let lengthened = (0..100).any(|_| {
-            waiter.budget = SHORTEST_SPIN;
-            let start = Instant::now();
-            waiter.spin(true, || start.elapsed() > 3 * SHORTEST_SPIN) && waiter.budget == 2 * SHORTEST_SPIN
-        });
-        assert!(lengthened);
+        assert_eq!(budget_after_a_yield(3 * SHORTEST_SPIN), 2 * SHORTEST_SPIN);
+        assert_eq!(budget_after_a_yield(LONGEST_SPIN), SHORTEST_SPIN);
     }
 
     #[test]
