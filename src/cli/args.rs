@@ -15,7 +15,7 @@ pub(super) use topo::{ImportArgs, TopoArgs, TopoCommand, XmlArgs};
 
 use clap::{ArgGroup, Args, ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
-use switchyard_controller_daemon::ControllerArgs;
+use switchyard_controller::daemon::ControllerArgs;
 use switchyard_worker_contract::exit::Exit;
 
 /// Schedule and run distributed training jobs on the GPUs and NICs with the fastest path between

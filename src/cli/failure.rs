@@ -42,8 +42,8 @@ impl From<RunError> for Failure {
     }
 }
 
-impl From<switchyard_controller_daemon::Failure> for Failure {
-    fn from(failure: switchyard_controller_daemon::Failure) -> Failure {
+impl From<switchyard_controller::daemon::Failure> for Failure {
+    fn from(failure: switchyard_controller::daemon::Failure) -> Failure {
         Failure::new(failure.message, failure.exit)
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use std::path::Path;
-use switchyard_controller_daemon as daemon;
+use switchyard_controller::daemon;
 use switchyard_fabric::profile::Profile;
 use switchyard_service::file::{self, ONE_OBJECT};
 pub(crate) use switchyard_service::file::{Limit, name};

@@ -75,7 +75,7 @@ fn command(cli: &Cli) -> Result<Exit, Failure> {
         Command::Doctor(args) => doctor::doctor(cli, args),
         Command::Topo(args) => topo::topo(cli, args),
         Command::Checkpoint(command) => checkpoint::checkpoint(cli, command),
-        Command::Controller(args) => switchyard_controller_daemon::start(args).map_err(Failure::from),
+        Command::Controller(args) => switchyard_controller::daemon::start(args).map_err(Failure::from),
         Command::Crd => Ok(crd()),
         Command::Explain(args) => explain::explain(cli, args),
         Command::Completions(args) => Ok(completions::script(args.shell)),

@@ -14,7 +14,7 @@ use kube::Client;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::Path;
-use switchyard_controller_daemon::levels;
+use switchyard_controller::daemon::levels;
 use switchyard_crds::TrainJob;
 use switchyard_fabric::profile::Profile;
 use switchyard_ledger::offline::{Cluster, PlacementVerdict, PreviousPlacement};

@@ -31,6 +31,7 @@ mod warnings;
 mod watch;
 
 pub mod apply;
+pub mod daemon;
 
 pub use election::Timing;
 

@@ -128,7 +128,7 @@ fn transform(file: &str, product: String) -> Result<String, String> {
         let (version, after) = after.split_once('"').ok_or("the version in Cargo.toml has no closing quote")?;
         return Ok(format!("{before}\nversion = \"{version}-mutants\"{after}"));
     }
-    if file == "src/daemon/Cargo.toml" {
+    if file == "src/controller/Cargo.toml" {
         // Build only the controller, because the other commands of `switchyard` would double the
         // build.
         return Ok(format!("{product}\n[[bin]]\nname = \"switchyard-mutants\"\npath = \"main.rs\"\n"));

@@ -52,7 +52,7 @@ pub(crate) const IMAGES: [Image; 3] = [
     Image {
         stage: "operator",
         name: "switchyard-controller",
-        package: "switchyard-controller-daemon",
+        package: "switchyard-controller",
         loads: &[],
         max_mib: (25.0, 25.0),
     },

@@ -27,7 +27,6 @@ const FABRIC: &str = "switchyard-fabric";
 const PLAN: &str = "switchyard-plan";
 const LEDGER: &str = "switchyard-ledger";
 const CONTROLLER: &str = "switchyard-controller";
-const CONTROLLER_DAEMON: &str = "switchyard-controller-daemon";
 const LOCAL: &str = "switchyard-local";
 const TOOLS: &str = "switchyard-tools";
 const CLI: &str = "switchyard-cli";
@@ -123,15 +122,9 @@ const TABLE: &[Row] = &[
     Row { package: LEDGER, workspace: &[CORE, PLAN, FABRIC, CRDS, CONTRACT], only: None, never: IMPURE },
     Row { package: TOOLS, workspace: &[CORE, FABRIC, CRDS, CONTRACT], only: None, never: IMPURE },
     Row {
+        // Its image contains no command-line code.
         package: CONTROLLER,
         workspace: &[LEDGER, PLAN, FABRIC, CRDS, CONTRACT, SERVICE],
-        only: None,
-        never: &[WORKER, AGENT, CLI, LOCAL],
-    },
-    // The program in the controller's image. It contains no command-line code.
-    Row {
-        package: CONTROLLER_DAEMON,
-        workspace: &[CONTROLLER, PLAN, FABRIC, CONTRACT, SERVICE],
         only: None,
         never: &[WORKER, AGENT, CLI, LOCAL, TOOLS],
     },
@@ -144,25 +137,12 @@ const TABLE: &[Row] = &[
     Row {
         package: CLI,
         workspace: &[
-            CORE,
-            TOPOLOGY,
-            FABRIC,
-            PLAN,
-            LEDGER,
-            CONTROLLER_DAEMON,
-            LOCAL,
-            TOOLS,
-            CHECKPOINT,
-            CRDS,
-            CONTRACT,
-            AGENT,
-            SERVICE,
+            CORE, TOPOLOGY, FABRIC, PLAN, LEDGER, CONTROLLER, LOCAL, TOOLS, CHECKPOINT, CRDS, CONTRACT, AGENT, SERVICE,
             SIMULATE,
         ],
         only: None,
         never: &[WORKER, DAEMON, "switchyard-tests"],
     },
-    Row { package: "switchyard", workspace: &[CLI], only: Some(&[]), never: &[WORKER, DAEMON, "switchyard-tests"] },
     Row {
         package: "switchyard-tests",
         workspace: &[
@@ -249,12 +229,12 @@ fn no_dependency_tree_contains_forbidden_crates() {
 fn forbidden_dependencies_are_caught() {
     let package = |name: &str, dependencies: Value| json!({"id": name, "name": name, "dependencies": dependencies});
     let faulty = json!({
-        "workspace_members": [WORKER, CRDS, CONTRACT, "switchyard", "newcomer"],
+        "workspace_members": [WORKER, CRDS, CONTRACT, CLI, "newcomer"],
         "packages": [
             package(WORKER, json!([{"name": CRDS, "kind": null}, {"name": "serde", "kind": null}])),
-            package(CRDS, json!([{"name": "switchyard", "kind": "dev"}, {"name": WORKER, "kind": "build"}])),
+            package(CRDS, json!([{"name": CLI, "kind": "dev"}, {"name": WORKER, "kind": "build"}])),
             package(CONTRACT, json!([{"name": "serde", "kind": null}, {"name": "libc", "kind": null}])),
-            package("switchyard", json!([{"name": WORKER, "kind": null}])),
+            package(CLI, json!([{"name": WORKER, "kind": null}])),
             package("newcomer", json!([])),
         ],
     });
@@ -265,7 +245,7 @@ fn forbidden_dependencies_are_caught() {
             "switchyard-worker depends on switchyard-crds",
             "switchyard-crds depends on switchyard-worker",
             "switchyard-worker-contract depends on libc",
-            "switchyard depends on switchyard-worker",
+            "switchyard-cli depends on switchyard-worker",
             "newcomer has no row",
         ],
     );

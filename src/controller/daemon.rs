@@ -1,16 +1,15 @@
 //! Command-line entry point of the controller: arguments, signal handling, startup. Shared by
 //! `switchyard controller` and by `switchyard-controller`, the binary of the controller image.
-#![forbid(unsafe_code)]
 
 mod args;
 
 pub use args::{ControllerArgs, QueuePredictor, Toggle};
 
+use crate::{Settings, Timing};
 use jiff::SignedDuration;
 use std::fmt::Display;
 use std::path::Path;
 use std::time::Duration;
-use switchyard_controller::{self as controller, Settings, Timing};
 use switchyard_fabric::profile::Profile;
 use switchyard_plan::cluster::levels::{DomainLevel, LevelError, Levels};
 use switchyard_plan::objects::Defaults;
@@ -89,7 +88,7 @@ pub fn start(args: &ControllerArgs) -> Result<Exit, Failure> {
         let (stop, stopped) = channel(false);
         let (sent, exit) = channel(Exit::Done);
         stop_on_signal(stop, sent).map_err(|error| Failure::unexpected(format!("cannot handle signals: {error}")))?;
-        controller::run(settings, config, stopped).await.map_err(Failure::usage)?;
+        crate::run(settings, config, stopped).await.map_err(Failure::usage)?;
         Ok(*exit.borrow())
     })
 }

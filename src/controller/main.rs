@@ -4,7 +4,7 @@
 
 use clap::{CommandFactory, FromArgMatches, Parser};
 use std::process::ExitCode;
-use switchyard_controller_daemon::{ControllerArgs, start};
+use switchyard_controller::daemon::{ControllerArgs, start};
 
 /// Reconciles the TrainJobs of a cluster. The same as `switchyard controller`, without the other
 /// commands.
