@@ -40,7 +40,8 @@ pub(super) struct Folder {
 pub(super) struct Opened {
     pub train: Folder,
     pub validation: Option<Folder>,
-    pub classes: u32,
+    /// Names of the classes, in order.
+    pub classes: Vec<String>,
     pub files: u64,
     pub skipped: SkippedFiles,
     pub bytes: u64,
@@ -113,7 +114,7 @@ pub(super) fn open(data: &Files, side: u32, fraction: f64) -> Result<Opened, Dat
     let Listing { root, skipped, bytes, digest } = listing;
     let validation = (!validation.is_empty()).then(|| Folder { root: Arc::clone(&root), side, files: validation });
     let train = Folder { root, side, files: train };
-    Ok(Opened { train, validation, classes: names.len() as u32, files, skipped, bytes, digest })
+    Ok(Opened { train, validation, classes: names, files, skipped, bytes, digest })
 }
 
 /// The split (if the directory has splits) and the class of a path.
