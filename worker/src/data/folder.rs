@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+use switchyard_checkpoint::disk::is_final;
 use switchyard_worker_contract::config::Files;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
@@ -220,7 +221,7 @@ impl Folder {
             std::io::ErrorKind::NotFound => {
                 SampleError::Data(DataError::Changed { path: path.to_owned(), what: "it is gone".to_owned() })
             }
-            _ if files::is_final(&error) => SampleError::Unreadable(format!("cannot be opened ({error})")),
+            _ if is_final(&error) => SampleError::Unreadable(format!("cannot be opened ({error})")),
             _ => SampleError::Data(DataError::unreadable_now(path, error)),
         })?;
         stamp.check(path, &file)?;
