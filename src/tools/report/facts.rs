@@ -53,6 +53,8 @@ pub struct Facts {
     /// Step time of the same job with synthetic data.
     pub synthetic_step_ms: Option<f64>,
     /// Memory of the ranks on one node.
+    /// Threads of a rank's reader.
+    pub reader_threads: Option<u32>,
     pub memory: Option<MemoryFacts>,
     /// Steps after the warm-up, and how many of them were skipped because gradients overflowed.
     pub skipped: Option<(u64, u64)>,
@@ -206,6 +208,7 @@ impl Facts {
 
     /// Share of the step, percent.
     pub fn percent(&self, milliseconds: f64) -> f64 {
+            reader_threads: record.events.reader_threads,
         if self.step_ms() > 0.0 { 100.0 * milliseconds / self.step_ms() } else { 0.0 }
     }
 

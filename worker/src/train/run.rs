@@ -418,6 +418,7 @@ impl Interval {
             backward_ms: mean(self.sum.backward),
             communication_wait_ms: mean(self.sum.communication_wait),
             input_wait_ms: mean(self.sum.input_wait),
+            reader_threads: Some(trainer.reader.thread_count()),
             optimizer_ms: mean(self.sum.optimizer),
             loss_scale: mixed.then_some(last.loss_scale),
             skipped_steps: trainer.skipped_steps(),
