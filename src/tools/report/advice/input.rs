@@ -49,6 +49,9 @@ fn check(facts: &Facts) -> Finding {
     if let Some((synthetic, _)) = comparison {
         evidence.push_str(&format!(" With synthetic data a step takes {} ms.", ms(synthetic)));
     }
+    if let Some(idle) = facts.gpu_idle_percent() {
+        evidence.push_str(&format!(" NVML saw the GPUs idle {idle:.0} % of the run."));
+    }
     let mut changes = changes(facts, wait, &mut evidence);
     if let Some((_, saved)) = comparison
         && let Some(first) = changes.first_mut()
