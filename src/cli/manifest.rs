@@ -98,7 +98,7 @@ spec:
     fn a_good_manifest_is_read_with_defaults() {
         let job = parse("job.yaml", GOOD).unwrap();
         assert_eq!(job.spec.trainer.num_nodes, 1);
-        assert_eq!(job.spec.engine.as_ref().unwrap().optimizer.kind, switchyard_crds::OptimizerType::AdamW);
+        assert_eq!(job.spec.engine.as_ref().unwrap().optimizer.kind, None);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Sources of samples, and how they are read.
 
-use super::{DECIMAL, SIGNED_DECIMAL, Switch, disabled, one};
+use super::{DECIMAL, SIGNED_DECIMAL, Switch, disabled};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::KubeSchema;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -263,10 +263,11 @@ pub enum PinnedMemory {
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Reader {
-    /// Threads per process that read, decode and augment. Default 1.
-    #[serde(default = "one")]
+    /// Threads per process that read, decode and augment. Default: as many as keep up with the
+    /// training, measured in its first micro-batches, within the CPUs of the process.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 256))]
-    pub workers: i32,
+    pub workers: Option<i32>,
 
     /// `Enabled` (default): the next micro-batch is prepared while the current one is in use.
     /// `Disabled`: the step waits for it.
@@ -297,7 +298,7 @@ pub struct Reader {
 impl Default for Reader {
     fn default() -> Self {
         Reader {
-            workers: 1,
+            workers: None,
             double_buffer: Switch::Enabled,
             infinite: Switch::Enabled,
             sample_type: SampleType::UInt8,

@@ -46,6 +46,9 @@ const SIGNED_DECIMAL: &str = r"^-?[0-9]{1,12}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2
 #[x_kube(validation = Rule::new("self.data.format != 'Text' || !((has(self.model.gpt) && self.model.gpt.vocabulary == 'GPT2') \
     || (has(self.model.bert) && self.model.bert.vocabulary == 'GPT2'))")
     .message("vocabulary GPT2 needs data.format Tokens or Synthetic: with Text the tokens are bytes").field_path(".data.format"))]
+#[x_kube(validation = Rule::new("self.model.type != 'ResNet' || has(self.optimizer.type) \
+    || (!has(self.optimizer.beta1) && !has(self.optimizer.beta2) && !has(self.optimizer.epsilon))")
+    .message("beta1, beta2 and epsilon need optimizer.type with a ResNet, whose default is SGD").field_path(".optimizer.type"))]
 #[x_kube(validation = Rule::new("double(self.labelSmoothing) < 1.0")
     .message("labelSmoothing must be less than 1").field_path(".labelSmoothing"))]
 pub struct Engine {
@@ -119,7 +122,7 @@ pub struct Engine {
     #[schemars(range(min = 0, max = 9_007_199_254_740_991_i64))]
     pub seed: i64,
 
-    /// The optimizer. Default AdamW.
+    /// The optimizer. Default: SGD with momentum for a ResNet, AdamW otherwise.
     #[serde(default)]
     pub optimizer: Optimizer,
 

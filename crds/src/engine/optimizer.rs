@@ -5,8 +5,8 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Kind of optimizer.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// Kind of optimizer. Default: `SGD` with a ResNet, `AdamW` otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[allow(clippy::upper_case_acronyms)]
 pub enum OptimizerType {
     /// Stochastic gradient descent with momentum.
@@ -14,7 +14,6 @@ pub enum OptimizerType {
     /// Adam; weight decay is added to the gradient.
     Adam,
     /// Adam with decoupled weight decay.
-    #[default]
     AdamW,
     /// Layer-wise adaptive Adam, for large batches.
     LAMB,
@@ -39,17 +38,17 @@ pub enum DecayExclusions {
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!has(self.learningRate) || double(self.learningRate) > 0.0")
     .message("learningRate must be greater than 0").field_path(".learningRate"))]
-#[x_kube(validation = Rule::new("has(self.learningRate) || !(self.type in ['LAMB', 'LARS'])")
+#[x_kube(validation = Rule::new("has(self.learningRate) || !has(self.type) || !(self.type in ['LAMB', 'LARS'])")
     .message("learningRate must be set with LAMB and LARS: a good value depends on the batch size").field_path(".learningRate"))]
-#[x_kube(validation = Rule::new("self.type in ['SGD', 'LARS'] || !has(self.momentum)")
-    .message("momentum is for SGD and LARS; the others have beta1").field_path(".momentum"))]
+#[x_kube(validation = Rule::new("!has(self.momentum) || (has(self.type) && self.type in ['SGD', 'LARS'])")
+    .message("momentum is for type SGD and LARS; the others have beta1").field_path(".momentum"))]
 #[x_kube(validation = Rule::new("!has(self.momentum) || double(self.momentum) < 1.0")
     .message("momentum must be less than 1").field_path(".momentum"))]
-#[x_kube(validation = Rule::new("self.nesterov == 'Disabled' || self.type == 'SGD'")
-    .message("nesterov is for SGD").field_path(".nesterov"))]
+#[x_kube(validation = Rule::new("self.nesterov == 'Disabled' || (has(self.type) && self.type == 'SGD')")
+    .message("nesterov is for type SGD").field_path(".nesterov"))]
 #[x_kube(validation = Rule::new("self.nesterov == 'Disabled' || !has(self.momentum) || double(self.momentum) > 0.0")
     .message("nesterov needs a momentum greater than 0").field_path(".momentum"))]
-#[x_kube(validation = Rule::new("self.type in ['Adam', 'AdamW', 'LAMB'] || (!has(self.beta1) && !has(self.beta2) && !has(self.epsilon))")
+#[x_kube(validation = Rule::new("!has(self.type) || self.type in ['Adam', 'AdamW', 'LAMB'] || (!has(self.beta1) && !has(self.beta2) && !has(self.epsilon))")
     .message("beta1, beta2 and epsilon are for Adam, AdamW and LAMB").field_path(".type"))]
 #[x_kube(validation = Rule::new("!has(self.beta1) || double(self.beta1) < 1.0")
     .message("beta1 must be less than 1").field_path(".beta1"))]
@@ -57,12 +56,12 @@ pub enum DecayExclusions {
     .message("beta2 must be less than 1").field_path(".beta2"))]
 #[x_kube(validation = Rule::new("!has(self.epsilon) || double(self.epsilon) > 0.0")
     .message("epsilon must be greater than 0").field_path(".epsilon"))]
-#[x_kube(validation = Rule::new("!has(self.trustCoefficient) || (self.type == 'LARS' && double(self.trustCoefficient) > 0.0)")
+#[x_kube(validation = Rule::new("!has(self.trustCoefficient) || (has(self.type) && self.type == 'LARS' && double(self.trustCoefficient) > 0.0)")
     .message("trustCoefficient must be greater than 0, and is for LARS").field_path(".trustCoefficient"))]
 pub struct Optimizer {
-    /// Kind of optimizer. Default `AdamW`.
-    #[serde(default, rename = "type")]
-    pub kind: OptimizerType,
+    /// Kind of optimizer. Default: `SGD` with a ResNet, `AdamW` otherwise.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<OptimizerType>,
 
     /// Peak learning rate, a decimal string. Default: "0.001" for `Adam` and `AdamW`, "0.1" for
     /// `SGD`; required with `LAMB` and `LARS`.
@@ -125,7 +124,7 @@ pub struct Optimizer {
 impl Default for Optimizer {
     fn default() -> Self {
         Optimizer {
-            kind: OptimizerType::AdamW,
+            kind: None,
             learning_rate: None,
             momentum: None,
             nesterov: Switch::Disabled,

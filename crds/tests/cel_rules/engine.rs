@@ -34,6 +34,10 @@ fn optimizer(block: Value) -> Value {
     engine(json!({"optimizer": block}))
 }
 
+fn resnet_with(optimizer: Value) -> Value {
+    engine(json!({"model": resnet(), "data": {"format": "CIFAR10", "path": "c"}, "optimizer": optimizer}))
+}
+
 fn schedule(block: Value) -> Value {
     engine(json!({"schedule": block}))
 }
@@ -219,7 +223,7 @@ fn optimizers() -> Vec<Case> {
             optimizer(json!({"type": "LAMB"})),
         ),
         (
-            "momentum is for SGD",
+            "momentum is for type SGD",
             optimizer(json!({"type": "SGD", "momentum": "0"})),
             optimizer(json!({"type": "Adam", "momentum": "0.9"})),
         ),
@@ -229,7 +233,7 @@ fn optimizers() -> Vec<Case> {
             optimizer(json!({"type": "SGD", "momentum": "1"})),
         ),
         (
-            "nesterov is for SGD",
+            "nesterov is for type SGD",
             optimizer(json!({"type": "SGD", "nesterov": "Enabled"})),
             optimizer(json!({"type": "LARS", "learningRate": "1", "nesterov": "Enabled"})),
         ),
@@ -242,6 +246,11 @@ fn optimizers() -> Vec<Case> {
             "beta1, beta2 and epsilon are for",
             optimizer(json!({"type": "LAMB", "learningRate": "1", "beta1": "0.8"})),
             optimizer(json!({"type": "SGD", "beta1": "0.8"})),
+        ),
+        (
+            "beta1, beta2 and epsilon need optimizer.type",
+            resnet_with(json!({"type": "AdamW", "beta1": "0.8"})),
+            resnet_with(json!({"beta1": "0.8"})),
         ),
         ("beta1 must be less than 1", optimizer(json!({"beta1": "0.99"})), optimizer(json!({"beta1": "1"}))),
         ("beta2 must be less than 1", optimizer(json!({"beta2": "0.999"})), optimizer(json!({"beta2": "1.5"}))),

@@ -69,6 +69,7 @@ fn progress(rank: u32) -> Event {
         backward_ms: 0.4,
         communication_wait_ms: 0.1,
         input_wait_ms: 0.1,
+        reader_threads: Some(1),
         optimizer_ms: 0.1,
         loss_scale: None,
         skipped_steps: Some(2),

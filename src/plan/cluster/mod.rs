@@ -67,6 +67,7 @@ pub use excluded::Excluded;
 pub use placement_request::{Avoided, PlacementRequest, PlacementRules};
 pub use refusal::{Change, NoPlacement};
 
+use super::job::LAST_ATTEMPT;
 use super::objects::{self, Kind, Object};
 use super::status::{self, Draft, Ending};
 use super::{ValidJob, validate};
@@ -293,10 +294,9 @@ fn plan_running(snapshot: &JobSnapshot<'_>, valid: &ValidJob) -> Reconciliation 
     let status = snapshot.job.status.clone().unwrap_or_default();
     let resumed = status::reason_of(&status, conditions::SUCCEEDED) == Some(Stage::Suspended.reason());
     let number = attempt_number(snapshot);
-    if let Some(number) = number.filter(|number| *number >= ownership::LAST_ATTEMPT) {
-        let last = ownership::LAST_ATTEMPT;
+    if let Some(number) = number.filter(|number| *number >= LAST_ATTEMPT) {
         let text = format!(
-            "status.attempt: got {number}; expected less than {last}, because no further attempt is possible: delete the job and create it again"
+            "status.attempt: got {number}; expected less than {LAST_ATTEMPT}, because no further attempt is possible: delete the job and create it again"
         );
         return end(snapshot, Ending::failed(conditions::PERMANENT_FAILURE, text));
     }

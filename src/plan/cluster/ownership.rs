@@ -1,5 +1,6 @@
 //! Maps objects to their job, attempt and node rank.
 
+use crate::job::LAST_ATTEMPT;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use switchyard_crds::labels;
 
@@ -15,10 +16,6 @@ pub fn position(name: &str) -> Option<(u32, u32)> {
     let (node_rank, attempt) = (number()?, number()?);
     (attempt > 0 && attempt <= LAST_ATTEMPT).then_some((attempt, node_rank))
 }
-
-/// Highest attempt number. With more digits a pod name could exceed the 63 characters of a host
-/// name. Backoff keeps a job from reaching it within a year.
-pub const LAST_ATTEMPT: u32 = 99_999;
 
 /// The TrainJob that owns this pod. An ownerReference is not enough, because anyone who can create
 /// pods can set it. Only the controller sets the label (an admission policy enforces this), and the

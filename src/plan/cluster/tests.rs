@@ -293,7 +293,7 @@ fn a_job_at_the_last_attempt_number_fails_with_the_reason() {
     let mut longest = World::new(1, json!({})).job;
     longest.metadata.name = Some("a".repeat(50));
     let valid = validate(&longest).unwrap();
-    let name = valid.pod_name(ownership::LAST_ATTEMPT, switchyard_crds::MAX_NODES as u32 - 1);
+    let name = valid.pod_name(LAST_ATTEMPT, switchyard_crds::MAX_NODES as u32 - 1);
     assert!(name.len() <= 63 && ownership::position(&name).is_some(), "{name}");
     assert_eq!(ownership::position("a-100000-0"), None);
 }

@@ -18,7 +18,7 @@ mod tensorflow;
 mod tests;
 mod torch;
 
-use crate::job::{GangPod, Invalid, ValidJob};
+use crate::job::{GangPod, Invalid, LAST_ATTEMPT, ValidJob};
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
 use switchyard_crds::{Framework, TrainJob};
 
@@ -94,7 +94,7 @@ pub fn uses_mpirun(job: &TrainJob) -> bool {
 /// Variables that exceed Linux's limit.
 pub fn faults(job: &TrainJob, valid: &ValidJob) -> Vec<Invalid> {
     // The highest attempt number, because names grow with it.
-    let pod = GangPod { job, valid, attempt: 99_999, node_rank: valid.request.nodes.saturating_sub(1) };
+    let pod = GangPod { job, valid, attempt: LAST_ATTEMPT, node_rank: valid.request.nodes.saturating_sub(1) };
     let too_long = |entry: &Entry| match &entry.source {
         Source::Value(value) => entry.name.len() + value.len() + 2 > MAX_VARIABLE,
         Source::Field(_) => false,

@@ -51,6 +51,10 @@ pub struct ValidJob {
     pub max_restarts: u32,
 }
 
+/// Highest attempt number. With more digits a pod name could exceed the 63 characters of a host
+/// name. Backoff keeps a job from reaching it within a year.
+pub const LAST_ATTEMPT: u32 = 99_999;
+
 impl ValidJob {
     /// Name of a node's pod and of its claim, also used for the same node in a local run.
     pub fn pod_name(&self, attempt: u32, node_rank: u32) -> String {

@@ -72,6 +72,7 @@ fn precedence(role: Role) -> u8 {
         Role::Cause => 0,
         Role::Follower => 1,
         Role::Symptom => 2,
-        Role::Remark => 3,
+        Role::General => 3,
+        Role::Remark => 4,
     }
 }

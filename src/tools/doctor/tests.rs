@@ -289,7 +289,7 @@ fn logs_from_the_field_have_their_diagnosis() {
         ("doctor-shm-old-form", "shared-memory-full", 1),
         ("pass-doctor-bus-lost-in-three-lines", "gpu-lost", 3),
         ("doctor-efa-security-group", "efa-request", 1),
-        ("doctor-gloo-loopback", "gloo-error", 1),
+        ("doctor-gloo-loopback", "gloo-mesh", 2),
         ("doctor-hip-memory-fault", "gpu-program-fault", 1),
         ("doctor-hip-no-binary", "no-kernel-image", 1),
         ("doctor-nccl-gpu-memory", "gpu-out-of-memory", 5),
@@ -313,7 +313,7 @@ fn logs_from_the_field_have_their_diagnosis() {
         assert_eq!(first, (id, line), "{name}: {attempt:#?}");
     }
     for (name, id) in [
-        ("doctor-gloo-loopback", "gloo-mesh"),
+        ("doctor-gloo-loopback", "gloo-error"),
         ("doctor-nccl-gpu-memory", "connection-closed"),
         ("doctor-slurm-oom-old-form", "terminated"),
     ] {

@@ -150,7 +150,7 @@ fn of_attempt(attempt: Option<u32>, attempt_hits: &AttemptHits) -> Attempt {
         basis,
         suspects: suspects(&all, &attempt_hits.speakers, first),
         other_causes: others(&[Role::Cause]),
-        followed: others(&[Role::Symptom, Role::Follower]),
+        followed: others(&[Role::Symptom, Role::General, Role::Follower]),
         remarks: others(&[Role::Remark]),
     }
 }
@@ -158,7 +158,8 @@ fn of_attempt(attempt: Option<u32>, attempt_hits: &AttemptHits) -> Attempt {
 /// The first error, with the reason for the choice.
 fn first<'a>(all: &[Heading<'a>]) -> (Option<Heading<'a>>, String) {
     let of = |role: Role| all.iter().filter(move |(_, hit)| hit.known.role == role).copied();
-    let consequences = of(Role::Symptom).chain(of(Role::Follower));
+    let symptoms = || of(Role::Symptom).chain(of(Role::General));
+    let consequences = symptoms().chain(of(Role::Follower));
     let earliest = consequences.filter_map(|(_, hit)| hit.time).min();
     let in_time = |(_, hit): &Heading<'_>| match (hit.time, earliest) {
         (Some(time), Some(earliest)) => time.since(earliest) <= LATE,
@@ -177,7 +178,10 @@ fn first<'a>(all: &[Heading<'a>]) -> (Option<Heading<'a>>, String) {
         };
         return (Some(cause), basis.to_owned());
     }
-    if let Some(symptom) = of(Role::Symptom).min_by_key(by_time) {
+    if let Some(symptom) = symptoms().min_by_key(by_time) {
+        let is_specific = |(speaker, _): &Heading<'_>| *speaker == symptom.0;
+        let specific = of(Role::Symptom).filter(is_specific).filter(in_time).min_by_key(by_time);
+        let symptom = specific.filter(|_| symptom.1.known.role == Role::General).unwrap_or(symptom);
         let basis = "no error here is a cause by itself: this is the first symptom, and its cause may be missing";
         return (Some(symptom), basis.to_owned());
     }

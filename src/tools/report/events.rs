@@ -67,6 +67,8 @@ pub(super) struct Events {
     pub total_steps: Option<u64>,
     pub items_per_second: Option<f64>,
     pub item: Option<Item>,
+    /// Most threads of a rank's reader.
+    pub reader_threads: Option<u32>,
     /// The last straggler, otherwise the last known slowest rank.
     pub slowest: Option<Slowest>,
     pub unreadable: u64,
@@ -90,6 +92,7 @@ impl Events {
             Event::Progress(progress) => {
                 self.total_steps = Some(progress.total_steps);
                 self.item = Some(progress.item);
+                self.reader_threads = self.reader_threads.max(progress.reader_threads);
                 let rate = Some(progress.items_per_second).filter(|rate| rate.is_finite() && *rate > 0.0);
                 self.items_per_second = rate.or(self.items_per_second);
                 let was_straggler = self.slowest.is_some_and(|slowest| slowest.is_straggler());

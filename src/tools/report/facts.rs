@@ -12,6 +12,9 @@ use switchyard_worker_contract::config::{Device, EngineConfig, Transport};
 use switchyard_worker_contract::event::{GpuReport, Inspection, MemoryUse};
 use switchyard_worker_contract::nccl;
 
+/// Seconds of monitoring after which NVML's samples of a GPU, one a second, have a meaningful mean.
+const SAMPLED: f64 = 10.0;
+
 /// Figures of a run; unknown figures are absent. Times are means per optimizer step after the
 /// warm-up, ms.
 #[derive(Debug, Clone, Default)]
@@ -50,6 +53,8 @@ pub struct Facts {
     pub channels: Option<String>,
     /// The reader's work for one step, summed over its threads.
     pub read_ms: Option<f64>,
+    /// Threads of a rank's reader.
+    pub reader_threads: Option<u32>,
     /// Step time of the same job with synthetic data.
     pub synthetic_step_ms: Option<f64>,
     /// Memory of the ranks on one node.
@@ -127,6 +132,14 @@ impl MemoryFacts {
 }
 
 impl Facts {
+    /// Percentage of the run in which the GPUs ran no kernel, as sampled by NVML: the mean of the
+    /// GPUs that were sampled often enough. `None` if there is none.
+    pub fn gpu_idle_percent(&self) -> Option<f64> {
+        let sampled = self.gpus.iter().filter(|gpu| gpu.seconds >= SAMPLED);
+        let idle: Vec<f64> = sampled.filter_map(|gpu| Some((100.0 - gpu.busy_percent()?).max(0.0))).collect();
+        (!idle.is_empty()).then(|| idle.iter().sum::<f64>() / idle.len() as f64)
+    }
+
     /// Computes the facts of a record; `None` if it has no step.
     pub(super) fn of(record: &Record, skew: &Skew) -> Option<Facts> {
         let folds = record.ranks();
@@ -195,6 +208,7 @@ impl Facts {
                 pair(rate(&placement.predicted_bus_bandwidth), rate(&placement.best_possible))
             }),
             gpus: record.events.gpus.values().cloned().collect(),
+            reader_threads: record.events.reader_threads,
             ranks,
         })
     }

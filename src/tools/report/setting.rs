@@ -152,6 +152,7 @@ fn gpu_summary(gpu: &GpuReport) -> GpuSummary {
         bus: shortened(&gpu.bus, TEXT),
         seconds: round4(gpu.seconds),
         highest_celsius: gpu.highest_celsius,
+        busy_percent: gpu.busy_percent().map(round4),
         slowed: slowed.map(|one| format!("{} {:.0} %", one.by.label(), gpu.slowed_percent(one.by))).collect(),
         pcie_lanes: gpu.pcie.map(|width| (width.lanes, width.most)),
         corrected_errors: gpu.corrected_errors,

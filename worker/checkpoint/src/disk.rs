@@ -43,6 +43,23 @@ impl From<fs::FileType> for Kind {
     }
 }
 
+/// Whether a read that failed with this error fails again whenever it is repeated, because the file
+/// itself is the cause. Any other I/O error can pass: a disk, a network or a limit fails for a
+/// while.
+pub fn is_final(error: &io::Error) -> bool {
+    use io::ErrorKind as Cause;
+    matches!(
+        error.kind(),
+        Cause::InvalidData
+            | Cause::InvalidFilename
+            | Cause::InvalidInput
+            | Cause::IsADirectory
+            | Cause::NotADirectory
+            | Cause::NotFound
+            | Cause::UnexpectedEof
+    )
+}
+
 pub trait WriteFile {
     /// Appends all bytes.
     ///

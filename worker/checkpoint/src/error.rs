@@ -1,5 +1,6 @@
 //! Checkpoint errors. All are returned as values: training can continue without its checkpoint.
 
+use crate::disk::is_final;
 use crate::format::Fault;
 use std::io;
 use std::ops::Range;
@@ -67,19 +68,7 @@ impl CheckpointError {
     /// Whether the file system failed, rather than the content: a later read can succeed, so the
     /// checkpoint can be good.
     pub fn is_io(&self) -> bool {
-        use io::ErrorKind as Kind;
-        match self {
-            CheckpointError::Io { source, .. } => !matches!(
-                source.kind(),
-                Kind::InvalidData
-                    | Kind::InvalidInput
-                    | Kind::IsADirectory
-                    | Kind::NotADirectory
-                    | Kind::NotFound
-                    | Kind::UnexpectedEof
-            ),
-            _ => false,
-        }
+        matches!(self, CheckpointError::Io { source, .. } if !is_final(source))
     }
 
     /// For `map_err`: adds the action and the file.

@@ -297,9 +297,12 @@ mod tests {
     fn leave(directory: &Path, change: impl FnOnce(&mut Owner), age: Duration) {
         let mut owner = Owner::this_process(JOB, 1);
         change(&mut owner);
-        let file = File::create(directory.join(FILE)).unwrap();
+        // A renewal that reads half a lock would not find its owner.
+        let whole = directory.join("whole");
+        let file = File::create(&whole).unwrap();
         (&file).write_all(&serde_json::to_vec(&owner).unwrap()).unwrap();
         file.set_modified(SystemTime::now() - age).unwrap();
+        fs::rename(whole, directory.join(FILE)).unwrap();
     }
 
     fn elsewhere(owner: &mut Owner) {

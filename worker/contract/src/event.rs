@@ -273,6 +273,9 @@ pub struct Progress {
     pub communication_wait_ms: f64,
     /// Time that the compute thread waited for the reader, ms.
     pub input_wait_ms: f64,
+    /// Threads of the reader.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reader_threads: Option<u32>,
     /// Clipping and optimizer, ms.
     pub optimizer_ms: f64,
     /// Loss scale after the last step; only with mixed precision.

@@ -146,6 +146,7 @@ mod tests {
             backward_ms: compute / 3.0,
             communication_wait_ms: wait,
             input_wait_ms: 1.0,
+            reader_threads: None,
             optimizer_ms: compute / 3.0,
             loss_scale: None,
             skipped_steps: None,

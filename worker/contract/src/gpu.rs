@@ -29,6 +29,10 @@ pub struct GpuReport {
     /// Memory errors that ECC could not correct; absent if not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uncorrected_errors: Option<u64>,
+    /// Seconds in which a kernel ran, from NVML's samples; absent if not reported, as with MIG. A
+    /// kernel that waits for other GPUs counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub busy_seconds: Option<f64>,
     /// Highest temperature.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub highest_celsius: Option<u32>,
@@ -122,6 +126,11 @@ impl GpuReport {
     const SLOWED_PERCENT: f64 = 10.0;
     /// Minimum monitoring time for percentages to be meaningful.
     const MIN_SECONDS: f64 = 30.0;
+
+    /// Percentage of the time in which a kernel ran; `None` if not reported.
+    pub fn busy_percent(&self) -> Option<f64> {
+        self.busy_seconds.filter(|_| self.seconds > 0.0).map(|busy| 100.0 * busy / self.seconds)
+    }
 
     /// Percentage of the time with clocks reduced for this cause.
     pub fn slowed_percent(&self, by: SlowedBy) -> f64 {

@@ -38,6 +38,16 @@ struct RawMemory {
     used: u64,
 }
 
+/// `nvmlUtilization_t`, percent of the last sample period.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct RawUtilization {
+    /// Time in which a kernel ran.
+    gpu: u32,
+    /// Time in which memory was read or written.
+    memory: u32,
+}
+
 /// `nvmlProcessInfo_t` of `nvmlDeviceGetComputeRunningProcesses_v3`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
@@ -69,6 +79,7 @@ functions!(Functions {
     nvmlDeviceGetComputeRunningProcesses_v3(Pointer, *mut u32, *mut RawProcess) -> i32;
     nvmlDeviceGetCurrentClocksThrottleReasons(Pointer, *mut u64) -> i32;
     nvmlDeviceGetTemperature(Pointer, i32, *mut u32) -> i32;
+    nvmlDeviceGetUtilizationRates(Pointer, *mut RawUtilization) -> i32;
     nvmlDeviceGetTotalEccErrors(Pointer, i32, i32, *mut u64) -> i32;
     nvmlDeviceGetCurrPcieLinkWidth(Pointer, *mut u32) -> i32;
     nvmlDeviceGetMaxPcieLinkWidth(Pointer, *mut u32) -> i32;
@@ -154,6 +165,8 @@ impl Reasons {
 pub struct State {
     pub reasons: Option<Reasons>,
     pub celsius: Option<u32>,
+    /// Share of the driver's last sample period, up to a second, in which a kernel ran.
+    pub busy_percent: Option<u32>,
     /// Memory errors since the driver was loaded.
     pub corrected: Option<u64>,
     pub uncorrected: Option<u64>,
@@ -285,12 +298,16 @@ impl Gpu {
         let celsius =
             self.query(|call, raw, to| unsafe { (call.nvmlDeviceGetTemperature)(raw, TEMPERATURE_OF_GPU, to) });
         // SAFETY: as above.
+        let busy: Option<RawUtilization> =
+            self.query(|call, raw, to| unsafe { (call.nvmlDeviceGetUtilizationRates)(raw, to) });
+        // SAFETY: as above.
         let lanes = self.query(|call, raw, to| unsafe { (call.nvmlDeviceGetCurrPcieLinkWidth)(raw, to) });
         // SAFETY: as above.
         let max_lanes = self.query(|call, raw, to| unsafe { (call.nvmlDeviceGetMaxPcieLinkWidth)(raw, to) });
         State {
             reasons: reasons.map(Reasons),
             celsius,
+            busy_percent: busy.map(|busy| busy.gpu),
             corrected: errors(CORRECTED),
             uncorrected: errors(UNCORRECTED),
             lanes: lanes.zip(max_lanes),

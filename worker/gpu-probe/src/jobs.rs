@@ -20,7 +20,7 @@ pub(crate) fn job(model: Model, source: Source, batch: u32) -> EngineConfig {
             features: Features::Raw,
         },
         reader: Reader {
-            workers: 2,
+            workers: Some(2),
             double_buffer: true,
             infinite: true,
             sample_type: SampleType::UInt8,

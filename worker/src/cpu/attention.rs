@@ -6,7 +6,7 @@
 //! quadratically (Dao et al. 2022, without tiling over keys).
 #![allow(unsafe_code)]
 
-use super::gemm::{ProductSize, SMALL_SCRATCH, View, small};
+use super::gemm::{SMALL_SCRATCH, Size, View, small};
 use super::isa::per_isa;
 use super::math::exp;
 use super::ops::{softmax_row, sum_of_products};
@@ -247,7 +247,7 @@ pub fn attention<T: Element>(
             let columns = shape.visible_keys(first + count);
             let query = rows(qkv, head.query + first * stride, stride);
             let key = transposed(rows(qkv, head.key, stride));
-            let size = ProductSize { m: count, n: columns, k: head_size };
+            let size = Size { m: count, n: columns, k: head_size };
             // SAFETY: `check` and `Head` keep all rows inside qkv; scores are this thread's own.
             unsafe {
                 small(cpu.isa, size, query, key, scores.as_mut_ptr(), context, false, packing);
@@ -257,7 +257,7 @@ pub fn attention<T: Element>(
             let visible = VisibleKeys { first: shape.visible_keys(first + 1), causal };
             forward_tile(cpu.isa, scores, context, columns, visible, shape.scale(), saved);
             let (p, value) = (rows(scores, 0, context), rows(qkv, head.value, stride));
-            let size = ProductSize { m: count, n: head_size, k: columns };
+            let size = Size { m: count, n: head_size, k: columns };
             // SAFETY: as above; the sums are this thread's own.
             unsafe {
                 small(cpu.isa, size, p, value, sums.as_mut_ptr(), head_size, false, packing);
@@ -322,7 +322,7 @@ pub fn attention_backward<T: Element>(
             let (key, value) = (rows(qkv, head.key, stride), rows(qkv, head.value, stride));
             let from = head.out + first * hidden;
             let d_tile = rows(d_out, from, hidden);
-            let shape_s = ProductSize { m: count, n: columns, k: head_size };
+            let shape_s = Size { m: count, n: columns, k: head_size };
             // SAFETY: `check` and `Head` keep all rows inside the inputs; the tiles are this
             // thread's own.
             unsafe {
@@ -342,8 +342,8 @@ pub fn attention_backward<T: Element>(
             };
             backward_tile(isa, scores, d_scores, tile);
             let (p, ds) = (rows(scores, 0, context), rows(d_scores, 0, context));
-            let shape_k = ProductSize { m: columns, n: head_size, k: count };
-            let shape_q = ProductSize { m: count, n: head_size, k: columns };
+            let shape_k = Size { m: columns, n: head_size, k: count };
+            let shape_q = Size { m: count, n: head_size, k: columns };
             // SAFETY: as above.
             unsafe {
                 small(isa, shape_k, transposed(p), d_tile, d_value.as_mut_ptr(), head_size, add, packing);

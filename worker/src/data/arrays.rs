@@ -2,7 +2,7 @@
 
 use super::array::{Array, Type};
 use super::error::DataError;
-use super::loaded::{Content, Loaded, Pair, any_label, image_shape};
+use super::loaded::{Classes, Content, Loaded, Pair, any_label, image_shape};
 use super::rows::Rows;
 use super::{files, npy};
 use safetensors::SafeTensors;
@@ -57,7 +57,7 @@ pub(super) fn load(root: &Path, limit: u64) -> Result<Loaded, DataError> {
             return Err(DataError::format(root, "validation samples of another size", "those of the training samples"));
         }
     };
-    Ok(Loaded { content, classes: None, files: contents.len() as u64, bytes, bad: 0 })
+    Ok(Loaded { content, classes: Classes::FromLabels, files: contents.len() as u64, bytes, bad: 0 })
 }
 
 fn safetensors<'a>(path: &Path, file: &'a [u8]) -> Result<Arrays<'a>, DataError> {

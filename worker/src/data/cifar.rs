@@ -3,7 +3,7 @@
 
 use super::error::DataError;
 use super::files;
-use super::loaded::{Content, Loaded, Pair, label};
+use super::loaded::{Classes, Content, Loaded, Pair, label};
 use super::rows::Rows;
 use std::path::{Path, PathBuf};
 use switchyard_worker_contract::config::ImageShape;
@@ -33,7 +33,7 @@ pub(super) fn load(root: &Path, limit: u64) -> Result<Loaded, DataError> {
     let shape = ImageShape { height: SIDE as u32, width: SIDE as u32, channels: 3 };
     Ok(Loaded {
         content: Content::Images(shape, Pair { train, validation }),
-        classes: Some(CLASSES),
+        classes: Classes::Count(CLASSES),
         files,
         bytes,
         bad: 0,

@@ -1,19 +1,17 @@
-//! Comma-separated numbers: one sample per line, one column with the class.
+//! Comma-separated numbers: one sample per line, one column with the class as a number or a name.
+
+mod label;
 
 use super::bad::{BadSample, BadSamples, Side};
 use super::error::DataError;
 use super::files;
-use super::loaded::{Content, Loaded, Pair, check_shape};
-use super::rows::{MAX_CLASSES, Rows};
+use super::loaded::{Classes, Content, Loaded, Pair, check_shape};
+use super::rows::Rows;
+use label::{LABEL, LabelColumn, Labels, is_usual};
+use std::borrow::Cow;
 use std::path::Path;
 use switchyard_worker_contract::config::{Column, Csv, Header, ImageShape};
 
-const LABEL: &str = "spec.engine.data.labelColumn";
-/// Usual names of the column with the class.
-const USUAL: [&str; 4] = ["label", "class", "target", "y"];
-/// Classes of a column that neither the job nor the header declares as the class: more look like
-/// pixels or measurements.
-const MAX_UNDECLARED: u32 = 100;
 /// Fewer columns that are numbered from 0 can be a sample.
 const MIN_NUMBERED: usize = 5;
 
@@ -47,7 +45,8 @@ pub(super) fn load(csv: &Csv, max_bad: u64, limit: u64) -> Result<Loaded, DataEr
         (_, Some(image)) => pixels(image) + 1,
         (Some(names), None) => names.len(),
         (None, None) => {
-            let is_sample = |line: &&[u8]| fields(line).all(|field| number(field).is_some());
+            // All numbers but, perhaps, the class.
+            let is_sample = |line: &&[u8]| fields(line).filter(|field| number(field).is_none()).count() <= 1;
             let mut all = lines.clone().map(|(_, line)| line);
             let line = all.clone().find(is_sample).or_else(|| all.next()).ok_or_else(none)?;
             fields(line).count()
@@ -58,7 +57,8 @@ pub(super) fn load(csv: &Csv, max_bad: u64, limit: u64) -> Result<Loaded, DataEr
     }
     let label = LabelColumn::choose(csv, names.as_deref(), columns)?;
     let largest = csv.image.map(|_| csv.largest);
-    let mut parser = Parser { columns, label: label.index, largest, numbers: Vec::with_capacity(columns) };
+    let classes = Labels::of(lines.clone().filter_map(|(_, line)| fields(line).nth(label.index)));
+    let mut parser = Parser { columns, label: label.index, classes, largest, numbers: Vec::with_capacity(columns) };
     let bad = BadSamples::new(max_bad, 0);
     let (mut data, mut labels) = (Vec::new(), Vec::new());
     for (index, line) in lines {
@@ -76,7 +76,8 @@ pub(super) fn load(csv: &Csv, max_bad: u64, limit: u64) -> Result<Loaded, DataEr
     if labels.is_empty() {
         return Err(none());
     }
-    label.check(&labels)?;
+    let class_names = parser.classes.into_names(&mut labels);
+    label.check(&labels, &class_names)?;
     let each = columns - 1;
     let content = match csv.image {
         Some(shape) => {
@@ -91,18 +92,29 @@ pub(super) fn load(csv: &Csv, max_bad: u64, limit: u64) -> Result<Loaded, DataEr
             Content::Features(Pair { train: Rows { each, data, labels }, validation: None })
         }
     };
-    Ok(Loaded { content, classes: None, files: 1, bytes: file.len() as u64, bad: bad.count() })
+    let classes = if class_names.is_empty() { Classes::FromLabels } else { Classes::Named(class_names) };
+    Ok(Loaded { content, classes, files: 1, bytes: file.len() as u64, bad: bad.count() })
 }
 
 fn pixels(image: &ImageShape) -> usize {
     image.height as usize * image.width as usize * image.channels as usize
 }
 
-/// The fields of a line, without the quotes that some programs put around names.
+/// The fields of a line, without the quotes that some programs put around names. A comma in quotes
+/// is part of the field.
 fn fields(line: &[u8]) -> impl Iterator<Item = &[u8]> {
-    line.split(|byte| *byte == b',').map(|field| {
-        let field = field.trim_ascii();
-        field.strip_prefix(b"\"").and_then(|field| field.strip_suffix(b"\"")).unwrap_or(field)
+    let mut rest = Some(line);
+    std::iter::from_fn(move || {
+        let line = rest?.trim_ascii_start();
+        let has_quotes = line.starts_with(b"\"");
+        let mut is_quoted = false;
+        let end = line.iter().position(|byte| {
+            is_quoted ^= has_quotes && *byte == b'"';
+            *byte == b',' && !is_quoted
+        });
+        rest = end.map(|end| &line[end + 1..]);
+        let field = line[..end.unwrap_or(line.len())].trim_ascii_end();
+        Some(field.strip_prefix(b"\"").and_then(|field| field.strip_suffix(b"\"")).unwrap_or(field))
     })
 }
 
@@ -131,75 +143,12 @@ fn header(csv: &Csv, line: &[u8]) -> Option<Vec<String>> {
     is_header.then_some(names)
 }
 
-fn is_usual(name: &str) -> bool {
-    USUAL.iter().any(|usual| name.eq_ignore_ascii_case(usual))
-}
-
-/// The column with the class.
-struct LabelColumn {
-    /// From 0.
-    index: usize,
-    /// For messages, for example ``column 1 (`label`)``.
-    words: String,
-    /// Whether the job or its name declares it as the class.
-    is_declared: bool,
-}
-
-impl LabelColumn {
-    fn choose(csv: &Csv, names: Option<&[String]>, columns: usize) -> Result<LabelColumn, DataError> {
-        let usual = |index: usize| names.and_then(|names| names.get(index)).is_some_and(|name| is_usual(name));
-        let (index, is_declared) = match (&csv.label, names) {
-            (Some(Column::Position(position)), _) => {
-                let from = position.unsigned_abs() as usize;
-                let index = if *position > 0 { from.checked_sub(1) } else { columns.checked_sub(from) };
-                let index = index.filter(|index| *index < columns).ok_or_else(|| {
-                    let expected = format!("a column from 1 to {columns}, or from -1 to -{columns} from the last");
-                    DataError::value(LABEL, position, expected)
-                })?;
-                (index, true)
-            }
-            (Some(Column::Name(name)), Some(names)) => {
-                let index = names.iter().position(|other| other == name);
-                let list = || names.iter().take(8).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-                (index.ok_or_else(|| DataError::value(LABEL, format!("`{name}`"), format!("one of {}", list())))?, true)
-            }
-            (Some(Column::Name(name)), None) => {
-                let expected = "a position, such as 1 for the first column: the file has no header";
-                return Err(DataError::value(LABEL, format!("`{name}`"), expected));
-            }
-            (None, _) if usual(columns - 1) => (columns - 1, true),
-            (None, _) if usual(0) => (0, true),
-            (None, _) => (columns - 1, false),
-        };
-        let mut words = format!("column {}", index + 1);
-        if let Some(name) = names.and_then(|names| names.get(index)) {
-            words.push_str(&format!(" (`{name}`)"));
-        }
-        Ok(LabelColumn { index, words, is_declared })
-    }
-
-    /// Checks that the column can be the class.
-    fn check(&self, labels: &[u32]) -> Result<(), DataError> {
-        let (words, count) = (&self.words, labels.len());
-        let expected = "the column with the class, by name or position: 1 is the first, -1 the last";
-        let most = labels.iter().max().copied().unwrap_or_default();
-        if count > 1 && labels.iter().all(|label| *label == labels[0]) {
-            let got = format!("{words}, which is {most} in all {count} samples, so there is nothing to learn");
-            return Err(DataError::value(LABEL, got, expected));
-        }
-        if !self.is_declared && most >= MAX_UNDECLARED {
-            let got = format!("nothing, and the last, {words}, has numbers up to {most}, like pixels or measurements");
-            return Err(DataError::value(LABEL, got, expected));
-        }
-        Ok(())
-    }
-}
-
 struct Parser {
     /// Values per line.
     columns: usize,
     /// The column with the class, from 0.
     label: usize,
+    classes: Labels,
     /// Largest value, for images.
     largest: Option<f64>,
     /// Values of the last line, without the class.
@@ -210,17 +159,18 @@ impl Parser {
     /// Reads a line into `numbers`; returns the class, or the error text.
     fn sample(&mut self, line: &[u8]) -> Result<u32, String> {
         self.numbers.clear();
-        let (mut class, mut got) = (f64::NAN, 0);
+        let (mut label, mut got): (&[u8], usize) = (&[], 0);
         for (index, field) in fields(line).enumerate() {
             got = index + 1;
-            let wrong = |expected: &str| {
-                let field = String::from_utf8_lossy(&field[..field.len().min(20)]);
-                format!("column {got} is `{field}`: expected {expected}")
-            };
-            let value = number(field).filter(|value| value.is_finite()).ok_or_else(|| wrong("a number"))?;
             if index == self.label {
-                class = value;
+                label = field;
                 continue;
+            }
+            let wrong = |expected: &str| format!("column {got} is `{}`: expected {expected}", shown(field));
+            let hint = || format!("a number, or {LABEL}: {got} if this column is the class");
+            let value = number(field).ok_or_else(|| wrong(&hint()))?;
+            if !value.is_finite() {
+                return Err(wrong("a number"));
             }
             if let Some(largest) = self.largest.filter(|largest| !(0.0..=*largest).contains(&value)) {
                 return Err(wrong(&format!("0 to {largest}")));
@@ -234,13 +184,15 @@ impl Parser {
         if got != self.columns {
             return Err(format!("{got} columns: expected {}", self.columns));
         }
-        if class.fract() != 0.0 || !(0.0..f64::from(MAX_CLASSES)).contains(&class) {
-            return Err(format!(
-                "the class in column {} is {class}: expected a whole number from 0 to {}, or another {LABEL}",
-                self.label + 1,
-                MAX_CLASSES - 1
-            ));
-        }
-        Ok(class as u32)
+        // Last, so that no class has only bad samples.
+        self.classes.class(label).map_err(|expected| {
+            let label = if label.is_empty() { "nothing".into() } else { shown(label) };
+            format!("the class in column {} is {label}: expected {expected}", self.label + 1)
+        })
     }
+}
+
+/// The start of a field, for messages.
+fn shown(field: &[u8]) -> Cow<'_, str> {
+    String::from_utf8_lossy(&field[..field.len().min(20)])
 }

@@ -43,6 +43,7 @@ pub struct Facts {
 #[derive(Debug)]
 pub struct Dataset {
     kind: Kind,
+    class_names: Vec<String>,
     lengths: Lengths,
     train: Box<dyn Part>,
     validation: Option<Box<dyn Part>>,
@@ -82,6 +83,7 @@ impl Dataset {
         Ok(Dataset {
             lengths: Lengths::new(&opened.kind, reader.sample_type),
             kind: opened.kind,
+            class_names: opened.class_names,
             train: opened.train,
             // A split with fewer tokens than a window is unusable.
             validation: opened.validation.filter(|part| samples(&**part) > 0),
@@ -95,6 +97,11 @@ impl Dataset {
     /// The sample kind.
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// Names of the classes, in order; empty if the classes are numbers.
+    pub fn class_names(&self) -> &[String] {
+        &self.class_names
     }
 
     pub fn facts(&self) -> &Facts {
@@ -293,6 +300,7 @@ impl Dataset {
         let lengths = Lengths::new(&kind, switchyard_worker_contract::config::SampleType::UInt8);
         Dataset {
             kind,
+            class_names: Vec::new(),
             lengths,
             train,
             validation: None,

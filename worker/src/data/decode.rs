@@ -1,5 +1,7 @@
 //! Decodes image files to RGB.
 
+mod palette_tiff;
+
 use super::loaded;
 use image::codecs::{bmp::BmpDecoder, gif::GifDecoder, pnm::PnmDecoder, tiff::TiffDecoder, webp::WebPDecoder};
 use image::metadata::Orientation;
@@ -151,6 +153,9 @@ fn other(file: &[u8]) -> Result<Decoded, String> {
     let format = image::guess_format(file).map_err(|_| format!("has unknown first bytes: expected {read}"))?;
     let name = format.extensions_str().first().copied().unwrap_or_default().to_uppercase();
     let wrong = |error| format!("is not a {name} that can be decoded: {error}");
+    if let Some(indices) = palette_tiff::indices(file).filter(|_| format == ImageFormat::Tiff) {
+        return palette_tiff::decode(&indices);
+    }
     let file = Cursor::new(file);
     let mut decoder: Box<dyn ImageDecoder> = match format {
         ImageFormat::Bmp => Box::new(BmpDecoder::new(file).map_err(wrong)?),

@@ -1,8 +1,8 @@
 //! Data errors.
 
-use rustix::io::Errno;
 use std::io;
 use std::path::{Path, PathBuf};
+use switchyard_checkpoint::disk::is_final;
 
 /// A data error. Every message names the field or the file, what was found and what was expected.
 #[derive(Debug, thiserror::Error)]
@@ -169,8 +169,11 @@ impl DataError {
     pub(super) fn unreadable(path: &Path, error: io::Error) -> DataError {
         match error.kind() {
             io::ErrorKind::NotFound => DataError::MissingFile { path: path.to_owned() },
-            _ if is_transient(&error) => DataError::Io { path: path.to_owned(), error },
-            _ => DataError::Unreadable { path: path.to_owned(), kind: "file", error },
+            // At the start of a run, permissions are more likely wrong than late.
+            kind if is_final(&error) || kind == io::ErrorKind::PermissionDenied => {
+                DataError::Unreadable { path: path.to_owned(), kind: "file", error }
+            }
+            _ => DataError::Io { path: path.to_owned(), error },
         }
     }
 
@@ -183,24 +186,4 @@ impl DataError {
     pub fn is_io(&self) -> bool {
         matches!(self, DataError::Io { .. })
     }
-}
-
-/// Whether an error is of a disk, a network or an exhausted limit, and not of the path.
-fn is_transient(error: &io::Error) -> bool {
-    let transient = [
-        Errno::AGAIN,
-        Errno::BUSY,
-        Errno::HOSTDOWN,
-        Errno::HOSTUNREACH,
-        Errno::IO,
-        Errno::MFILE,
-        Errno::NETDOWN,
-        Errno::NETUNREACH,
-        Errno::NFILE,
-        Errno::NOMEM,
-        Errno::REMOTEIO,
-        Errno::STALE,
-        Errno::TIMEDOUT,
-    ];
-    Errno::from_io_error(error).is_some_and(|errno| transient.contains(&errno))
 }

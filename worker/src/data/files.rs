@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
+use switchyard_checkpoint::disk::is_final;
 use switchyard_worker_contract::config::Files;
 use walkdir::{DirEntry, WalkDir};
 
@@ -328,15 +329,6 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
 /// The last error.
 pub(super) fn retry<T>(path: &Path, read: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     crate::retry::retry(|error| (!is_final(error)).then(|| format!("{}: {error}", path.display())), read)
-}
-
-/// Whether the file itself is the cause.
-pub(super) fn is_final(error: &io::Error) -> bool {
-    use io::ErrorKind as Kind;
-    matches!(
-        error.kind(),
-        Kind::InvalidInput | Kind::IsADirectory | Kind::NotADirectory | Kind::NotFound | Kind::UnexpectedEof
-    )
 }
 
 /// Rejects a compressed file, by its extension or first bytes.

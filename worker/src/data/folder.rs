@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+use switchyard_checkpoint::disk::is_final;
 use switchyard_worker_contract::config::Files;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
@@ -40,7 +41,8 @@ pub(super) struct Folder {
 pub(super) struct Opened {
     pub train: Folder,
     pub validation: Option<Folder>,
-    pub classes: u32,
+    /// Names of the classes, in order.
+    pub classes: Vec<String>,
     pub files: u64,
     pub skipped: SkippedFiles,
     pub bytes: u64,
@@ -113,7 +115,7 @@ pub(super) fn open(data: &Files, side: u32, fraction: f64) -> Result<Opened, Dat
     let Listing { root, skipped, bytes, digest } = listing;
     let validation = (!validation.is_empty()).then(|| Folder { root: Arc::clone(&root), side, files: validation });
     let train = Folder { root, side, files: train };
-    Ok(Opened { train, validation, classes: names.len() as u32, files, skipped, bytes, digest })
+    Ok(Opened { train, validation, classes: names, files, skipped, bytes, digest })
 }
 
 /// The split (if the directory has splits) and the class of a path.
@@ -219,7 +221,7 @@ impl Folder {
             std::io::ErrorKind::NotFound => {
                 SampleError::Data(DataError::Changed { path: path.to_owned(), what: "it is gone".to_owned() })
             }
-            _ if files::is_final(&error) => SampleError::Unreadable(format!("cannot be opened ({error})")),
+            _ if is_final(&error) => SampleError::Unreadable(format!("cannot be opened ({error})")),
             _ => SampleError::Data(DataError::unreadable_now(path, error)),
         })?;
         stamp.check(path, &file)?;

@@ -2,7 +2,7 @@
 
 use super::error::DataError;
 use super::files;
-use super::loaded::{Content, Loaded, Pair, any_label, image_shape};
+use super::loaded::{Classes, Content, Loaded, Pair, any_label, image_shape};
 use super::rows::Rows;
 use std::path::{Path, PathBuf};
 use switchyard_worker_contract::config::ImageShape;
@@ -46,7 +46,13 @@ pub(super) fn load(root: &Path, limit: u64) -> Result<Loaded, DataError> {
         },
     };
     let files = if validation.is_some() { 4 } else { 2 };
-    Ok(Loaded { content: Content::Images(shape, Pair { train, validation }), classes: None, files, bytes, bad: 0 })
+    Ok(Loaded {
+        content: Content::Images(shape, Pair { train, validation }),
+        classes: Classes::FromLabels,
+        files,
+        bytes,
+        bad: 0,
+    })
 }
 
 /// The file with the usual name; some copies have a dot in place of a dash.

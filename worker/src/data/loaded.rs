@@ -22,12 +22,22 @@ pub(super) enum Content {
     Features(Pair<f32>),
 }
 
+/// The classes of array files.
+#[derive(Debug, PartialEq)]
+pub(super) enum Classes {
+    /// One more than the largest label.
+    FromLabels,
+    /// As many as the format defines.
+    Count(u32),
+    /// One for each name.
+    Named(Vec<String>),
+}
+
 /// The contents of array files.
 #[derive(Debug, PartialEq)]
 pub(super) struct Loaded {
     pub content: Content,
-    /// The number of classes that the format defines; otherwise one more than the largest label.
-    pub classes: Option<u32>,
+    pub classes: Classes,
     pub files: u64,
     /// Total file size.
     pub bytes: u64,

@@ -55,6 +55,6 @@ pub use error::DataError;
 pub use images::Normalisation;
 pub use open::MAX_BYTES;
 pub use order::{Order, StepShape};
-pub use prefetch::Prefetcher;
+pub use prefetch::{Prefetcher, most_threads};
 pub use task::{Kind, Masking, Task};
 pub use validation::ValidationSet;

@@ -2,7 +2,7 @@
 
 use super::error::DataError;
 use super::images::{AugmentedImages, Images, Normalisation};
-use super::loaded::{Content, Loaded, Pair, check_shape};
+use super::loaded::{Classes, Content, Loaded, Pair, check_shape};
 use super::part::Part;
 use super::phrases::SyntheticTokens;
 use super::rows::{MAX_CLASSES, Rows};
@@ -30,6 +30,8 @@ const BYTES: u32 = 256;
 /// An opened source.
 pub(super) struct Opened {
     pub kind: Kind,
+    /// Names of the classes, in order; empty if they are numbers.
+    pub class_names: Vec<String>,
     pub train: Box<dyn Part>,
     pub validation: Option<Box<dyn Part>>,
     /// Training and validation items, if they differ from the samples.
@@ -134,6 +136,7 @@ fn tokens(data: &Data, shape: WindowKind, vocabulary: u32, task: &Task, seed: u6
     };
     Ok(Opened {
         kind,
+        class_names: Vec::new(),
         items: Some((train.len(), validation.as_ref().map_or(0, Tokens::len))),
         train: Box::new(Windows { tokens: train, shape }),
         validation: validation.map(|tokens| Box::new(Windows { tokens, shape }) as Box<dyn Part>),
@@ -173,7 +176,8 @@ fn classes(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Opene
             check_shape(&shape, side)?;
             let into_part = |folder| -> Result<Box<dyn Part>, DataError> { images(folder, shape, data, reader) };
             return Ok(Opened {
-                kind: image_kind(&shape, opened.classes),
+                kind: image_kind(&shape, opened.classes.len() as u32),
+                class_names: opened.classes,
                 train: into_part(opened.train)?,
                 validation: opened.validation.map(into_part).transpose()?,
                 items: None,
@@ -201,7 +205,7 @@ fn in_memory(loaded: Loaded, data: &Data, reader: &Reader) -> Result<Opened, Dat
     match content {
         Content::Images(shape, pair) => {
             check_shape(&shape, data.images.size)?;
-            let classes = classes.unwrap_or_else(|| classes_of(&pair));
+            let classes = count(&classes, &pair);
             if data.features == Features::TrainingSplit {
                 let expected = "mean and deviation for images";
                 return Err(DataError::value("spec.engine.data.normalisation.source", "TrainingSplit", expected));
@@ -220,7 +224,7 @@ fn in_memory(loaded: Loaded, data: &Data, reader: &Reader) -> Result<Opened, Dat
         }
         Content::Features(pair) => {
             let width = pair.train.each as u32;
-            kind = Kind::Features { width, classes: classes.unwrap_or_else(|| classes_of(&pair)) };
+            kind = Kind::Features { width, classes: count(&classes, &pair) };
             let (mut rows, mut own) = sides(pair, data.validation_fraction)?;
             // Before the digest, so that ranks and checkpoints agree on the statistics too.
             normalised = features::normalise(&data.features, &mut rows, own.as_mut())?;
@@ -230,8 +234,12 @@ fn in_memory(loaded: Loaded, data: &Data, reader: &Reader) -> Result<Opened, Dat
             normalisation = None;
         }
     }
+    let class_names = if let Classes::Named(names) = classes { names } else { Vec::new() };
+    // Ends each name with a byte that is not UTF-8.
+    class_names.iter().for_each(|name| [name.as_bytes(), &[0xff]].iter().for_each(|bytes| digest.update(bytes)));
     Ok(Opened {
         kind,
+        class_names,
         train,
         validation,
         items: None,
@@ -260,9 +268,16 @@ fn add_to_digest<T: bytemuck::Pod>(train: &Rows<T>, validation: Option<&Rows<T>>
     }
 }
 
-fn classes_of<T>(pair: &Pair<T>) -> u32 {
-    let labels = pair.train.labels.iter().chain(pair.validation.iter().flat_map(|rows| &rows.labels));
-    labels.max().map_or(1, |largest| largest + 1)
+/// The number of classes.
+fn count<T>(classes: &Classes, pair: &Pair<T>) -> u32 {
+    match classes {
+        Classes::Count(count) => *count,
+        Classes::Named(names) => names.len() as u32,
+        Classes::FromLabels => {
+            let labels = pair.train.labels.iter().chain(pair.validation.iter().flat_map(|rows| &rows.labels));
+            labels.max().map_or(1, |largest| largest + 1)
+        }
+    }
 }
 
 fn image_kind(shape: &ImageShape, classes: u32) -> Kind {
@@ -310,6 +325,7 @@ fn synthetic_samples(source: &Synthetic, data: &Data, reader: &Reader, seed: u64
     };
     Ok(Opened {
         kind,
+        class_names: Vec::new(),
         train: make(seed, samples)?,
         validation: if for_validation > 0 { Some(make(seed ^ VALIDATION, for_validation)?) } else { None },
         items: None,

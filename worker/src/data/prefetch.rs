@@ -83,12 +83,48 @@ pub struct Prefetcher {
     infinite: bool,
     bad: BadSamples,
     threads: Vec<JoinHandle<()>>,
+    measurement: Option<Measurement>,
+}
+
+/// Micro-batches before the measurement: the first ones wait for caches, compilers and connections.
+const WARM: usize = 2;
+/// Micro-batches that are measured before threads are added.
+const MEASURED: usize = 9;
+/// Reading speed relative to the training, so that the reader recovers from a slow batch.
+const HEADROOM: f64 = 1.25;
+/// Most threads without a setting.
+const MOST: u32 = 16;
+
+/// Most threads of a reader without `reader.workers`: on a GPU all CPUs of the rank but the one
+/// that launches kernels, otherwise every second, because computing needs all of them.
+pub fn most_threads(cpus: u32, on_gpu: bool) -> u32 {
+    let free = if on_gpu { cpus.saturating_sub(1) } else { cpus / 2 };
+    free.clamp(1, MOST)
+}
+
+/// Threads that read a micro-batch as fast as it is trained on. `read` is the time that one thread
+/// takes, `train` the time that the training takes.
+fn enough_threads(read: Duration, train: Duration, most: u32) -> u32 {
+    let ratio = HEADROOM * read.as_secs_f64() / train.as_secs_f64().max(1e-9);
+    (ratio.ceil() as u32).clamp(1, most)
+}
+
+/// Measures one reader thread against the training.
+#[derive(Debug)]
+struct Measurement {
+    most: u32,
+    /// Whether to log the result.
+    logs: bool,
+    /// When the last micro-batch was delivered.
+    delivered: Option<Instant>,
+    /// Times that the training took for a micro-batch.
+    train: Vec<Duration>,
 }
 
 /// Number of buffers of a reader: without double buffering, a batch is filled after the previous
 /// one is returned.
 fn buffers(reader: &Reader) -> u32 {
-    if reader.double_buffer { reader.workers.max(1).saturating_add(1) } else { 1 }
+    if reader.double_buffer { reader.workers.unwrap_or(1).max(1).saturating_add(1) } else { 1 }
 }
 
 impl Prefetcher {
@@ -130,13 +166,62 @@ impl Prefetcher {
             order,
             rank,
         });
-        let mut prefetcher = Prefetcher { shared, current: None, next, infinite, bad, threads: Vec::new() };
-        for number in 0..reader.workers.max(1) {
-            let shared = Arc::clone(&prefetcher.shared);
-            let thread = Builder::new().name("reader".to_owned()).spawn(move || shared.work(number));
-            prefetcher.threads.push(thread.map_err(DataError::Thread)?);
-        }
+        let mut prefetcher =
+            Prefetcher { shared, current: None, next, infinite, bad, threads: Vec::new(), measurement: None };
+        (0..reader.workers.unwrap_or(1).max(1)).try_for_each(|_| prefetcher.add_thread())?;
         Ok(prefetcher)
+    }
+
+    fn add_thread(&mut self) -> Result<(), DataError> {
+        let (shared, number) = (Arc::clone(&self.shared), self.threads.len() as u32);
+        let thread = Builder::new().name("reader".to_owned()).spawn(move || shared.work(number));
+        self.threads.push(thread.map_err(DataError::Thread)?);
+        Ok(())
+    }
+
+    /// Adds threads and buffers, at most to `most` threads, once some micro-batches show that one
+    /// thread cannot keep up with the training. `logs`: whether to log the measured times. The
+    /// samples stay the same.
+    pub fn adapt(&mut self, most: u32, logs: bool) {
+        let train = Vec::with_capacity(MEASURED);
+        self.measurement = (most > 1).then_some(Measurement { most, logs, delivered: None, train });
+    }
+
+    pub fn thread_count(&self) -> u32 {
+        self.threads.len() as u32
+    }
+
+    /// Notes how long the training took for the last micro-batch, and adds threads after enough of
+    /// them.
+    fn measure(&mut self) -> Result<(), DataError> {
+        let Some(measurement) = &mut self.measurement else { return Ok(()) };
+        measurement.train.extend(measurement.delivered.map(|delivered| delivered.elapsed()));
+        if measurement.train.len() < WARM + MEASURED {
+            return Ok(());
+        }
+        let Some(Measurement { most, logs, mut train, .. }) = self.measurement.take() else { return Ok(()) };
+        let busy = Duration::from_nanos(self.shared.busy.load(Ordering::Relaxed));
+        let batch_size = u64::from(self.shared.order.shape().batch_size);
+        let read = busy / u32::try_from(self.samples_made() / batch_size).unwrap_or(u32::MAX).max(1);
+        // An evaluation or a checkpoint lengthens some of the times.
+        train.drain(..WARM);
+        train.sort_unstable();
+        let train = train[train.len() / 2];
+        let threads = enough_threads(read, train, most);
+        if logs && threads > 1 {
+            let [read, train] = [read, train].map(|time| 1e3 * time.as_secs_f64());
+            eprintln!(
+                "note: the reader has {threads} threads: one reads a micro-batch in {read:.1} ms, and training on it \
+                 takes {train:.1} ms; at most {most} for the CPUs of the rank; spec.engine.reader.workers overrides this"
+            );
+        }
+        for _ in 1..threads {
+            let batch = self.shared.dataset.batch(self.shared.order.shape().batch_size);
+            self.shared.lock().free.push(batch);
+            self.add_thread()?;
+        }
+        self.shared.changed.notify_all();
+        Ok(())
     }
 
     /// Buffer memory of a reader in bytes.
@@ -151,6 +236,7 @@ impl Prefetcher {
     /// which is a bug.
     #[allow(clippy::should_implement_trait)] // An iterator cannot lend its items.
     pub fn next(&mut self) -> Result<&Batch, DataError> {
+        self.measure()?;
         let number = self.next;
         let mut queues = self.shared.lock();
         queues.end = end(&self.shared.order, self.infinite, number);
@@ -167,6 +253,9 @@ impl Prefetcher {
         match filled.and_then(|batch| self.accept(batch)) {
             Ok(batch) => {
                 self.next += 1;
+                if let Some(measurement) = &mut self.measurement {
+                    measurement.delivered = Some(Instant::now());
+                }
                 Ok(self.current.insert(batch))
             }
             Err(error) => {

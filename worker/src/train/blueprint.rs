@@ -1,6 +1,7 @@
 //! The static plan of a run: everything that follows from its configuration, its data and the
 //! number of ranks.
 
+use super::config::most_reader_threads;
 use super::cpu_engine::CpuPlan;
 use super::cuda_engine::CudaPlan;
 use super::digest::DIGEST_CHUNK;
@@ -12,7 +13,7 @@ use crate::nn::{Layout, fuse};
 use crate::optimizer::Optimizer;
 use std::sync::Arc;
 use switchyard_checkpoint::format::CHUNK;
-use switchyard_worker_contract::config::{Device, EngineConfig};
+use switchyard_worker_contract::config::{Device, EngineConfig, Reader};
 use switchyard_worker_contract::event::{Inspection, MemoryUse};
 
 /// Resident memory of a worker process without a job: code, libraries, stacks and buffers of its
@@ -85,7 +86,9 @@ impl Blueprint {
     /// Adds the memory that does not depend on the device.
     fn with_common(&self, own: MemoryUse) -> MemoryUse {
         let Training { config, world, dataset, .. } = &self.training;
-        let batches = Prefetcher::memory_bytes(dataset, config.batch_size_per_process, &config.reader);
+        let most = config.reader.workers.unwrap_or_else(|| most_reader_threads(config));
+        let reader = Reader { workers: Some(most), ..config.reader };
+        let batches = Prefetcher::memory_bytes(dataset, config.batch_size_per_process, &reader);
         let largest = self.layout().parameters.iter().map(|parameter| 4 * parameter.range().len()).max();
         let copies = 4 * DIGEST_CHUNK + COPIES * largest.unwrap_or(0);
         let (staged, chunk) = match config.checkpoint {

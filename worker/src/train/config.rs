@@ -1,8 +1,9 @@
 //! Reads the engine configuration.
 
 use super::TrainError;
+use crate::data::most_threads;
 use crate::process::{threads, variable};
-use switchyard_worker_contract::config::EngineConfig;
+use switchyard_worker_contract::config::{Device, EngineConfig};
 use switchyard_worker_contract::env;
 
 /// Parses a configuration from `source`, and resolves the settings left to each rank.
@@ -26,4 +27,9 @@ pub fn from_env() -> Result<EngineConfig, TrainError> {
     let text = std::fs::read_to_string(&path)
         .map_err(|error| TrainError::Usage(format!("{}: {path}: {error}", env::CONFIG)))?;
     parse(&text, &path)
+}
+
+/// Most threads that the reader adds by itself.
+pub(super) fn most_reader_threads(config: &EngineConfig) -> u32 {
+    most_threads(config.cpu_threads, config.device == Device::Cuda)
 }

@@ -88,11 +88,17 @@ pub(super) struct Progress {
     pub model_metadata: ModelMetadata,
 }
 
-/// The normalisation of features that the model was trained on: lists in JSON.
+/// The class names and the normalisation of features that the model was trained on: lists in JSON.
 pub(super) fn model_metadata(dataset: &Dataset) -> ModelMetadata {
-    let Features::Given { mean, deviation } = dataset.features() else { return ModelMetadata::new() };
-    let lists = [("featureMean", mean), ("featureDeviation", deviation)];
-    lists.into_iter().map(|(name, list)| (name.to_owned(), json!(list).to_string())).collect()
+    let mut lists = ModelMetadata::new();
+    if !dataset.class_names().is_empty() {
+        lists.insert("classes".to_owned(), json!(dataset.class_names()).to_string());
+    }
+    if let Features::Given { mean, deviation } = dataset.features() {
+        lists.insert("featureMean".to_owned(), json!(mean).to_string());
+        lists.insert("featureDeviation".to_owned(), json!(deviation).to_string());
+    }
+    lists
 }
 
 impl Progress {

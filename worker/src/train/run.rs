@@ -19,6 +19,8 @@ use switchyard_worker_contract::recorder::Operation;
 
 /// Recent steps whose median the watchdog uses.
 const MEDIAN_STEPS: usize = 20;
+/// Class names in the log.
+const LISTED_CLASSES: usize = 20;
 
 /// Prints events, one JSON object per line.
 pub struct Reporter<W> {
@@ -97,6 +99,9 @@ pub(super) fn train<W: Write>(
         for skipped in &blueprint.training.dataset.facts().skipped {
             eprintln!("warning: {skipped}");
         }
+        if let Some(text) = list_classes(blueprint.training.dataset.class_names()) {
+            eprintln!("note: {text}");
+        }
     }
     let mut trainer = Trainer::join_watched(blueprint, group, watch, wrap)?;
     on_joined(trainer.group().aborter());
@@ -116,6 +121,17 @@ pub(super) fn train<W: Write>(
     // A rank is finished only when all are: if another rank fails while saving, the job has failed.
     trainer.leave()?;
     Ok(finished)
+}
+
+/// The first classes with their numbers; `None` if they have no names.
+fn list_classes(names: &[String]) -> Option<String> {
+    let listed = names.iter().take(LISTED_CLASSES).enumerate().map(|(class, name)| format!("{class} `{name}`"));
+    let listed = listed.collect::<Vec<_>>().join(", ");
+    match names.len() {
+        0 => None,
+        1..=LISTED_CLASSES => Some(format!("classes: {listed}")),
+        count => Some(format!("classes: {listed} and {} more, which the model file lists", count - LISTED_CLASSES)),
+    }
 }
 
 /// If two ranks fail at once, the group knows one of them as the first. The other rank reports that
@@ -402,6 +418,7 @@ impl Interval {
             backward_ms: mean(self.sum.backward),
             communication_wait_ms: mean(self.sum.communication_wait),
             input_wait_ms: mean(self.sum.input_wait),
+            reader_threads: Some(trainer.reader.thread_count()),
             optimizer_ms: mean(self.sum.optimizer),
             loss_scale: mixed.then_some(last.loss_scale),
             skipped_steps: trainer.skipped_steps(),

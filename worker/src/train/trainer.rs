@@ -1,6 +1,7 @@
 //! One rank's training state, advanced one optimizer step at a time.
 
 use super::blueprint::{Blueprint, Plan};
+use super::config::most_reader_threads;
 use super::cpu_engine::CpuEngine;
 use super::cuda_engine::CudaEngine;
 use super::digest::{digest, state_digest, weights_digest};
@@ -152,7 +153,10 @@ impl Trainer {
         }
         let done = resumed.unwrap_or(0);
         let EngineConfig { reader, batch_size_per_process, evaluation, .. } = &training.config;
-        let reader = Prefetcher::start(Arc::clone(&training.dataset), training.order, group.rank(), done, reader)?;
+        let mut reader = Prefetcher::start(Arc::clone(&training.dataset), training.order, group.rank(), done, reader)?;
+        if training.config.reader.workers.is_none() && training.config.reader.double_buffer {
+            reader.adapt(most_reader_threads(&training.config), group.rank() == 0);
+        }
         let begun = reader.begun();
         recorder.add_counter(move || begun.load(Ordering::Relaxed));
         recorder.set_step(done);

@@ -109,6 +109,47 @@ fn a_column_of_measurements_is_not_taken_for_the_class() {
     );
 }
 
+/// As pandas' `astype("category")` and scikit-learn's `LabelEncoder` number them.
+#[test]
+fn texts_are_classes_in_the_order_of_their_bytes() {
+    let directory = Dir::new();
+    let names = ["7", "Iris-setosa", "cat, or \"dog\"", "\u{fc}ber"];
+    let lines = "1,\u{fc}ber\n2,Iris-setosa\n3,\"cat, or \"\"dog\"\"\"\n4, 7 \n5,\u{fc}ber\n";
+    for header in ["", "size,kind\n", "x,class\n"] {
+        let file = csv(&directory, format!("{header}{lines}"));
+        assert_eq!(classes(&file), [3, 1, 2, 0, 3], "{header}");
+        let dataset = open(&of(&file), &Task::Classify).unwrap();
+        assert_eq!(dataset.kind(), Kind::Features { width: 1, classes: 4 });
+        assert_eq!(dataset.class_names(), names);
+    }
+    let numbered = open(&of(&csv(&directory, "1,0\n2,1\n")), &Task::Classify).unwrap();
+    assert!(numbered.class_names().is_empty());
+    let digest = |text: &str| open(&of(&csv(&directory, text)), &Task::Classify).unwrap().facts().digest.clone();
+    assert_ne!(digest("1,a\n2,b\n"), digest("1,a\n2,c\n"), "ranks and checkpoints compare the digest");
+    let first = Csv { label: Some(Column::Position(1)), ..csv(&directory, "M,17.9\nB,13.5\nM,20.5") };
+    let mut samples = training(&open(&of(&first), &Task::Classify).unwrap());
+    samples.sort_unstable();
+    assert_eq!(samples.iter().map(|(_, class)| *class).collect::<Vec<_>>(), [0, 1, 1]);
+}
+
+#[test]
+fn bad_texts_in_the_label_column_are_named() {
+    let directory = Dir::new();
+    let bad = |text: &[u8], words: &[&str]| assert_csv_error(&csv(&directory, text), words);
+    bad(b"1,a\n2,\n3,b", &["line 2 of", "the class in column 2 is nothing", "a class name"]);
+    bad(b"1,a\n2,\xff\n3,b", &["line 2 of", "bytes of UTF-8"]);
+    bad(format!("1,a\n2,{}", "b".repeat(201)).as_bytes(), &["line 2 of", "a class name with 1 to 200 bytes"]);
+    bad(b"1,0\n2,cat\n3,1", &["line 2 of", "the class in column 2 is cat: expected a whole number"]);
+    bad(b"1,cat\n2,cat\n", &["which is `cat` in all 2 samples"]);
+    bad(b"cat,1,0\ndog,2,1\n", &["column 1 is `cat`", "labelColumn: 1 if this column is the class"]);
+    bad(b"1,\"a\n2,b", &["line 1 of", "the class in column 2 is \"a", "with both quotes"]);
+    bad(b"1,0\n\"2,1", &["line 2 of", "column 1 is `\"2,1`: expected a number"]);
+    let names: String = (0..101).map(|line| format!("{line},id-{line}\n")).collect();
+    bad(names.as_bytes(), &["the last, column 2, has 101 different texts, like identifiers"]);
+    let declared = Csv { label: Some(Column::Position(2)), ..csv(&directory, names) };
+    assert_eq!(open(&of(&declared), &Task::Classify).unwrap().class_names().len(), 101);
+}
+
 #[test]
 fn byte_order_marks_and_compressed_files() {
     let directory = Dir::new();

@@ -119,13 +119,13 @@ fn bad_images_are_replaced_counted_and_limited() {
         assert!(rows(&dataset, batch).iter().all(|(pixels, _)| good.contains(pixels)), "only whole images");
     }
     for workers in [2, 4] {
-        let mut prefetcher = start(&dataset, order(&dataset, 3, 1, 1), &Reader { workers, ..READER });
+        let mut prefetcher = start(&dataset, order(&dataset, 3, 1, 1), &Reader { workers: Some(workers), ..READER });
         assert_eq!(take(&mut prefetcher, 12), batches, "{workers} workers replace them in the same way");
     }
     let mut failed = Vec::new();
     for workers in [1, 3] {
         let dataset = with_bad(&directory, 1);
-        let mut prefetcher = start(&dataset, order(&dataset, 3, 1, 1), &Reader { workers, ..READER });
+        let mut prefetcher = start(&dataset, order(&dataset, 3, 1, 1), &Reader { workers: Some(workers), ..READER });
         let (batch, error) = (0..12).find_map(|batch| prefetcher.next().err().map(|error| (batch, error))).unwrap();
         let text = error.to_string();
         assert!(

@@ -136,8 +136,16 @@ fn idx_files() {
 
 #[test]
 fn csv_files() {
+    csv((0..40).map(|line| format!("{line},{}.5,-1e{},{}\n", line * 3, line % 19, line % 5)).collect());
+}
+
+#[test]
+fn csv_files_with_class_names() {
+    csv((0..40).map(|line| format!("{line},\"kind {}\"\n", line % 5)).collect());
+}
+
+fn csv(lines: String) {
     let directory = Dir::new();
-    let lines: String = (0..40).map(|line| format!("{line},{}.5,-1e{},{}\n", line * 3, line % 19, line % 5)).collect();
     directory.write("x.csv", lines);
     let path = directory.path("x.csv").to_str().unwrap().to_owned();
     let mut data = data(Source::Csv(Csv { path, image: None, largest: 1.0, label: None, header: Header::Auto }));
@@ -184,23 +192,60 @@ fn token_files() {
 
 /// An image may decode to 1000 times its file size. The sizes in its header are limited, which
 /// bounds the memory: for the sizes that small changes produce, to a quarter of the largest image.
-fn image_files(extension: &str, image: &[u8]) {
+fn image_files(extension: &str, images: &[Vec<u8>]) {
     let directory = Dir::new();
-    for name in ["train/a/1", "val/a/1", "val/a/2"] {
-        directory.write(&format!("{name}.{extension}"), image);
+    let name = |image: usize| format!("val/a/{image}.{extension}");
+    // One more stays as it is, so that bad images can be replaced.
+    for (image, content) in images.iter().chain(&images[..1]).enumerate() {
+        directory.write(&name(image), content);
     }
+    directory.write(&format!("train/a/1.{extension}"), &images[0]);
     let mut data = data(Source::ImageFolder(directory.files()));
     data.images.size = 16;
-    let name = format!("val/a/1.{extension}");
-    fuzz(&directory, &[&name], &data, &Task::Classify, |_| 1 << 30);
+    let names: Vec<String> = (0..images.len()).map(name).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    fuzz(&directory, &names, &data, &Task::Classify, |_| 1 << 30);
+}
+
+/// The fixtures of `worker/tests/fixtures/generate_images.py`.
+fn fixtures(names: &[&str]) -> Vec<Vec<u8>> {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/images");
+    names.iter().map(|name| std::fs::read(folder.join(name)).expect(name)).collect()
 }
 
 #[test]
 fn jpeg_files() {
-    image_files("jpg", &jpeg(40, 30, 1));
+    image_files("jpg", &[jpeg(40, 30, 1)]);
 }
 
 #[test]
 fn png_files() {
-    image_files("png", &png(40, 30, 1));
+    image_files("png", &[png(40, 30, 1)]);
+}
+
+#[test]
+fn bmp_files() {
+    image_files("bmp", &fixtures(&["plain.bmp", "palette.bmp", "bits.bmp"]));
+}
+
+#[test]
+fn gif_files() {
+    image_files("gif", &fixtures(&["plain.gif", "animated.gif"]));
+}
+
+#[test]
+fn netpbm_files() {
+    image_files("pgm", &fixtures(&["grey.pgm", "plain.bmp.ppm"]));
+}
+
+#[test]
+fn tiff_files() {
+    let names =
+        ["lzw.tiff", "deflate.tiff", "bits.tiff", "alpha.tiff", "palette.tiff", "palette-2.tiff", "upright.tif"];
+    image_files("tiff", &fixtures(&names));
+}
+
+#[test]
+fn webp_files() {
+    image_files("webp", &fixtures(&["lossy.webp", "lossless.webp", "alpha.webp", "animated.webp", "upright.webp"]));
 }

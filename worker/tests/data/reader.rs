@@ -58,7 +58,7 @@ fn workers_and_modes_do_not_change_the_output() {
         }
         for workers in [1, 2, 4] {
             for (double_buffer, infinite) in [(true, true), (true, false), (false, true), (false, false)] {
-                let reader = Reader { workers, double_buffer, infinite, ..READER };
+                let reader = Reader { workers: Some(workers), double_buffer, infinite, ..READER };
                 assert_eq!(first(&dataset, order, reader, 100), expected, "{reader:?}");
             }
         }
@@ -73,7 +73,7 @@ fn any_step_can_be_the_first() {
         let all = first(&dataset, order, READER, 100);
         for step in [1_usize, 5, 14, 15, 31] {
             for workers in [1, 3] {
-                let reader = Reader { workers, infinite: workers == 1, ..READER };
+                let reader = Reader { workers: Some(workers), infinite: workers == 1, ..READER };
                 let mut late = Prefetcher::start(Arc::clone(&dataset), order, 0, step as u64, &reader).unwrap();
                 assert_eq!(take(&mut late, 20), all[2 * step..][..20], "from step {step}");
             }
@@ -176,7 +176,7 @@ fn synthetic_samples_are_learnable_and_cheap() {
 fn buffers_are_reused_and_counted() {
     for (workers, double_buffer, most) in [(1, true, 2), (3, true, 4), (2, false, 1)] {
         let dataset = open(&synthetic(60, Some(SHAPE)), &Task::Classify).unwrap();
-        let reader = Reader { workers, double_buffer, ..READER };
+        let reader = Reader { workers: Some(workers), double_buffer, ..READER };
         let mut prefetcher = start(&dataset, order(&dataset, 2, 1, 1), &reader);
         let places: BTreeSet<usize> = (0..200).map(|_| prefetcher.next().unwrap().pixels.as_ptr() as usize).collect();
         assert!(places.len() <= most, "{} buffers", places.len());
@@ -190,7 +190,7 @@ fn the_training_thread_does_not_allocate() {
     let (_directory, images) = folder();
     for dataset in every_kind().into_iter().chain([images]) {
         for (workers, double_buffer) in [(1, true), (3, true), (2, false)] {
-            let reader = Reader { workers, double_buffer, infinite: double_buffer, ..READER };
+            let reader = Reader { workers: Some(workers), double_buffer, infinite: double_buffer, ..READER };
             let mut prefetcher = start(&dataset, order(&dataset, 2, 1, 1), &reader);
             take(&mut prefetcher, 5);
             let ((), bytes) = memory(|| {
@@ -232,7 +232,7 @@ fn the_reader_reports_its_own_speed() {
 fn an_infinite_reader_starts_the_next_epoch_early() {
     let dataset = open(&synthetic(8, Some(SHAPE)), &Task::Classify).unwrap();
     let work_ahead = |infinite, wait: Duration| {
-        let reader = Reader { workers: 2, infinite, ..READER };
+        let reader = Reader { workers: Some(2), infinite, ..READER };
         let mut prefetcher = start(&dataset, order(&dataset, 4, 1, 1), &reader);
         prefetcher.next().unwrap();
         // The last batch of the first epoch is in use: is the next epoch being prepared?
@@ -263,7 +263,7 @@ fn reader_ticks() -> BTreeMap<String, u64> {
 #[test]
 fn an_idle_reader_uses_no_cpu_time() {
     let dataset = open(&synthetic(60, Some(SHAPE)), &Task::Classify).unwrap();
-    let mut prefetcher = start(&dataset, order(&dataset, 2, 1, 1), &Reader { workers: 2, ..READER });
+    let mut prefetcher = start(&dataset, order(&dataset, 2, 1, 1), &Reader { workers: Some(2), ..READER });
     prefetcher.next().unwrap();
     std::thread::sleep(Duration::from_millis(50));
     let own: BTreeSet<String> = reader_ticks().into_keys().collect();
@@ -281,7 +281,7 @@ fn an_idle_reader_uses_no_cpu_time() {
 fn drop_stops_the_threads_at_any_time() {
     let (_directory, dataset) = folder();
     for number in 0..100 {
-        let reader = Reader { workers: 1 + number % 3, ..READER };
+        let reader = Reader { workers: Some(1 + number % 3), ..READER };
         let order = order(&dataset, 2, 1, 1);
         let mut prefetcher = Prefetcher::start(Arc::clone(&dataset), order, 0, number.into(), &reader).unwrap();
         take(&mut prefetcher, number as usize % 4);

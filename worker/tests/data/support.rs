@@ -8,8 +8,13 @@ use switchyard_worker_contract::config::{
     Data, Features, Files, ImageShape, Images, Reader, SampleType, Source, Synthetic, TokenType, Tokens,
 };
 
-pub(crate) const READER: Reader =
-    Reader { workers: 1, double_buffer: true, infinite: true, sample_type: SampleType::UInt8, max_bad_samples: 0 };
+pub(crate) const READER: Reader = Reader {
+    workers: Some(1),
+    double_buffer: true,
+    infinite: true,
+    sample_type: SampleType::UInt8,
+    max_bad_samples: 0,
+};
 
 /// A temporary directory.
 pub(crate) struct Dir(tempfile::TempDir);

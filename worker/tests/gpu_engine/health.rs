@@ -76,6 +76,7 @@ fn a_healthy_gpu_is_reported_only_at_the_end() {
         "earlier errors are not counted"
     );
     assert!(report.slowed.is_empty() && report.xids.is_empty() && report.seconds > 0.0);
+    assert_eq!(report.busy_percent().map(f64::round), Some(97.0));
 }
 
 #[test]
@@ -118,12 +119,13 @@ fn a_lost_gpu_ends_the_job_even_if_its_calls_never_return() {
 
 #[test]
 fn reduced_clocks_heat_and_a_narrow_link_are_reported() {
-    let seen = with(1, "slowed:36,celsius:91,lanes:8", "1");
+    let seen = with(1, "slowed:36,celsius:91,utilization:40,lanes:8", "1");
     assert_log(&seen, 0, &["warning: rank 0: GPU 0000:10:00.0: its PCIe link uses 8 of 16 lanes"]);
     let report = &seen.reports[0];
     let shares =
         [SlowedBy::Power, SlowedBy::Temperature, SlowedBy::Hardware].map(|by| report.slowed_percent(by).round());
     assert_eq!((shares, report.highest_celsius), ([100.0, 100.0, 0.0], Some(91)));
+    assert_eq!(report.busy_percent().map(f64::round), Some(40.0));
     assert_eq!(report.pcie, Some(PcieWidth { lanes: 8, most: 16 }));
 }
 

@@ -28,7 +28,7 @@ pub fn gpt(path: &Path, include: &[&str]) -> EngineConfig {
             features: Features::Raw,
         },
         reader: Reader {
-            workers: 1,
+            workers: Some(1),
             double_buffer: true,
             infinite: true,
             sample_type: SampleType::UInt8,

@@ -175,10 +175,11 @@ fn a_bert_is_saved_like_the_published_bert() {
 }
 
 #[test]
-fn the_model_has_the_normalisation_of_its_features() {
+fn the_model_has_its_class_names_and_the_normalisation_of_its_features() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.csv");
-    let lines: String = (0..40).map(|line| format!("{},{},{}\n", line % 2, 100 + line % 4, line % 2)).collect();
+    let lines: String =
+        (0..40).map(|line| format!("{},{},{}\n", line % 2, 100 + line % 4, ["no", "\"yes\""][line % 2])).collect();
     std::fs::write(&path, lines).unwrap();
     let path = path.to_str().unwrap().to_owned();
     let mut config = config(Model::Mlp(Mlp { hidden_sizes: vec![3], activation: Activation::Relu }));
@@ -186,6 +187,7 @@ fn the_model_has_the_normalisation_of_its_features() {
     (config.data.validation_fraction, config.data.features) = (0.0, Features::TrainingSplit);
     let (_, header) = SafeTensors::read_metadata(&saved(&config).0).unwrap();
     let metadata = header.metadata().as_ref().unwrap();
+    assert_eq!(metadata["classes"], r#"["no","yes"]"#);
     assert_eq!(metadata["featureMean"], "[0.5,101.5]");
     assert_eq!(metadata["featureDeviation"], "[0.5,1.118033988749895]");
 }

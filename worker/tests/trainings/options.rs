@@ -59,7 +59,7 @@ fn transport_and_overlap_do_not_change_any_bit() {
 #[test]
 fn reader_options_do_not_change_any_bit() {
     let changes: [Change; 3] = [
-        ("workers", |config| config.reader.workers = 3),
+        ("workers", |config| config.reader.workers = Some(3)),
         ("no double buffer", |config| config.reader.double_buffer = false),
         ("finite", |config| config.reader.infinite = false),
     ];

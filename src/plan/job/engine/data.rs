@@ -150,7 +150,7 @@ fn images(data: &api::Data, check: &mut Check<'_>) -> Images {
 /// Translates the block. `pinnedMemory` is not included because it follows from the device.
 pub(super) fn reader(reader: &api::Reader) -> Reader {
     Reader {
-        workers: reader.workers.unsigned_abs(),
+        workers: reader.workers.map(i32::unsigned_abs),
         double_buffer: reader.double_buffer.is_on(),
         infinite: reader.infinite.is_on(),
         sample_type: match reader.sample_type {

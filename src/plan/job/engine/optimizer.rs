@@ -18,6 +18,15 @@ struct Defaults {
     clip: f64,
 }
 
+/// Published ResNets are trained with SGD (He and others 2016), which also generalises better than
+/// adaptive rules on images (Wilson and others 2017).
+fn default_kind(model: api::ModelType) -> Kind {
+    match model {
+        api::ModelType::ResNet => Kind::SGD,
+        api::ModelType::GPT | api::ModelType::BERT | api::ModelType::MLP | api::ModelType::Custom => Kind::AdamW,
+    }
+}
+
 /// Defaults documented in `docs/engine.md`. For `AdamW` they depend on the model: GPT's are from
 /// Brown and others 2020, appendix B; BERT's from Devlin and others 2019, appendix A.2; ResNet's
 /// are from Liu and others 2022, table 5, for convolutional networks; the rest are PyTorch's.
@@ -41,14 +50,15 @@ fn defaults(kind: Kind, model: api::ModelType) -> Defaults {
 }
 
 pub(super) fn optimizer(optimizer: &api::Optimizer, model: api::ModelType, check: &mut Check<'_>) -> Optimizer {
-    let default = defaults(optimizer.kind, model);
+    let kind = optimizer.kind.unwrap_or_else(|| default_kind(model));
+    let default = defaults(kind, model);
     let adam = |check: &mut Check<'_>| Adam {
         beta1: check.decimal_or("optimizer.beta1", optimizer.beta1.as_ref(), 0.9),
         beta2: check.decimal_or("optimizer.beta2", optimizer.beta2.as_ref(), default.beta2),
         epsilon: check.decimal_or("optimizer.epsilon", optimizer.epsilon.as_ref(), default.epsilon),
     };
     let momentum = |check: &mut Check<'_>| check.decimal_or("optimizer.momentum", optimizer.momentum.as_ref(), 0.9);
-    let rule = match optimizer.kind {
+    let rule = match kind {
         Kind::SGD => Rule::Sgd(Momentum { momentum: momentum(check), nesterov: optimizer.nesterov.is_on() }),
         Kind::Adam => Rule::Adam(adam(check)),
         Kind::AdamW => Rule::AdamW(adam(check)),
@@ -63,7 +73,7 @@ pub(super) fn optimizer(optimizer: &api::Optimizer, model: api::ModelType, check
         }),
     };
     if optimizer.learning_rate.is_none() && default.learning_rate.is_none() {
-        check.fault("optimizer.learningRate", "nothing", format!("a number: {:?} has no default", optimizer.kind));
+        check.fault("optimizer.learningRate", "nothing", format!("a number: {kind:?} has no default"));
     }
     let clip = check.decimal_or("optimizer.gradientClipNorm", optimizer.gradient_clip_norm.as_ref(), default.clip);
     Optimizer {

@@ -77,10 +77,26 @@ fn adamw_has_the_recipe_of_each_model() {
         (json!({"type": "ResNet", "resnet": {"depth": 18}}), images.clone(), 0.999, 0.05, None),
         (json!({"type": "MLP", "mlp": {"hiddenSizes": [8]}}), images, 0.999, 0.01, Some(1.0)),
     ] {
-        let found = config(json!({"model": model, "data": data})).optimizer;
+        let found = config(json!({"model": model, "data": data, "optimizer": {"type": "AdamW"}})).optimizer;
         assert_eq!(found.rule, Rule::AdamW(Adam { beta1: 0.9, beta2, epsilon: 1e-8 }), "{model}");
         assert_eq!((found.weight_decay, found.gradient_clip_norm), (weight_decay, clip), "{model}");
     }
+}
+
+#[test]
+fn a_resnet_without_an_optimizer_is_trained_with_sgd() {
+    let of = |blocks: Value| {
+        let mut job = json!({
+            "model": {"type": "ResNet", "resnet": {"depth": 18}}, "data": {"format": "IDX", "path": "m"},
+        });
+        job.as_object_mut().unwrap().extend(blocks.as_object().unwrap().clone());
+        config(job).optimizer
+    };
+    let sgd = Rule::Sgd(Momentum { momentum: 0.9, nesterov: false });
+    let found = of(json!({}));
+    assert_eq!((found.rule, found.learning_rate, found.weight_decay), (sgd, 0.1, 1e-4));
+    let found = of(json!({"optimizer": {"learningRate": "0.05"}}));
+    assert_eq!((found.rule, found.learning_rate, found.gradient_clip_norm), (sgd, 0.05, None));
 }
 
 #[test]

@@ -37,7 +37,7 @@ pub(super) const KNOWN: [KnownError; 18] = [
     KnownError {
         id: "gloo-error",
         says: "Gloo",
-        role: Role::Symptom,
+        role: Role::General,
         texts: &[
             &["gloo::EnforceNotMet"],
             &["gloo::IoException"],
@@ -116,7 +116,7 @@ pub(super) const KNOWN: [KnownError; 18] = [
     KnownError {
         id: "child-failed",
         says: "torchrun",
-        role: Role::Symptom,
+        role: Role::General,
         texts: &[&["ChildFailedError"], &["torch.distributed.elastic.multiprocessing.api:failed"]],
         means: "a process of this node failed; torchrun lists them below, the first observed one last",
         look: &["\"Root Cause (first observed failure)\" below it, and that rank's own log"],
@@ -211,7 +211,7 @@ pub(super) const KNOWN: [KnownError; 18] = [
     KnownError {
         id: "mpi-abort",
         says: "MPI",
-        role: Role::Symptom,
+        role: Role::General,
         texts: &[&["MPI_ABORT was invoked on rank"], &["mpirun noticed that process rank"], &["MPI_Abort("]],
         means: "a rank ended the whole job",
         look: &["the log of the rank that is named, before this line"],

@@ -19,6 +19,8 @@ pub enum Role {
     Cause,
     /// A symptom: its cause can be on this rank or another.
     Symptom,
+    /// A symptom in general words: a specific one in the same log explains it, earlier or later.
+    General,
     /// A peer has ended or does not respond, so the cause is elsewhere.
     Follower,
     /// Not an error, but worth knowing.
@@ -30,7 +32,7 @@ impl Role {
     pub fn word(self) -> &'static str {
         match self {
             Role::Cause => "cause",
-            Role::Symptom => "symptom",
+            Role::Symptom | Role::General => "symptom",
             Role::Follower => "follower",
             Role::Remark => "remark",
         }

@@ -297,7 +297,7 @@ pub(super) const KNOWN: [KnownError; 30] = [
     KnownError {
         id: "nccl-cuda-error",
         says: "NCCL",
-        role: Role::Symptom,
+        role: Role::General,
         texts: &[
             &["unhandled cuda error"],
             &["unhandled_cuda_error"],
@@ -325,7 +325,7 @@ pub(super) const KNOWN: [KnownError; 30] = [
     KnownError {
         id: "nccl-system-error",
         says: "NCCL",
-        role: Role::Symptom,
+        role: Role::General,
         texts: &[&["ncclSystemError"], &["unhandled system error"]],
         means: "a call of the operating system or of a library failed inside NCCL",
         look: &["the lines \"NCCL WARN\" before it: they name the call; if there are none, run with NCCL_DEBUG=WARN"],

@@ -49,6 +49,9 @@ fn check(facts: &Facts) -> Finding {
     if let Some((synthetic, _)) = comparison {
         evidence.push_str(&format!(" With synthetic data a step takes {} ms.", ms(synthetic)));
     }
+    if let Some(idle) = facts.gpu_idle_percent() {
+        evidence.push_str(&format!(" NVML saw the GPUs idle {idle:.0} % of the run."));
+    }
     let mut changes = changes(facts, wait, &mut evidence);
     if let Some((_, saved)) = comparison
         && let Some(first) = changes.first_mut()
@@ -71,12 +74,13 @@ fn changes(facts: &Facts, wait: f64, evidence: &mut String) -> Vec<Change> {
         )];
     };
     let reader = &engine.reader;
-    let workers = f64::from(reader.workers.max(1));
+    let threads = reader.workers.or(facts.reader_threads).unwrap_or(1).max(1);
+    let workers = f64::from(threads);
     let consumed = facts.step_ms() - wait;
     evidence.push_str(&format!(
         " The reader works {} ms for a step in {}; the rest of the step takes {} ms.",
         ms(read),
-        counted(u64::from(reader.workers), "thread"),
+        counted(u64::from(threads), "thread"),
         ms(consumed)
     ));
     // The remaining wait when the reader runs in the background with this many threads.
@@ -87,7 +91,7 @@ fn changes(facts: &Facts, wait: f64, evidence: &mut String) -> Vec<Change> {
         changes.push(Change::set([double], (wait - left(workers)).max(0.0), Basis::Modelled));
     }
     let enough = (read / consumed.max(1e-3)).ceil().min(MAX_WORKERS).max(workers + 1.0);
-    let more = Field::number("engine.reader.workers", reader.workers, enough as u64, WORKERS);
+    let more = Field::number("engine.reader.workers", threads, enough as u64, WORKERS);
     changes.extend(more.and_then(|more| {
         if read / workers > consumed {
             return Some(Change::set([more], (wait - left(enough)).max(0.0), Basis::Modelled));

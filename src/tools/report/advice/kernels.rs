@@ -60,13 +60,14 @@ pub(super) const SLOW_KERNEL: Rule = Rule {
 pub(super) const IDLE_GPU: Rule = Rule {
     id: "gpu-idle",
     question: 3,
-    threshold: "Kernels, input, reductions, checkpoints and what lies between steps leave ≥ 10 % of the step: the GPU is idle.",
+    threshold: "Kernels, input, reductions, checkpoints and what lies between steps leave ≥ 10 % of the step: the GPU is idle. Without a profile: NVML saw no kernel in ≥ 10 % of at least 10 s, a note that names the longest wait.",
     gain: "Without CUDA graphs half of that; else not known.",
     source: "kineto and TensorFlow profiler (kernel launch time); 10 % is ours",
     check: |facts| {
-        let kernels = match known(facts) {
-            Ok(kernels) => kernels,
-            Err(finding) => return finding,
+        let kernels = match (known(facts), facts.gpu_idle_percent()) {
+            (Ok(kernels), _) => kernels,
+            (Err(_), Some(idle)) => return sampled_idle(facts, idle),
+            (Err(finding), None) => return finding,
         };
         let idle = kernels.idle_ms(&facts.step);
         if facts.percent(idle) < IDLE {
@@ -79,6 +80,27 @@ pub(super) const IDLE_GPU: Rule = Rule {
         Advice::about(COMPUTE, Chart::Kernels, evidence, [graphs])
     },
 };
+
+/// The finding without a profile: `idle` is the percentage of the run in which NVML saw no kernel.
+fn sampled_idle(facts: &Facts, idle: f64) -> Finding {
+    if idle < IDLE {
+        return Finding::Fine(format!("NVML saw the GPUs idle {idle:.1} % of the run"));
+    }
+    let waits = [
+        (Part::Input, "for the reader"),
+        (Part::Communication, "for reductions"),
+        (Part::Checkpoint, "for checkpoints"),
+        (Part::Other, "between steps"),
+    ];
+    let longest = waits.into_iter().max_by(|(a, _), (b, _)| facts.step[*a].total_cmp(&facts.step[*b]));
+    let cause = match longest {
+        Some((part, what)) if facts.percent(facts.step[part]) >= IDLE / 2.0 => {
+            format!("the longest wait is {what}, {}", of_step(facts, facts.step[part]))
+        }
+        _ => "no wait explains it; `engine.profile` shows the gaps between kernels".to_owned(),
+    };
+    Finding::Note(format!("NVML saw the GPUs idle {idle:.0} % of the run: {cause}"), Chart::StepTime)
+}
 
 pub(super) const EXACT_PRODUCTS: Rule = Rule {
     id: "exact-products",
@@ -104,3 +126,32 @@ pub(super) const EXACT_PRODUCTS: Rule = Rule {
         Advice::about(PRODUCTS, Chart::Kernels, evidence, [Some(tf32.with_remark(LOSS_MAY_CHANGE))])
     },
 };
+
+#[cfg(test)]
+mod tests {
+    use super::super::{input, tests::healthy};
+    use super::*;
+    use switchyard_worker_contract::gpu::GpuReport;
+
+    #[test]
+    fn an_idle_gpu_is_explained_by_the_longest_wait() {
+        let sampled = |seconds, busy| GpuReport { seconds, busy_seconds: Some(busy), ..GpuReport::default() };
+        let mut facts = healthy();
+        // The last one was monitored too briefly for a mean.
+        facts.gpus = vec![sampled(100.0, 20.0), sampled(100.0, 80.0), sampled(9.0, 9.0)];
+        let text = |facts: &Facts| match (IDLE_GPU.check)(facts) {
+            Finding::Note(text, _) => text,
+            other => panic!("{other:?}"),
+        };
+        let unexplained = text(&facts);
+        assert!(
+            unexplained.starts_with("NVML saw the GPUs idle 50 % of the run: no wait explains it"),
+            "{unexplained}"
+        );
+        facts.step[Part::Input] = 66.0;
+        let waits = text(&facts);
+        assert!(waits.contains("the longest wait is for the reader, 66") && waits.ends_with("(40 %)"), "{waits}");
+        let Finding::Advice(advice) = (input::INPUT_BOUND.check)(&facts) else { panic!("no advice") };
+        assert!(advice.evidence.contains("NVML saw the GPUs idle 50 % of the run."), "{}", advice.evidence);
+    }
+}

@@ -373,6 +373,9 @@ fn notes_appear_only_in_their_cases() {
     let far = |f: &mut Facts| f.kernels = Some(example(true));
     assert!(note(far, "slow-kernel") && !note(|f| f.kernels = Some(example(false)), "slow-kernel"));
     assert!(note(far, "gpu-idle"), "with graphs nothing is left to set");
+    let sampled = |f: &mut Facts| f.gpus = vec![GpuReport { busy_seconds: Some(60.0), ..gpu() }];
+    assert!(note(sampled, "gpu-idle") && !note(|f| f.gpus = vec![gpu()], "gpu-idle"));
+    assert!(!note(|f| f.gpus = vec![GpuReport { busy_seconds: Some(91.0), ..gpu() }], "gpu-idle"));
     let odd = |f: &mut Facts| {
         let Model::Gpt(gpt) = &mut engine_of(f).model else { panic!() };
         gpt.hidden_size = 132;

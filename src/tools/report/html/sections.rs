@@ -341,6 +341,7 @@ fn gpus(seen: &[GpuSummary]) -> Page {
                 gpu.rank.to_string(),
                 gpu.bus.clone(),
                 duration(gpu.seconds),
+                or_dash(gpu.busy_percent.map(|percent| format!("{percent:.0} %"))),
                 or_dash(gpu.highest_celsius.map(|celsius| celsius.to_string())),
                 list(gpu.slowed.clone()),
                 or_dash(gpu.pcie_lanes.map(|(lanes, most)| format!("{lanes} of {most}"))),
@@ -352,7 +353,7 @@ fn gpus(seen: &[GpuSummary]) -> Page {
         })
         .collect();
     let columns =
-        ["rank", "GPU", "watched", "°C at most", "clocks lowered by", "PCIe lanes", "ECC mended, not", "XIDs"];
+        ["rank", "GPU", "watched", "busy", "°C at most", "clocks lowered by", "PCIe lanes", "ECC mended, not", "XIDs"];
     let table = table("GPUs", &columns, &rows);
     if rows.len() > 16 {
         return format!("<details><summary>{}</summary>{table}</details>\n", counted(rows.len() as u64, "GPU"));

@@ -62,6 +62,9 @@ data! {
         /// Highest temperature, °C.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub highest_celsius: Option<u32>,
+        /// Percent of the time in which a kernel ran.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub busy_percent: Option<f64>,
         /// Reasons for lowered clocks, with the share of time in percent.
         pub slowed: Vec<String>,
         /// Fewest active lanes of its PCIe link, and the maximum.

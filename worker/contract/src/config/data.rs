@@ -185,8 +185,10 @@ pub struct Images {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Reader {
-    /// Threads that read, decode and augment.
-    pub workers: u32,
+    /// Threads that read, decode and augment. `None`: as many as keep up with the training, within
+    /// the CPUs of the rank.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workers: Option<u32>,
     /// Prepare the next micro-batch while the current one is in use; otherwise each step waits for
     /// its input.
     pub double_buffer: bool,

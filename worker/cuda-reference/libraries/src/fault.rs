@@ -6,7 +6,7 @@ pub const VARIABLE: &str = "SWITCHYARD_REFERENCE_FAULT";
 /// Accepted faults, for the error message.
 const EXPECTED: &str = "out-of-memory:N, launch:N, lost:N, hang:N, wrong:N, stale:N, exit, busy, cublaslt-bare, cudnn-version:N, cudnn-refused:KIND, cudnn-untaken:KIND, cudnn-fails:N, nccl-version:N, nccl-init:RANK, \
                         nccl-absent:RANK, nccl-error:RANK.N, nccl-silent:RANK.N, xid:GPU.N.XID, ecc:N, slowed:REASONS, celsius:N, \
-                        lanes:N, process:PID.MEBIBYTES, driver-version:N, capability:N or mig";
+                        utilization:PERCENT, lanes:N, process:PID.MEBIBYTES, driver-version:N, capability:N or mig";
 
 /// Injected faults. Calls are numbered from 1.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -56,6 +56,8 @@ pub(crate) struct Faults {
     pub(crate) slowed: Option<u64>,
     /// GPU temperature in degrees Celsius.
     pub(crate) celsius: Option<u64>,
+    /// Percent of the time in which the GPU is busy.
+    pub(crate) utilization: Option<u64>,
     /// Active lanes of the PCIe link, of 16.
     pub(crate) lanes: Option<u64>,
     /// Another process and its MiB of memory, on every GPU.
@@ -125,6 +127,7 @@ impl Faults {
             "ecc" => self.ecc = number()?,
             "slowed" => self.slowed = number()?,
             "celsius" => self.celsius = number()?,
+            "utilization" => self.utilization = number()?,
             "lanes" => self.lanes = number()?,
             "process" => self.process = of_rank()?,
             "driver-version" => self.driver_version = number()?,

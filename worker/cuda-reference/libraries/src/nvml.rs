@@ -16,6 +16,7 @@ use std::time::Duration;
 type Code = i32;
 const SUCCESS: Code = 0;
 const INVALID_ARGUMENT: Code = 2;
+const NOT_SUPPORTED: Code = 3;
 const NOT_FOUND: Code = 6;
 const INSUFFICIENT_SIZE: Code = 7;
 const TIMEOUT: Code = 10;
@@ -31,6 +32,14 @@ pub struct Memory {
     total: u64,
     free: u64,
     used: u64,
+}
+
+/// `nvmlUtilization_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Utilization {
+    gpu: u32,
+    memory: u32,
 }
 
 /// `nvmlProcessInfo_t`.
@@ -97,6 +106,7 @@ pub unsafe extern "C" fn nvmlErrorString(code: Code) -> *const c_char {
     let text = match code {
         SUCCESS => c"The operation was successful",
         INVALID_ARGUMENT => c"Invalid Argument",
+        NOT_SUPPORTED => c"Not Supported",
         NOT_FOUND => c"Not Found",
         INSUFFICIENT_SIZE => c"Insufficient Size",
         TIMEOUT => c"Timeout",
@@ -177,6 +187,17 @@ pub unsafe extern "C" fn nvmlDeviceGetCurrentClocksThrottleReasons(handle: usize
 pub unsafe extern "C" fn nvmlDeviceGetTemperature(handle: usize, _sensor: i32, to: *mut u32) -> Code {
     // SAFETY: per the header's contract.
     unsafe { store_of(handle, to, |_| faults().celsius.unwrap_or(40) as u32) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetUtilizationRates(handle: usize, to: *mut Utilization) -> Code {
+    let faults = faults();
+    if faults.mig {
+        return NOT_SUPPORTED;
+    }
+    let busy = Utilization { gpu: faults.utilization.unwrap_or(97) as u32, memory: 0 };
+    // SAFETY: per the header's contract.
+    unsafe { store_of(handle, to, |_| busy) }
 }
 
 #[unsafe(no_mangle)]

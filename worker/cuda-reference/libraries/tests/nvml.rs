@@ -25,9 +25,9 @@ fn a_gpu_without_faults_is_healthy() {
     let nvml = nvml();
     assert_eq!(nvml.driver_version().unwrap(), "580.65.06");
     let gpu = nvml.gpu("0000:10:00.0").unwrap();
-    let State { reasons, celsius, uncorrected, lanes, .. } = gpu.state();
+    let State { reasons, celsius, busy_percent, uncorrected, lanes, .. } = gpu.state();
     assert!(reasons.is_some_and(|reasons| !reasons.power() && !reasons.temperature() && !reasons.hardware()));
-    assert_eq!((celsius, uncorrected, lanes), (Some(40), Some(5), Some((16, 16))));
+    assert_eq!((celsius, busy_percent, uncorrected, lanes), (Some(40), Some(97), Some(5), Some((16, 16))));
     assert_eq!((gpu.processes().unwrap(), gpu.is_divided()), (Vec::new(), false));
     assert_eq!(gpu.memory().unwrap().free, gpu.memory().unwrap().total);
     let listener = gpu.listen().unwrap().unwrap();
@@ -45,9 +45,10 @@ fn injected_faults_are_reported() {
         return;
     }
     let gpu = nvml().gpu("0000:10:00.0").unwrap();
-    let State { reasons, celsius, lanes, .. } = gpu.state();
+    let State { reasons, celsius, busy_percent, lanes, .. } = gpu.state();
     assert!(reasons.is_some_and(|reasons| reasons.power() && reasons.temperature()));
     assert_eq!((celsius, lanes, gpu.is_divided()), (Some(91), Some((4, 16)), true));
+    assert_eq!(busy_percent, None, "as with MIG");
     let python = Process { pid: 4242, name: Some("python3".into()), bytes: Some(1 << 30) };
     assert_eq!(gpu.processes().unwrap(), [python]);
     let memory = gpu.memory().unwrap();

@@ -31,7 +31,7 @@ pub(super) fn resnet(probe: &Probe) -> Result<Value, Outcome> {
     let (images, rounds, steps) = if probe.rehearse { (64, 1, 4) } else { (IMAGES, ROUNDS, 80) };
     let config = if probe.rehearse { case.with(2) } else { steps::fitting(&worker, &case)?.0 };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let reader = Reader { workers: WORKERS.min(cores) as u32, sample_type: SampleType::UInt8, ..config.reader };
+    let reader = Reader { workers: Some(WORKERS.min(cores) as u32), sample_type: SampleType::UInt8, ..config.reader };
     let config = EngineConfig { reader, length: Length::Steps(steps), fetch_every_steps: (steps / 4) as u32, ..config };
     let Source::Synthetic(Synthetic { image: Some(shape), .. }) = config.data.source else {
         return Err(Outcome::failed("input", "got a case without images; expected ResNet's"));

@@ -5,7 +5,7 @@ use super::kernel::Kernel;
 use super::operand::Operand;
 use super::pack::{Piece, layout, pack_a, pack_b};
 use super::tile::{LANES, Lines, MAX_MR, MAX_NR, ROW, Sums, Tile};
-use super::{MC, NC, NC_SMALL, View, even_part};
+use super::{MC, NC, NC_SMALL, Size, View, even_part};
 use crate::cpu::values::Pointer;
 use crate::cpu::{Format, Isa};
 
@@ -142,14 +142,6 @@ pub(super) unsafe fn multiply_part(
     }
 }
 
-/// Sizes of an `m` x `k` by `k` x `n` product.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ProductSize {
-    pub m: usize,
-    pub n: usize,
-    pub k: usize,
-}
-
 /// Multiplies on the calling thread, for use inside tasks: C (`m` x `n` f32, row stride `c_stride`)
 /// = or += A B.
 ///
@@ -159,7 +151,7 @@ pub(crate) struct ProductSize {
 #[allow(clippy::too_many_arguments)]
 pub(crate) unsafe fn small(
     isa: Isa,
-    size: ProductSize,
+    size: Size,
     a: View,
     b: View,
     c: *mut f32,
@@ -167,7 +159,7 @@ pub(crate) unsafe fn small(
     accumulate: bool,
     scratch: &mut [f32],
 ) {
-    let ProductSize { m, n, k } = size;
+    let Size { m, n, k } = size;
     let kernel = Kernel::of(isa);
     let (a, b) = (a.as_a(), b.as_b());
     let (packed_a, packed_b) = scratch.split_at_mut(MC * ROW);

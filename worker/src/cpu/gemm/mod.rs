@@ -33,8 +33,8 @@ use super::pool::Shared;
 use super::values::{Pointer, Values, ValuesMut};
 use super::{AlignedBuffer, Cpu, Format};
 pub(super) use block::Target;
+pub(crate) use block::small;
 use block::{Address, Block, Part, Partial, multiply_part};
-pub(crate) use block::{ProductSize, small};
 use kernel::Kernel;
 use operand::Operand;
 use pack::{Piece, pack_b};
@@ -144,9 +144,9 @@ pub struct Gemm {
     staged: AlignedBuffer,
 }
 
-/// Rows, columns and depth of a product.
-#[derive(Clone, Copy)]
-pub(super) struct Size {
+/// Sizes of an `m` x `k` by `k` x `n` product.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Size {
     pub m: usize,
     pub n: usize,
     pub k: usize,

@@ -16,7 +16,7 @@ use switchyard_worker_contract::gpu::{GpuReport, PcieWidth, Slowed, SlowedBy};
 
 /// Longest wait for an event; bounds how long dropping [`Health`] blocks.
 const EVENT_TIMEOUT: Duration = Duration::from_millis(100);
-/// Interval between reads of clocks, temperature, memory and link.
+/// Interval between reads of clocks, temperature, utilisation, memory and link.
 const READ_INTERVAL: Duration = Duration::from_secs(1);
 /// How long to wait for the driver's error report after a failed call.
 const ERROR_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -204,6 +204,9 @@ fn add_state(report: &mut GpuReport, (first, state): (&State, &State), passed: f
             }
         }
     }
+    if let Some(percent) = state.busy_percent {
+        *report.busy_seconds.get_or_insert_default() += passed * f64::from(percent) / 100.0;
+    }
     let since = |first: Option<u64>, now: Option<u64>| Some(now?.saturating_sub(first?));
     // A lost GPU has no counters; keep the last known values.
     report.corrected_errors = since(first.corrected, state.corrected).or(report.corrected_errors);
@@ -223,13 +226,14 @@ mod tests {
     fn readings_add_up_and_earlier_errors_do_not_count() {
         let mut report = GpuReport::default();
         let first = State { corrected: Some(7), uncorrected: Some(2), ..State::default() };
-        let warm = State { celsius: Some(70), lanes: Some((16, 16)), ..first };
+        let warm = State { celsius: Some(70), busy_percent: Some(75), lanes: Some((16, 16)), ..first };
         let hot = State { corrected: Some(9), celsius: Some(91), lanes: Some((8, 16)), ..first };
         let lost = State::default();
         for state in [warm, hot, warm, lost] {
             add_state(&mut report, (&first, &state), 2.0);
         }
         assert_eq!((report.seconds, report.corrected_errors, report.uncorrected_errors), (8.0, Some(0), Some(0)));
+        assert_eq!((report.busy_seconds, report.busy_percent()), (Some(3.0), Some(37.5)));
         assert_eq!((report.highest_celsius, report.pcie), (Some(91), Some(PcieWidth { lanes: 8, most: 16 })));
         add_state(&mut report, (&first, &hot), 2.0);
         assert_eq!(report.corrected_errors, Some(2));
