@@ -24,13 +24,15 @@ const TIMEOUT: Duration = Duration::from_secs(150);
 type Right = (&'static str, &'static str);
 
 /// Rights that no case removes, with the reason.
-const KEPT: [(Right, &str); 23] = [
+const KEPT: [(Right, &str); 25] = [
     (("trainjobs/status", "patch"), "for jobs that cannot be read: tests/malformed.rs"),
     (("trainjobs/finalizers", "update"), "needed for an admission plugin that is off here"),
     (("pods", "get"), "needed when the reply to a create was lost: tests/faults.rs"),
     (("nodes", "get"), "needed before a node counts as lost: tests/lifecycle/nodes.rs"),
     (("devicetaintrules", "list"), "where the cluster has the kind: tests/devices/claims.rs"),
     (("devicetaintrules", "watch"), "where the cluster has the kind: tests/devices/claims.rs"),
+    (("deviceclasses", "list"), "where rules select devices by class: tests/devices/claims.rs"),
+    (("deviceclasses", "watch"), "where rules select devices by class: tests/devices/claims.rs"),
     (("resourceclaims", "get"), "needed when the reply to a create was lost"),
     (("resourceclaims", "create"), "for jobs with GPUs: tests/devices.rs"),
     (("resourceclaims", "patch"), "needed when our labels were removed from a claim"),
