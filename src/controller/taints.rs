@@ -4,11 +4,12 @@
 use super::Context;
 use super::queue::Pass;
 use super::watch::{Handler, run as watch};
+use k8s_openapi::api::resource::v1::DeviceClass;
 use kube::Api;
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::runtime::watcher;
 use std::time::Duration;
-use switchyard_ledger::devices::DeviceRule;
+use switchyard_ledger::devices::{DeviceRule, Selector};
 use tokio::sync::watch::Receiver;
 use tracing::{info, warn};
 
@@ -31,6 +32,10 @@ pub(super) async fn run(context: Context, mut stop: Receiver<bool>) {
             let kind = GroupVersionKind::gvk(GROUP, version, KIND);
             let resource = ApiResource::from_gvk_with_plural(&kind, RESOURCE);
             info!(version, "placements avoid devices tainted by {RESOURCE}");
+            // Later versions do not select devices by class.
+            if version == "v1alpha3" {
+                watch_classes(&context);
+            }
             let handler = Handler::<DynamicObject> {
                 kind: KIND,
                 pass: Pass::Required,
@@ -43,6 +48,9 @@ pub(super) async fn run(context: Context, mut stop: Receiver<bool>) {
                         );
                         None
                     });
+                    for fault in parsed.iter().flat_map(DeviceRule::selectors).filter_map(Selector::fault) {
+                        warn!(rule = name, fault, "the rule taints all devices that its other fields select");
+                    }
                     index.apply_device_rule(&name, parsed)
                 }),
                 delete: |index, metadata| index.apply_device_rule(metadata.name.as_deref().unwrap_or_default(), None),
@@ -55,6 +63,22 @@ pub(super) async fn run(context: Context, mut stop: Receiver<bool>) {
             return;
         }
     }
+}
+
+/// Watches DeviceClasses, by which rules can select devices.
+fn watch_classes(context: &Context) {
+    let handler = Handler::<DeviceClass> {
+        kind: "DeviceClass",
+        pass: Pass::Required,
+        apply: Box::new(|index, class| {
+            let name = class.metadata.name.unwrap_or_default();
+            let selectors = Selector::all(&class.spec.selectors.unwrap_or_default());
+            index.apply_device_class(&name, Some(selectors))
+        }),
+        delete: |index, metadata| index.apply_device_class(metadata.name.as_deref().unwrap_or_default(), None),
+    };
+    let api = Api::all(context.client.clone());
+    watch(context, handler, "DeviceClass".into(), api, watcher::Config::default());
 }
 
 impl Context {

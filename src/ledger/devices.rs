@@ -2,11 +2,14 @@
 //! ResourceClaims.
 
 mod rules;
+mod selectors;
 
 pub use rules::DeviceRule;
+pub use selectors::Selector;
 
 use crate::usage::{Share, Usage};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use selectors::Facts;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Driver, pool and name of a device.
@@ -23,6 +26,7 @@ struct Offered {
     counters: Vec<String>,
     /// Whether its slice has a taint for it that keeps pods away.
     is_tainted: bool,
+    facts: Facts,
 }
 
 /// An allocated claim.
@@ -46,6 +50,8 @@ pub struct Devices {
     by_pool: BTreeMap<String, BTreeSet<String>>,
     /// DeviceTaintRules that keep pods away from devices, by name.
     rules: BTreeMap<String, DeviceRule>,
+    /// CEL selectors of DeviceClasses, by name.
+    classes: BTreeMap<String, Vec<Selector>>,
 }
 
 impl Devices {
@@ -64,8 +70,9 @@ impl Devices {
             let Some(uuid) = named("uuid").or_else(|| named(&format!("{driver}/uuid"))) else { continue };
             let is_tainted = device.taints.iter().flatten().any(|taint| rules::blocks_scheduling(&taint.effect));
             let counters = device.consumes_counters.iter().flatten().map(|of| of.counter_set.clone()).collect();
+            let facts = Facts::of(device);
             let device = (driver.to_string(), slice.spec.pool.name.clone(), device.name.clone());
-            let offered = Offered { slice: name.clone(), node: node.clone(), uuid, counters, is_tainted };
+            let offered = Offered { slice: name.clone(), node: node.clone(), uuid, counters, is_tainted, facts };
             self.gpus.insert(device.clone(), offered);
             devices.push(device);
         }
@@ -82,9 +89,12 @@ impl Devices {
     /// the offer changed.
     fn offer(&self, name: &str, usage: &mut Usage) -> Option<String> {
         let (node, devices) = self.slices.get(name)?;
-        let is_open = |device: &&Device| !self.rules.values().any(|rule| rule.selects(device));
-        let offered = devices.iter().filter(is_open).filter_map(|device| self.gpus.get(device));
-        let open = offered.filter(|offered| !offered.is_tainted).map(|offered| offered.uuid.clone()).collect();
+        let is_open = |(device, offered): &(&Device, &Offered)| {
+            let mut rules = self.rules.values();
+            !offered.is_tainted && !rules.any(|rule| rule.selects(device, &offered.facts, &self.classes))
+        };
+        let offered = devices.iter().filter_map(|device| Some((device, self.gpus.get(device)?)));
+        let open = offered.filter(is_open).map(|(_, offered)| offered.uuid.clone()).collect();
         // A node whose devices are all tainted still allocates GPUs through claims.
         let open = Some(open).filter(|_| !devices.is_empty());
         usage.set_offer(name, node, open).then(|| node.clone())

@@ -17,7 +17,7 @@ mod scenes;
 #[path = "kueue/watched.rs"]
 mod watched;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, TryStreamExt};
 use kube::ResourceExt;
 use kube::api::{ListParams, PostParams};
@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 use switchyard_crds::TrainJob;
 use switchyard_tests::gpus::{RESOURCE, gpu_job};
 use switchyard_tests::{
-    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, condition_of, kueue,
-    programs_of, stage_of, start_controller,
+    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, condition_of,
+    found_async, kueue, programs_of, stage_of, start_controller, until_async,
 };
 use watched::Watched;
 
@@ -180,18 +180,14 @@ impl Bench {
     }
 
     async fn until(&self, what: &str, count: usize, is: impl Fn(&TrainJob) -> usize) -> Result<()> {
-        let deadline = Instant::now() + LIMIT;
-        loop {
-            let seen: usize = self.list().await?.iter().map(&is).sum();
+        let mut seen = 0;
+        let are_there = async || {
+            seen = self.list().await?.iter().map(&is).sum();
             self.partial()?;
-            if seen == count {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                bail!("{what}: {seen} of {count} after {} s", LIMIT.as_secs());
-            }
-            tokio::time::sleep(Duration::from_millis(250)).await;
-        }
+            Ok(seen == count)
+        };
+        let done = until_async(what, LIMIT, are_there).await;
+        done.map(drop).with_context(|| format!("{seen} of {count}"))
     }
 
     /// Checks that no gang was partially ungated; returns 0.
@@ -227,19 +223,18 @@ impl Bench {
     /// Returns the status message of a waiting job once it quotes Kueue, and records the events of
     /// its Workload.
     async fn words(&self) -> Result<String> {
-        let deadline = Instant::now() + LIMIT;
-        while Instant::now() < deadline {
+        found_async("told what Kueue says", LIMIT, async || {
             for job in self.list().await?.iter().filter(|job| stage_of(job) == Some("Queued")) {
                 let said =
                     condition_of(job, "Succeeded").map(|condition| condition.message.clone()).unwrap_or_default();
                 if said.starts_with("waiting for Kueue: ") {
                     self.record(&job.name_any())?;
-                    return Ok(said);
+                    return Ok(Some(said));
                 }
             }
-            tokio::time::sleep(Duration::from_millis(250)).await;
-        }
-        bail!("no status says what Kueue says")
+            Ok(None)
+        })
+        .await
     }
 
     /// Writes the Workload of a job's first attempt and its events to the record folder.
@@ -269,15 +264,8 @@ impl Bench {
 
     /// Waits until Kueue charges exactly this many GPUs to each cohort.
     async fn charged(&self, gpus: u32) -> Result<[u32; 2]> {
-        let deadline = Instant::now() + LIMIT;
-        loop {
-            let seen = self.charge()?;
-            if seen == [gpus; 2] {
-                return Ok(seen);
-            }
-            ensure!(Instant::now() < deadline, "charged: {seen:?}, and not {gpus} to each cohort");
-            tokio::time::sleep(Duration::from_millis(250)).await;
-        }
+        let charged = async || Ok(Some(self.charge()?).filter(|seen| *seen == [gpus; 2]));
+        found_async(&format!("charging {gpus} GPUs to each cohort"), LIMIT, charged).await
     }
 
     /// Total restarts of all jobs, by restart budget.
@@ -293,11 +281,10 @@ impl Bench {
 
     /// Ends running pods until all jobs are complete.
     async fn finish(&self) -> Result<()> {
-        let deadline = Instant::now() + LIMIT;
-        loop {
+        let are_complete = async || {
             let jobs = self.list().await?;
             if jobs.iter().all(|job| stage_of(job) == Some("Complete")) {
-                return Ok(());
+                return Ok(true);
             }
             for job in jobs.iter().filter(|job| stage_of(job) == Some("Running")) {
                 let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(1);
@@ -307,9 +294,9 @@ impl Bench {
                     let _ = self.kubelet.send(&self.jobs.namespace, &pod, Command::Exit(0, String::new()));
                 }
             }
-            ensure!(Instant::now() < deadline, "not all are complete");
-            tokio::time::sleep(Duration::from_millis(500)).await;
-        }
+            Ok(false)
+        };
+        until_async("complete", LIMIT, are_complete).await.map(drop)
     }
 }
 

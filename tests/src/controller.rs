@@ -1,7 +1,8 @@
 //! Runs the real controller as a process, and helpers to observe jobs.
 
-use crate::{ControlPlane, Daemon, programs};
-use anyhow::{Context, Result, bail, ensure};
+use crate::wait::{Seen, until_object, until_objects};
+use crate::{ControlPlane, Daemon, programs, until_async};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client, ResourceExt};
@@ -164,19 +165,12 @@ impl Jobs {
     /// # Errors
     /// Timeout; the error contains the job's status.
     pub async fn wait(&self, name: &str, what: &str, condition: impl Fn(&TrainJob) -> bool) -> Result<TrainJob> {
-        let deadline = Instant::now() + TIMEOUT;
-        loop {
-            let job = self.api().get_opt(name).await;
-            if let Ok(Some(job)) = &job
-                && condition(job)
-            {
-                return Ok(job.clone());
+        match until_object(self.api(), name, TIMEOUT, |job| job.is_some_and(&condition)).await {
+            Ok(job) => job.with_context(|| format!("{name}: deleted")),
+            Err(Seen { value, error }) => {
+                let job = value.map(|job| job.map(|job| serde_json::to_string_pretty(&job.status).unwrap_or_default()));
+                bail!("{name}: not {what} after {} s; seen: {job:?}; {error:?}", TIMEOUT.as_secs());
             }
-            if Instant::now() > deadline {
-                let seen = job.map(|job| job.map(|job| serde_json::to_string_pretty(&job.status).unwrap_or_default()));
-                bail!("{name}: not {what} after {} s; seen: {seen:?}", TIMEOUT.as_secs());
-            }
-            tokio::time::sleep(Duration::from_millis(25)).await;
         }
     }
 
@@ -191,16 +185,12 @@ impl Jobs {
     /// Waits until a job is deleted.
     ///
     /// # Errors
-    /// Timeout, or the API server does not respond.
+    /// Timeout.
     pub async fn wait_gone(&self, name: &str) -> Result<()> {
-        let deadline = Instant::now() + TIMEOUT;
-        while self.api().get_opt(name).await?.is_some() {
-            if Instant::now() > deadline {
-                bail!("{name}: not deleted after {} s", TIMEOUT.as_secs());
-            }
-            tokio::time::sleep(Duration::from_millis(25)).await;
+        match until_object(self.api(), name, TIMEOUT, |job| job.is_none()).await {
+            Ok(_) => Ok(()),
+            Err(Seen { error, .. }) => bail!("{name}: not deleted after {} s; {error:?}", TIMEOUT.as_secs()),
         }
-        Ok(())
     }
 
     /// Lists pods, sorted by name.
@@ -218,21 +208,10 @@ impl Jobs {
     /// # Errors
     /// Timeout.
     pub async fn wait_pods(&self, what: &str, condition: impl Fn(&[Pod]) -> bool) -> Result<Vec<Pod>> {
-        let deadline = Instant::now() + TIMEOUT;
-        loop {
-            let pods = self.pods().await;
-            if let Ok(pods) = &pods
-                && condition(pods)
-            {
-                return Ok(pods.clone());
-            }
-            if Instant::now() > deadline {
-                let names =
-                    pods.context("pods cannot be listed")?.iter().map(ResourceExt::name_any).collect::<Vec<_>>();
-                bail!("pods not {what} after {} s: {names:?}", TIMEOUT.as_secs());
-            }
-            tokio::time::sleep(Duration::from_millis(25)).await;
-        }
+        until_objects(self.pods_api(), TIMEOUT, condition).await.map_err(|Seen { value, error }| {
+            let names: Vec<String> = value.iter().flatten().map(ResourceExt::name_any).collect();
+            anyhow!("pods not {what} after {} s: {names:?}; {error:?}", TIMEOUT.as_secs())
+        })
     }
 
     /// Applies a merge patch to a job.
@@ -254,18 +233,14 @@ impl Jobs {
             event.regarding.as_ref().is_some_and(|regarding| regarding.name.as_deref() == Some(name))
                 && event.reason.as_deref() == Some(reason)
         };
-        let deadline = Instant::now() + TIMEOUT;
-        loop {
+        let mut notes = Vec::new();
+        let has_notes = async || {
             let events = api.list(&ListParams::default()).await?.items;
-            let notes: Vec<String> = events.into_iter().filter(is_about_job).filter_map(|event| event.note).collect();
-            if !notes.is_empty() {
-                return Ok(notes);
-            }
-            if Instant::now() > deadline {
-                bail!("no event {reason} of {name}");
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+            notes = events.into_iter().filter(is_about_job).filter_map(|event| event.note).collect();
+            Ok(!notes.is_empty())
+        };
+        until_async(&format!("an event {reason} of {name}"), TIMEOUT, has_notes).await?;
+        Ok(notes)
     }
 }
 

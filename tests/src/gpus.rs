@@ -2,7 +2,7 @@
 //!
 //! The machines are the fixtures in `tests/fixtures/topo`, parsed like `switchyard topo import`.
 
-use crate::root;
+use crate::{root, until_async};
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
@@ -282,14 +282,10 @@ impl GpuNodes {
         Api::<k8s_openapi::api::core::v1::Pod>::namespaced(self.client.clone(), namespace)
             .create(&PostParams::default(), &pod)
             .await?;
-        let deadline = std::time::Instant::now() + crate::TIMEOUT;
-        loop {
+        let is_allocated = async || {
             let got = self.allocated(namespace).await?.remove(name).unwrap_or_default();
-            if got.len() == uuids.len() {
-                return Ok(());
-            }
-            anyhow::ensure!(std::time::Instant::now() < deadline, "{name} got {got:?} of {uuids:?}");
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
+            Ok(got.len() == uuids.len())
+        };
+        until_async(&format!("allocated to {name}"), crate::TIMEOUT, is_allocated).await.map(drop)
     }
 }

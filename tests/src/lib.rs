@@ -17,6 +17,7 @@ mod controller;
 pub mod documents;
 pub mod drivers;
 pub mod faults;
+mod follow;
 mod golden;
 pub mod gpus;
 pub mod history;
@@ -42,6 +43,7 @@ pub use accounts::{SYSTEM, account, chart_rules, chart_rules_with, role};
 pub use agent::{Agent, AgentOptions, Cable, Host, agent_plane, agent_program, agent_token, pod_token};
 pub use control_plane::{ControlPlane, Daemon, Options, Reach, Usage, programs_of};
 pub use controller::*;
+pub use follow::{Update, follow};
 pub use golden::difference;
 pub use kubelet::{Command, Kubelet, KubeletOptions, POLICY, Policy};
 pub use leftovers::{Leftover, leftovers};
@@ -54,7 +56,7 @@ pub use programs::{cargo, gpu_probe, mutants_program, programs, shifted_clock, t
 pub use random::Random;
 pub use records::{Anomaly, SyntheticRun};
 pub use scene::Scene;
-pub use wait::{until, until_async};
+pub use wait::{found, found_async, until, until_async};
 
 use std::path::Path;
 

@@ -1,9 +1,8 @@
 //! A watch-backed view of a namespace's pods, for benchmarks that poll thousands of pods.
 
+use crate::follow::{Update, follow};
 use anyhow::{Result, bail};
-use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::Pod;
-use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,26 +29,19 @@ impl PodTracker {
     pub fn watch(client: Client, namespace: &str) -> PodTracker {
         let tracker = PodTracker(Arc::default());
         let shared = tracker.clone();
-        let api = Api::<Pod>::namespaced(client, namespace);
-        tokio::spawn(async move {
-            let mut events = Box::pin(watcher(api, watcher::Config::default()).default_backoff());
-            while let Ok(event) = events.try_next().await {
-                match event {
-                    Some(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) => {
-                        let gates = pod.spec.as_ref().and_then(|spec| spec.scheduling_gates.as_ref());
-                        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-                        let now = PodState {
-                            gated: gates.is_some_and(|gates| !gates.is_empty()),
-                            running: phase == Some("Running"),
-                        };
-                        shared.0.lock().unwrap_or_else(PoisonError::into_inner).insert(pod.name_any(), now);
-                    }
-                    Some(watcher::Event::Delete(pod)) => {
-                        shared.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&pod.name_any());
-                    }
-                    Some(_) => {}
-                    None => return,
+        follow(Api::<Pod>::namespaced(client, namespace), move |change| {
+            let mut pods = shared.0.lock().unwrap_or_else(PoisonError::into_inner);
+            match change {
+                Update::Applied(pod) => {
+                    let gates = pod.spec.as_ref().and_then(|spec| spec.scheduling_gates.as_ref());
+                    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+                    let now = PodState {
+                        gated: gates.is_some_and(|gates| !gates.is_empty()),
+                        running: phase == Some("Running"),
+                    };
+                    pods.insert(pod.name_any(), now);
                 }
+                Update::Deleted(pod) => drop(pods.remove(&pod.name_any())),
             }
         });
         tracker

@@ -1,10 +1,25 @@
-//! Waiting for events: polls until a condition holds, with an error at the deadline.
+//! Waiting for events: watches objects, or polls until a condition holds; with an error at the
+//! deadline.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use futures::{Stream, StreamExt};
+use kube::runtime::reflector::{self, reflector};
+use kube::runtime::watcher::{self, watch_object, watcher};
+use kube::{Api, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use std::fmt::Debug;
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time between two polls, short against the seconds that a controller or an API server needs.
-const POLL: Duration = Duration::from_millis(50);
+/// Shortest and longest time between two polls.
+const POLL: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
+
+/// Time until the next poll: short against the time that the event has taken so far, because polls
+/// slow the event down.
+fn pause(begin: Instant) -> Duration {
+    (begin.elapsed() / 20).clamp(POLL.0, POLL.1)
+}
 
 /// Waits until `condition` holds. Returns the elapsed time.
 ///
@@ -14,9 +29,22 @@ pub fn until(what: &str, timeout: Duration, mut condition: impl FnMut() -> Resul
     let begin = Instant::now();
     while !condition()? {
         ensure!(begin.elapsed() < timeout, "not {what} after {} s", timeout.as_secs());
-        std::thread::sleep(POLL);
+        std::thread::sleep(pause(begin));
     }
     Ok(begin.elapsed())
+}
+
+/// Waits until `look` finds something, and returns it.
+///
+/// # Errors
+/// `look` failed, or found nothing within `timeout`.
+pub fn found<T>(what: &str, timeout: Duration, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let mut found = None;
+    until(what, timeout, || {
+        found = look()?;
+        Ok(found.is_some())
+    })?;
+    found.with_context(|| format!("not {what}"))
 }
 
 /// [`until`] for asynchronous conditions.
@@ -31,7 +59,91 @@ pub async fn until_async(
     let begin = Instant::now();
     while !condition().await? {
         ensure!(begin.elapsed() < timeout, "not {what} after {} s", timeout.as_secs());
-        tokio::time::sleep(POLL).await;
+        tokio::time::sleep(pause(begin)).await;
     }
     Ok(begin.elapsed())
+}
+
+/// [`found`] for asynchronous looks.
+///
+/// # Errors
+/// Those of [`found`].
+pub async fn found_async<T>(
+    what: &str,
+    timeout: Duration,
+    mut look: impl AsyncFnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let mut found = None;
+    let is_found = async || {
+        found = look().await?;
+        Ok(found.is_some())
+    };
+    until_async(what, timeout, is_found).await?;
+    found.with_context(|| format!("not {what}"))
+}
+
+/// Waits until an object, `None` while it does not exist, satisfies a condition. On failure returns
+/// what was seen last.
+pub(crate) async fn until_object<K>(
+    api: Api<K>,
+    name: &str,
+    timeout: Duration,
+    condition: impl Fn(Option<&K>) -> bool,
+) -> Result<Option<K>, Seen<Option<K>>>
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    // On the heap, because a test waits many times and its stack is small.
+    Box::pin(until_event(watch_object(api, name).boxed(), timeout, |object| condition(object.as_ref()))).await
+}
+
+/// [`until_object`] for all objects of an API, sorted by name.
+pub(crate) async fn until_objects<K>(
+    api: Api<K>,
+    timeout: Duration,
+    condition: impl Fn(&[K]) -> bool,
+) -> Result<Vec<K>, Seen<Vec<K>>>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+{
+    let (objects, writer) = reflector::store();
+    let mut is_listed = false;
+    let events = reflector(writer, watcher(api, watcher::Config::default())).filter_map(|event| {
+        is_listed |= matches!(event, Ok(watcher::Event::InitDone));
+        let now = event.map(|_| {
+            let mut now: Vec<K> = objects.state().into_iter().map(Arc::unwrap_or_clone).collect();
+            now.sort_by_key(ResourceExt::name_any);
+            now
+        });
+        std::future::ready(Some(now).filter(|now| is_listed || now.is_err()))
+    });
+    Box::pin(until_event(events.boxed(), timeout, |objects| condition(objects))).await
+}
+
+/// What a wait has seen last: a value, and the error of the watch.
+#[derive(Debug)]
+pub(crate) struct Seen<T> {
+    pub value: Option<T>,
+    pub error: Option<watcher::Error>,
+}
+
+async fn until_event<T>(
+    events: impl Stream<Item = watcher::Result<T>>,
+    timeout: Duration,
+    condition: impl Fn(&T) -> bool,
+) -> Result<T, Seen<T>> {
+    let deadline = tokio::time::Instant::now() + timeout;
+    let (mut events, mut seen) = (pin!(events), Seen { value: None, error: None });
+    while let Ok(Some(event)) = tokio::time::timeout_at(deadline, events.next()).await {
+        match event {
+            Ok(value) if condition(&value) => return Ok(value),
+            Ok(value) => seen.value = Some(value),
+            Err(error) => {
+                // The watch resumes: an API server may be restarting.
+                seen.error = Some(error);
+                tokio::time::sleep(POLL.1).await;
+            }
+        }
+    }
+    Err(seen)
 }

@@ -11,9 +11,9 @@ use anyhow::Result;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use switchyard_tests::chart::render;
-use switchyard_tests::{ControlPlane, Ended, Options, root};
+use switchyard_tests::{ControlPlane, Ended, Options, root, until};
 
 /// Timeout for an API server to apply a policy.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -85,14 +85,7 @@ impl Scene {
 
     /// Retries until the case ends as expected; returns the last fault at the deadline.
     fn settles(&self, fault: impl Fn() -> Option<String>) -> Option<String> {
-        let deadline = Instant::now() + TIMEOUT;
-        loop {
-            match fault() {
-                Some(fault) if Instant::now() >= deadline => return Some(fault),
-                None => return None,
-                Some(_) => std::thread::sleep(Duration::from_millis(100)),
-            }
-        }
+        until("as expected", TIMEOUT, || Ok(fault().is_none())).err().and_then(|_| fault())
     }
 
     fn allow(&self, allowed: &BTreeMap<String, String>) -> Result<()> {

@@ -13,7 +13,9 @@ use serde_json::{Value, json};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_tests::{Agent, AgentOptions, ControlPlane, Host, Program, agent_plane, agent_program, until_async};
+use switchyard_tests::{
+    Agent, AgentOptions, ControlPlane, Host, Program, agent_plane, agent_program, found_async, until_async,
+};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Several scans of an agent that scans every second.
@@ -59,18 +61,15 @@ impl Scene {
 
     /// Waits until the report satisfies `is`.
     async fn report(&self, what: &str, is: impl Fn(&GPUTopology) -> bool) -> Result<GPUTopology> {
-        let deadline = Instant::now() + TIMEOUT;
-        loop {
-            let report = self.api().get_opt(self.node).await?;
-            if let Some(report) = report.as_ref().filter(|report| is(report)) {
-                return Ok(report.clone());
-            }
-            if Instant::now() > deadline {
-                let log = std::fs::read_to_string(self.plane.folder().join(format!("{}.log", self.node)));
-                bail!("{}: not {what}: {report:#?}\n{}", self.node, log.unwrap_or_default());
-            }
-            tokio::time::sleep(Duration::from_millis(25)).await;
-        }
+        let mut seen = None;
+        let report = found_async(what, TIMEOUT, async || {
+            seen = self.api().get_opt(self.node).await?;
+            Ok(seen.clone().filter(&is))
+        });
+        report.await.with_context(|| {
+            let log = std::fs::read_to_string(self.plane.folder().join(format!("{}.log", self.node)));
+            format!("{}: {seen:#?}\n{}", self.node, log.unwrap_or_default())
+        })
     }
 
     async fn kernel(&self, release: &str) -> Result<GPUTopology> {

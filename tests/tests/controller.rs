@@ -1,12 +1,12 @@
 //! `switchyard controller` as a process: leader election, signals, HTTP pages, rights, and missing
 //! dependencies.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use kube::ResourceExt;
 use rustix::process::Signal;
 use serde_json::json;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use switchyard_crds::TrainJob;
 use switchyard_tests::{
     ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, Program, condition_of,
@@ -16,16 +16,7 @@ use switchyard_tests::{
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> Result<T> {
-    let deadline = Instant::now() + TIMEOUT;
-    loop {
-        if let Some(found) = found() {
-            return Ok(found);
-        }
-        if Instant::now() > deadline {
-            bail!("not within {} s: {what}", TIMEOUT.as_secs());
-        }
-        std::thread::sleep(Duration::from_millis(25));
-    }
+    switchyard_tests::found(what, TIMEOUT, || Ok(found()))
 }
 
 /// The address in a controller's log.

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use switchyard_plan::resources::bytes_per_second;
 use switchyard_tests::chart::helm;
 use switchyard_tests::nodes::{Nodes, NodesOptions, missing};
-use switchyard_tests::{Ended, Program, programs_of, root, target};
+use switchyard_tests::{Ended, Program, found, programs_of, root, target};
 
 /// Timeout for one user command on a loaded machine. No command downloads anything.
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -131,18 +131,11 @@ impl Cluster {
 
     /// Waits until a job satisfies `is`, and returns it.
     pub fn wait_job(&self, namespace: &str, name: &str, what: &str, is: impl Fn(&Value) -> bool) -> Result<Value> {
-        let deadline = Instant::now() + TIMEOUT;
-        loop {
-            let job = self.job(namespace, name)?;
-            if is(&job) {
-                return Ok(job);
-            }
-            if Instant::now() > deadline {
-                let pods = self.nodes.plane.kubectl(&["--namespace", namespace, "describe", "pods"]).stdout;
-                bail!("{name} is not {what} after {} s: {:#}\n{pods}", TIMEOUT.as_secs(), job["status"]);
-            }
-            std::thread::sleep(Duration::from_millis(200));
-        }
+        let found = found(&format!("{what}: {name}"), TIMEOUT, || Ok(Some(self.job(namespace, name)?).filter(&is)));
+        found.with_context(|| {
+            let pods = self.nodes.plane.kubectl(&["--namespace", namespace, "describe", "pods"]).stdout;
+            format!("{:#}\n{pods}", self.job(namespace, name).unwrap_or_default()["status"])
+        })
     }
 
     /// Suspends or resumes a job of the team; returns whether it still existed.

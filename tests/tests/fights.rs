@@ -9,11 +9,11 @@ use kube::api::Patch;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use switchyard_crds::TrainJob;
 use switchyard_tests::{
-    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, condition_of, plain_job, reports_fight,
-    start_controller,
+    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, TIMEOUT, condition_of, plain_job,
+    reports_fight, start_controller, until_async,
 };
 
 /// Maximum number of writes in a fight until the backoff reaches 5 s: five or six, after 1, 2, 4
@@ -129,15 +129,15 @@ async fn a_write_fight_is_throttled_and_reported() -> Result<()> {
         _ => writes(&plane, "trainjobs", "status", "status"),
     };
     let before: Vec<usize> = all[..3].iter().map(|what| of(what).len()).collect();
-    let deadline = Instant::now() + Duration::from_secs(90);
     for (what, before) in all[..3].iter().zip(&before) {
         let fought = || of(what).split_off(*before);
-        while !slowed_down(&fought()) {
-            let state = format!("{what}: {:?}\n{}", fought(), controller.tail());
-            ensure!(fought().len() <= MAX_WRITES, "too many writes after {state}");
-            ensure!(Instant::now() < deadline, "no pause of 5 s: {state}");
-            tokio::time::sleep(Duration::from_millis(200)).await;
-        }
+        let has_slowed_down = async || {
+            ensure!(fought().len() <= MAX_WRITES, "too many writes");
+            Ok(slowed_down(&fought()))
+        };
+        until_async("pausing for 5 s", TIMEOUT, has_slowed_down)
+            .await
+            .with_context(|| format!("{what}: {:?}\n{}", fought(), controller.tail()))?;
         println!("{what}: {:?}", fought());
     }
     for (name, expected) in [("service", "Service service"), ("config", "ConfigMap config-1")] {

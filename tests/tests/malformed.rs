@@ -7,9 +7,9 @@ use kube::Api;
 use kube::api::{DynamicObject, GroupVersionKind, Patch, PatchParams};
 use kube::core::ApiResource;
 use serde_json::{Value, json};
-use std::time::{Duration, Instant};
 use switchyard_tests::{
-    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, TIMEOUT, plain_job, start_controller,
+    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, TIMEOUT, found_async, plain_job,
+    start_controller, until_async,
 };
 
 /// Maximum attempts to write a status within the duration of a test. The backoff starts at 50 ms
@@ -110,16 +110,15 @@ async fn store(plane: &ControlPlane, namespace: &str, jobs: &[Value]) -> Result<
     crds.patch(name, &strict, &Patch::Apply(&crd.context("the CRD")?.1)).await?;
     plane.install_crds().await?;
     // The new schema is in force once it refuses this job.
-    let deadline = Instant::now() + TIMEOUT;
     let refused = with("probe", "/spec/trainer/numNodes", "two".into());
-    loop {
-        match api.create(&Default::default(), &serde_json::from_value(refused.clone())?).await {
-            Err(_) => return Ok(()),
-            Ok(_) => api.delete("probe", &Default::default()).await?,
-        };
-        ensure!(Instant::now() < deadline, "the real CRD is not in force");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let is_in_force = async || {
+        let made = api.create(&Default::default(), &serde_json::from_value(refused.clone())?).await;
+        if made.is_ok() {
+            api.delete("probe", &Default::default()).await?;
+        }
+        Ok(made.is_err())
+    };
+    until_async("refused by the real CRD", TIMEOUT, is_in_force).await.map(drop)
 }
 
 /// The message of the `Failed` condition, or the controller's log about this job.
@@ -155,18 +154,14 @@ async fn unusable_stored_jobs_are_reported_and_block_nothing() -> Result<()> {
             .await
             .with_context(|| controller.tail())?;
     }
-    let deadline = Instant::now() + TIMEOUT;
     let mut faults = Vec::new();
     for (job, word) in unusable_jobs() {
         let name = job["metadata"]["name"].as_str().unwrap();
-        let reported = loop {
+        let reported = found_async("reported", TIMEOUT, async || {
             let log = std::fs::read_to_string(&controller.log)?;
-            if let Some(reported) = reason(&plane, &jobs, name, &log) {
-                break reported;
-            }
-            ensure!(Instant::now() < deadline, "{name}: no reason\n{}", controller.tail());
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        };
+            Ok(reason(&plane, &jobs, name, &log))
+        });
+        let reported = reported.await.with_context(|| format!("{name}\n{}", controller.tail()))?;
         println!("{name}: {reported}");
         if !reported.contains(word) || reported.contains('\n') {
             faults.push(format!("{name}: expected a sentence with `{word}`: {reported}"));
@@ -179,17 +174,14 @@ async fn unusable_stored_jobs_are_reported_and_block_nothing() -> Result<()> {
     }
     ensure!(faults.is_empty(), "{}", faults.join("\n"));
     let name = "spec-future";
-    let reported = loop {
+    let reported = found_async("reported as unreadable", TIMEOUT, async || {
         let path = "jsonpath={range .status.conditions[*]}{.type}={.status} {end}";
         let reported = plane
             .kubectl(&["get", "trainjobs.training.switchyard.dev", name, "-n", &jobs.namespace, "-o", path])
             .stdout;
-        if reported.contains("Readable=") {
-            break reported;
-        }
-        ensure!(Instant::now() < deadline, "{name}: {reported}\n{}", controller.tail());
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    };
+        Ok(Some(reported).filter(|reported| reported.contains("Readable=")))
+    });
+    let reported = reported.await.with_context(|| format!("{name}\n{}", controller.tail()))?;
     assert_eq!(reported.trim(), "Succeeded=Unknown Placed=True Readable=False", "it keeps its stage");
     let notes = jobs.events(name, "Unreadable").await?;
     assert!(notes.iter().any(|note| note.contains("Sixth")), "{notes:?}");

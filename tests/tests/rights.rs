@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use switchyard_tests::{
     Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, SYSTEM, account,
-    chart_rules, plain_job, role, stage_of, start_controller, template_on,
+    chart_rules, plain_job, role, stage_of, start_controller, template_on, until_async,
 };
 
 /// Timeout for all rights of a case to be named and restored, on a loaded machine.
@@ -24,13 +24,15 @@ const TIMEOUT: Duration = Duration::from_secs(150);
 type Right = (&'static str, &'static str);
 
 /// Rights that no case removes, with the reason.
-const KEPT: [(Right, &str); 23] = [
+const KEPT: [(Right, &str); 25] = [
     (("trainjobs/status", "patch"), "for jobs that cannot be read: tests/malformed.rs"),
     (("trainjobs/finalizers", "update"), "needed for an admission plugin that is off here"),
     (("pods", "get"), "needed when the reply to a create was lost: tests/faults.rs"),
     (("nodes", "get"), "needed before a node counts as lost: tests/lifecycle/nodes.rs"),
     (("devicetaintrules", "list"), "where the cluster has the kind: tests/devices/claims.rs"),
     (("devicetaintrules", "watch"), "where the cluster has the kind: tests/devices/claims.rs"),
+    (("deviceclasses", "list"), "where rules select devices by class: tests/devices/claims.rs"),
+    (("deviceclasses", "watch"), "where rules select devices by class: tests/devices/claims.rs"),
     (("resourceclaims", "get"), "needed when the reply to a create was lost"),
     (("resourceclaims", "create"), "for jobs with GPUs: tests/devices.rs"),
     (("resourceclaims", "patch"), "needed when our labels were removed from a claim"),
@@ -200,8 +202,7 @@ impl<'a> Actor<'a> {
     /// Restores each right after the controller has named it, until `done` holds and all are
     /// restored.
     async fn restore_rights(&mut self, done: impl AsyncFn(&Jobs) -> Result<bool>) -> Result<()> {
-        let deadline = Instant::now() + TIMEOUT;
-        loop {
+        let is_over = async || {
             self.controller.ensure_running()?;
             // The log quotes errors, some of them twice.
             let log = std::fs::read_to_string(&self.controller.log)?.replace('\\', "");
@@ -217,18 +218,11 @@ impl<'a> Actor<'a> {
             }
             // Call it in every round, because it can also drive the test forward.
             let is_done = done(&self.jobs).await?;
-            if self.lost.is_empty() && is_done {
-                return Ok(());
-            }
-            ensure!(
-                Instant::now() < deadline,
-                "{}: not done, or not named: {:?}\n{}",
-                self.case.name,
-                self.lost,
-                self.controller.tail()
-            );
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
+            Ok(self.lost.is_empty() && is_done)
+        };
+        let ended = until_async("done, with all lost rights named", TIMEOUT, is_over).await;
+        let fault = || format!("{}: not named: {:?}\n{}", self.case.name, self.lost, self.controller.tail());
+        ended.map(drop).with_context(fault)
     }
 
     async fn play(mut self) -> Result<()> {

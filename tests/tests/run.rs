@@ -10,8 +10,8 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
-use switchyard_tests::{Ended, Manifest, Running, Scene};
+use std::time::Duration;
+use switchyard_tests::{Ended, Manifest, Running, Scene, until};
 
 /// Longer than any of these runs takes on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(90);
@@ -271,12 +271,8 @@ fn survivors_end_after_a_death() {
         let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         !state.is_empty() && !state.contains(") Z ")
     };
-    let killed = Instant::now();
     kill(pids[0], Signal::KILL);
-    while pids.iter().any(alive) {
-        assert!(killed.elapsed() < TIMEOUT, "still running after {TIMEOUT:?}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    until("ended", TIMEOUT, || Ok(!pids.iter().any(alive))).unwrap();
     assert_eq!(running.wait(TIMEOUT).code, Some(5));
 }
 

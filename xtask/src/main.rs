@@ -12,6 +12,7 @@ mod crates;
 mod data;
 mod failed;
 mod figures;
+mod forgeries;
 mod frameworks;
 mod gpu;
 mod images;

@@ -124,7 +124,8 @@ pub(crate) fn programs(names: &[String]) -> Result<()> {
 pub(crate) fn generate() -> Result<()> {
     step("compiling the API", &mut cargo(&["build", "--quiet", "--workspace", "--example", "generate"]))?;
     step("CRDs", &mut Command::new(target().join("debug/examples/generate")))?;
-    let pages = crate::figures::generated()?.into_iter().chain([crate::reference::generated()?]);
+    let pages = [crate::reference::generated()?, crate::forgeries::generated()?];
+    let pages = crate::figures::generated()?.into_iter().chain(pages);
     for (path, text) in crate::chart::generated()?.into_iter().chain(pages) {
         let full = root().join(&path);
         std::fs::create_dir_all(full.parent().context("invariant: a file has a parent folder")?)?;

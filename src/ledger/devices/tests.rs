@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use k8s_openapi::api::resource::v1::DeviceSelector;
 use serde_json::json;
 
 const DRIVER: &str = "gpu.nvidia.com";
@@ -110,6 +111,8 @@ fn a_device_with_a_blocking_taint_is_not_offered() {
 /// and the gang was placed there again after 10 s.
 #[test]
 fn a_device_tainted_by_a_rule_is_not_offered_in_either_order() {
+    let cel = |rest: &str| json!({"cel": {"expression": format!("device.attributes['{DRIVER}'].{rest}")}});
+    let of_b: Vec<DeviceSelector> = serde_json::from_value(json!([cel("uuid == 'GPU-b'")])).unwrap();
     let rule = |selector: serde_json::Value, effect: &str| {
         DeviceRule::of(&json!({"deviceSelector": selector, "taint": {"key": "k", "effect": effect}}))
     };
@@ -120,6 +123,13 @@ fn a_device_tainted_by_a_rule_is_not_offered_in_either_order() {
         (json!({"device": "gpu-1"}), "NoSchedule", &[]),
         (json!({"driver": "other"}), "NoSchedule", &[]),
         (json!({"pool": "a"}), "None", &[]),
+        (json!({"selectors": [cel("uuid == 'GPU-b'")]}), "NoSchedule", &["b"]),
+        (json!({"pool": "a", "selectors": [cel("uuid == 'GPU-b'")]}), "NoSchedule", &[]),
+        (json!({"selectors": [cel("uuid != 'GPU-b'"), cel("uuid != 'GPU-a'")]}), "NoSchedule", &[]),
+        // A selector that is not evaluated taints all devices that the other fields select.
+        (json!({"pool": "b", "selectors": [cel("uuid + 'x' == ''")]}), "NoSchedule", &["b"]),
+        (json!({"deviceClassName": "of-b"}), "NoSchedule", &["b"]),
+        (json!({"deviceClassName": "missing"}), "NoSchedule", &[]),
         (serde_json::Value::Null, "NoSchedule", &[]),
     ] {
         let (mut devices, mut usage) = (Devices::default(), Usage::default());
@@ -127,6 +137,7 @@ fn a_device_tainted_by_a_rule_is_not_offered_in_either_order() {
         let set = |devices: &mut Devices, usage: &mut Usage, rule: &Option<DeviceRule>| {
             devices.set_rule("r", rule.clone(), usage).into_iter().collect::<Vec<_>>()
         };
+        devices.set_class("of-b", Some(Selector::all(&of_b)), &mut usage);
         devices.apply_slice(&slice("a", "a", "a"), DRIVER, &mut usage);
         devices.apply_slice(&slice("b", "b", "b"), DRIVER, &mut usage);
         assert_eq!(set(&mut devices, &mut usage, &parsed), nodes, "{selector} {effect}");
@@ -138,8 +149,27 @@ fn a_device_tainted_by_a_rule_is_not_offered_in_either_order() {
         freed.dedup();
         assert_eq!(freed, nodes, "{selector} {effect}");
     }
-    for unread in [json!({"deviceClassName": "c"}), json!({"selectors": [{"cel": {"expression": "true"}}]})] {
-        assert!(rule(unread, "NoSchedule").unwrap_err().contains("not evaluated"));
-    }
     assert!(DeviceRule::of(&json!({"taint": 7})).is_err());
+}
+
+/// A class and a rule that names it can be created in either order, and the class can change.
+#[test]
+fn a_rule_follows_its_device_class() {
+    let (mut devices, mut usage) = (Devices::default(), Usage::default());
+    let class = |expression: &str| {
+        let selectors = json!([{"cel": {"expression": expression}}]);
+        Some(Selector::all(&serde_json::from_value::<Vec<DeviceSelector>>(selectors).unwrap()))
+    };
+    devices.set_class("gpus", class("true"), &mut usage);
+    let spec = json!({"deviceSelector": {"deviceClassName": "gpus"}, "taint": {"key": "k", "effect": "NoSchedule"}});
+    devices.set_rule("r", DeviceRule::of(&spec).unwrap(), &mut usage);
+    devices.apply_slice(&slice("a", "a", "a"), DRIVER, &mut usage);
+    let mut set = |class: Option<Vec<Selector>>| {
+        let nodes = devices.set_class("gpus", class, &mut usage);
+        (nodes.len(), usage.offered("a").map(Iterator::count))
+    };
+    assert_eq!(set(class("true")), (0, Some(0)), "unchanged");
+    assert_eq!(set(class("device.driver == 'other'")), (1, Some(1)));
+    assert_eq!(set(class("device.driver == 'gpu.nvidia.com'")), (1, Some(0)));
+    assert_eq!(set(None), (1, Some(1)));
 }

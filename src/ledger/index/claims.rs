@@ -1,7 +1,7 @@
 //! Devices in the index: agents' reports, drivers' slices, taint rules and claims.
 
 use super::{Effect, Index};
-use crate::devices::DeviceRule;
+use crate::devices::{DeviceRule, Selector};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use switchyard_crds::gpu_topology::GPUTopology;
@@ -44,6 +44,11 @@ impl Index {
     /// A DeviceTaintRule appeared or changed; `None` if it was deleted or keeps no pod away.
     pub fn apply_device_rule(&mut self, name: &str, rule: Option<DeviceRule>) -> Effect {
         Effect { room: self.devices.set_rule(name, rule, &mut self.usage), ..Effect::default() }
+    }
+
+    /// A DeviceClass appeared or changed; `None` if it was deleted.
+    pub fn apply_device_class(&mut self, name: &str, selectors: Option<Vec<Selector>>) -> Effect {
+        Effect { room: self.devices.set_class(name, selectors, &mut self.usage), ..Effect::default() }
     }
 
     /// A claim appeared or changed, whether or not it belongs to a job.

@@ -14,7 +14,7 @@ use switchyard_crds::TrainJob;
 use switchyard_tests::gpus::{RESOURCE, gpu_job};
 use switchyard_tests::{
     Command, ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, condition_of, kueue, merge,
-    stage_of, start_controller,
+    stage_of, start_controller, until_async,
 };
 
 const GPUS: u32 = 8;
@@ -219,35 +219,28 @@ impl Scenes {
     }
 
     async fn finish(&self, name: &str) -> Result<()> {
-        let deadline = Instant::now() + LIMIT;
-        loop {
+        let is_complete = async || {
             let job = self.jobs.api().get(name).await?;
             if stage_of(&job) == Some("Complete") {
-                return Ok(());
+                return Ok(true);
             }
             for rank in 0..2 {
                 let pod = format!("{name}-{}-{rank}", attempt(&job));
                 // The previous round may have ended it already.
                 let _ = self.kubelet.send(&self.jobs.namespace, &pod, Command::Exit(0, String::new()));
             }
-            ensure!(Instant::now() < deadline, "{name} is not complete: {:?}", stage_of(&job));
-            tokio::time::sleep(Duration::from_millis(250)).await;
-        }
+            Ok(false)
+        };
+        until_async(&format!("complete: {name}"), LIMIT, is_complete).await.map(drop)
     }
 
     /// Waits until Kueue charges exactly this many GPUs to a queue.
     async fn charged(&self, queue: &str, gpus: u32) -> Result<()> {
-        let deadline = Instant::now() + LIMIT;
-        loop {
+        let is_charged = async || {
             let ended = self.plane.kubectl(&["get", "clusterqueue", queue, "-o", "json"]);
-            let queue: Value = serde_json::from_str(&ended.stdout)?;
-            let seen = gpus_charged(&queue);
-            if seen == gpus {
-                return Ok(());
-            }
-            ensure!(Instant::now() < deadline, "charged: {seen}, expected {gpus}");
-            tokio::time::sleep(Duration::from_millis(250)).await;
-        }
+            Ok(gpus_charged(&serde_json::from_str(&ended.stdout)?) == gpus)
+        };
+        until_async(&format!("charging {gpus} GPUs to {queue}"), LIMIT, is_charged).await.map(drop)
     }
 
     fn rack(&self, host: &str) -> Option<&'static str> {

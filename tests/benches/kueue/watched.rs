@@ -1,12 +1,11 @@
 //! Watches the pods of all gangs and checks every state.
 
-use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::Pod;
-use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use switchyard_tests::{Update, follow};
 
 const KUEUE_GATE: &str = "kueue.x-k8s.io/admission";
 const OWN_GATE: &str = "training.switchyard.dev/gang";
@@ -30,22 +29,14 @@ impl Watched {
     pub fn start(client: Client, namespace: &str, record: Option<PathBuf>) -> Watched {
         let watched = Watched(Arc::default());
         let own = watched.clone();
-        let api = Api::<Pod>::namespaced(client, namespace);
-        tokio::spawn(async move {
-            let mut events = Box::pin(watcher(api, watcher::Config::default()).default_backoff());
-            while let Ok(event) = events.try_next().await {
-                match event {
-                    Some(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) => {
-                        if let Some(folder) = &record {
-                            keep(folder, &pod);
-                        }
-                        own.see(&pod);
-                    }
-                    Some(watcher::Event::Delete(pod)) => own.forget(&pod),
-                    Some(_) => {}
-                    None => return,
+        follow(Api::<Pod>::namespaced(client, namespace), move |change| match change {
+            Update::Applied(pod) => {
+                if let Some(folder) = &record {
+                    keep(folder, pod);
                 }
+                own.see(pod);
             }
+            Update::Deleted(pod) => own.forget(pod),
         });
         watched
     }

@@ -2,28 +2,26 @@
 //! fault kills it. Scenarios drive a job to a final state, which must be the same with and without
 //! faults.
 
+use super::view::View;
 use super::{Fault, Plan, Proxy};
 use crate::{
     Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, TIMEOUT, plain_job, stage_of, start_controller,
     template_on,
 };
 use anyhow::{Context, Result, bail};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
-use k8s_openapi::api::networking::v1::NetworkPolicy;
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::api::ListParams;
-use kube::{Api, ResourceExt};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
 use serde_json::{Value, json};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use switchyard_crds::{TrainJob, labels};
+use switchyard_crds::TrainJob;
 
 /// A state that has not changed for this long, without faults, is final.
 const SETTLE: Duration = Duration::from_secs(2);
 /// The expected state must persist for this long.
 const STEADY: Duration = Duration::from_millis(250);
 
-/// Polling interval of a lane. One poll takes seven calls, and most of the CPU time is spent in the
-/// API server.
+/// Longest time between two checks that the controller runs.
 const POLL: Duration = Duration::from_millis(50);
 
 /// User actions and node events in the life of a job.
@@ -74,9 +72,10 @@ pub struct Lane<'a> {
     kubelet: &'a Kubelet,
     /// The lane's jobs, accessed without the proxy.
     pub jobs: Jobs,
+    view: View,
     /// Proxy between the controller and the API server.
     pub proxy: Proxy,
-    controller: Daemon,
+    controller: Mutex<Daemon>,
     options: ControllerOptions,
     /// Timeout of one scenario step, including controller restarts on a loaded machine. It also
     /// limits the wait for the final state after the last step.
@@ -97,12 +96,14 @@ impl<'a> Lane<'a> {
     ) -> Result<Lane<'a>> {
         let namespace = plane.namespace(name).await?;
         let proxy = Proxy::start(plane, &namespace).await?;
+        proxy.set_namespace(&namespace);
         let jobs = Jobs::new(plane.client().await?, &namespace);
+        let view = View::start(&jobs.client, &namespace).await?;
         options.environment.extend([("POD_NAMESPACE", namespace.clone()), ("POD_NAME", "first".into())]);
         options.kubeconfig = Some(proxy.kubeconfig());
         options.namespace = Some(namespace);
-        let controller = Lane::start(plane, &proxy, &options)?;
-        Ok(Lane { plane, kubelet, jobs, proxy, controller, options, timeout: TIMEOUT })
+        let controller = Mutex::new(Lane::start(plane, &proxy, &options)?);
+        Ok(Lane { plane, kubelet, jobs, view, proxy, controller, options, timeout: TIMEOUT })
     }
 
     fn start(plane: &ControlPlane, proxy: &Proxy, options: &ControllerOptions) -> Result<Daemon> {
@@ -113,18 +114,23 @@ impl<'a> Lane<'a> {
 
     /// Process ID of the controller.
     pub fn pid(&self) -> u32 {
-        self.controller.pid()
+        self.controller().pid()
+    }
+
+    fn controller(&self) -> MutexGuard<'_, Daemon> {
+        self.controller.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Restarts the controller if a fault has killed it. Fails if it ended by itself.
-    fn supervise(&mut self) -> Result<()> {
+    fn supervise(&self) -> Result<()> {
+        let mut controller = self.controller();
         if self.proxy.has_killed() {
-            self.controller.kill();
+            controller.kill();
             self.proxy.set(Plan::Quiet);
-            self.controller = Lane::start(self.plane, &self.proxy, &self.options)?;
+            *controller = Lane::start(self.plane, &self.proxy, &self.options)?;
             return Ok(());
         }
-        let runs = self.controller.ensure_running();
+        let runs = controller.ensure_running();
         // The fault may have killed it between the two checks.
         if runs.is_err() && self.proxy.has_killed() { Ok(()) } else { runs.context("the controller ended") }
     }
@@ -133,41 +139,41 @@ impl<'a> Lane<'a> {
     ///
     /// # Errors
     /// The controller does not start.
-    pub fn restart(&mut self) -> Result<()> {
-        self.controller.kill();
-        self.controller = Lane::start(self.plane, &self.proxy, &self.options)?;
+    pub fn restart(&self) -> Result<()> {
+        let mut controller = self.controller();
+        controller.kill();
+        *controller = Lane::start(self.plane, &self.proxy, &self.options)?;
         Ok(())
     }
 
     /// Number of panics in the controller's log so far.
     pub fn panics(&self) -> usize {
-        std::fs::read_to_string(&self.controller.log).unwrap_or_default().matches("panicked at").count()
+        std::fs::read_to_string(&self.controller().log).unwrap_or_default().matches("panicked at").count()
     }
 
     async fn until(
-        &mut self,
+        &self,
         what: &str,
         name: &str,
-        condition: impl Fn(Option<&TrainJob>, &[Pod]) -> bool,
+        condition: impl Fn(Option<&TrainJob>, &[Arc<Pod>]) -> bool,
     ) -> Result<()> {
         let deadline = Instant::now() + self.timeout;
         loop {
             self.supervise()?;
-            let job = self.jobs.api().get_opt(name).await?;
-            let pods = self.pods(name).await?;
-            if condition(job.as_ref(), &pods) {
+            let (job, pods) = (self.view.job(name), self.view.pods(name));
+            if condition(job.as_deref(), &pods) {
                 return Ok(());
             }
             if Instant::now() > deadline {
                 let status = job.map(|job| serde_json::to_string(&job.status).unwrap_or_default());
-                let pods: Vec<String> = pods.iter().map(ResourceExt::name_any).collect();
+                let pods: Vec<String> = pods.iter().map(|pod| pod.name_any()).collect();
                 bail!("{name}: not {what} after {} s; pods {pods:?}; status {status:?}", self.timeout.as_secs());
             }
-            tokio::time::sleep(POLL).await;
+            self.view.changed(POLL).await;
         }
     }
 
-    async fn running(&mut self, name: &str, attempt: i32) -> Result<()> {
+    async fn running(&self, name: &str, attempt: i32) -> Result<()> {
         self.until(&format!("running in attempt {attempt}"), name, |job, _| {
             job.is_some_and(|job| {
                 stage_of(job) == Some("Running") && job.status.as_ref().is_some_and(|s| s.attempt == Some(attempt))
@@ -176,7 +182,7 @@ impl<'a> Lane<'a> {
         .await
     }
 
-    async fn stage(&mut self, name: &str, stage: &str) -> Result<()> {
+    async fn stage(&self, name: &str, stage: &str) -> Result<()> {
         self.until(stage, name, |job, _| job.is_some_and(|job| stage_of(job) == Some(stage))).await
     }
 
@@ -184,16 +190,11 @@ impl<'a> Lane<'a> {
         self.kubelet.send(&self.jobs.namespace, pod, command)
     }
 
-    async fn pods(&self, name: &str) -> Result<Vec<Pod>> {
-        let selector = ListParams::default().labels(&format!("{}={name}", labels::JOB_NAME));
-        Ok(self.jobs.pods_api().list(&selector).await?.items)
-    }
-
     /// Runs a scenario under a fault plan.
     ///
     /// # Errors
     /// A step is not reached in time.
-    pub async fn play(&mut self, scenario: Scenario, name: &str, plan: Plan) -> Result<()> {
+    pub async fn play(&self, scenario: Scenario, name: &str, plan: Plan) -> Result<()> {
         self.proxy.set(plan);
         self.jobs.create(scenario.job(name, &self.kubelet.nodes())).await?;
         self.running(name, 1).await?;
@@ -241,19 +242,19 @@ impl<'a> Lane<'a> {
     /// Returns the state after it has stopped changing, or the last one at the timeout.
     ///
     /// # Errors
-    /// The controller ended, or the API server does not respond.
-    pub async fn settled_state(&mut self, name: &str) -> Result<Value> {
-        let mut last = (self.state(name).await?, Instant::now());
+    /// The controller ended.
+    pub async fn settled_state(&self, name: &str) -> Result<Value> {
+        let mut last = (self.state(name)?, Instant::now());
         let deadline = Instant::now() + self.timeout;
         loop {
             self.supervise()?;
-            let now = self.state(name).await?;
+            let now = self.state(name)?;
             if now != last.0 {
                 last = (now, Instant::now());
             } else if last.1.elapsed() >= SETTLE || Instant::now() > deadline {
                 return Ok(last.0);
             }
-            tokio::time::sleep(POLL).await;
+            self.view.changed(POLL).await;
         }
     }
 
@@ -261,12 +262,12 @@ impl<'a> Lane<'a> {
     ///
     /// # Errors
     /// The job reached a different state; the error contains both.
-    pub async fn expect_state(&mut self, name: &str, expected: &Value) -> Result<()> {
+    pub async fn expect_state(&self, name: &str, expected: &Value) -> Result<()> {
         let deadline = Instant::now() + self.timeout;
         let mut since = None;
         loop {
             self.supervise()?;
-            let state = self.state(name).await?;
+            let state = self.state(name)?;
             if state == *expected {
                 if since.get_or_insert_with(Instant::now).elapsed() >= STEADY {
                     return Ok(());
@@ -276,35 +277,18 @@ impl<'a> Lane<'a> {
             } else {
                 since = None;
             }
-            tokio::time::sleep(POLL).await;
+            self.view.changed(POLL).await;
         }
     }
 
     /// Returns everything about a job that must not depend on faults: no times, UIDs or messages,
     /// and with the name masked.
-    async fn state(&self, name: &str) -> Result<Value> {
-        let (client, namespace) = (self.jobs.client.clone(), self.jobs.namespace.as_str());
-        let selector = ListParams::default().labels(&format!("{}={name}", labels::JOB_NAME));
-        let mut objects: Vec<String> = Vec::new();
-        macro_rules! list {
-            ($type:ty) => {
-                let api = Api::<$type>::namespaced(client.clone(), namespace);
-                let names =
-                    api.list(&selector).await?.items.into_iter().filter(|o| o.metadata.deletion_timestamp.is_none());
-                objects.extend(names.map(|object| format!("{} {}", stringify!($type), object.name_any())));
-            };
-        }
-        let job = self.jobs.api().get_opt(name).await?;
-        if job.is_some() {
-            list!(Service);
-            list!(ConfigMap);
-            list!(PodDisruptionBudget);
-            list!(NetworkPolicy);
-        }
-        objects.sort();
+    fn state(&self, name: &str) -> Result<Value> {
+        let job = self.view.job(name);
+        let objects = job.as_ref().map(|_| self.view.other_objects(name)).unwrap_or_default();
         let mut pods: Vec<String> = self
+            .view
             .pods(name)
-            .await?
             .iter()
             .map(|pod| {
                 let phase = pod.status.as_ref().and_then(|status| status.phase.clone()).unwrap_or_default();
@@ -314,7 +298,7 @@ impl<'a> Lane<'a> {
             })
             .collect();
         pods.sort();
-        let status = job.and_then(|job| job.status);
+        let status = job.as_ref().and_then(|job| job.status.as_ref());
         let state = status.map(|status| {
             // Omit the times of recent restarts.
             let restarts = status.restarts.as_ref().map(|counted| {
@@ -327,7 +311,7 @@ impl<'a> Lane<'a> {
             conditions.sort();
             json!({
                 "attempt": status.attempt, "restarts": restarts, "nodes": status.nodes, "conditions": conditions,
-                "placed": status.placement.map(|placement| placement.nodes.len()),
+                "placed": status.placement.as_ref().map(|placement| placement.nodes.len()),
                 "completed": status.completion_time.is_some(),
             })
         });
@@ -339,7 +323,7 @@ impl<'a> Lane<'a> {
     ///
     /// # Errors
     /// The job or its pods still exist after the timeout.
-    pub async fn clean_up(&mut self, name: &str) -> Result<()> {
+    pub async fn clean_up(&self, name: &str) -> Result<()> {
         self.proxy.set(Plan::Quiet);
         if self.jobs.api().get_opt(name).await?.is_some() {
             self.jobs.api().delete(name, &Default::default()).await?;
@@ -352,7 +336,7 @@ impl<'a> Lane<'a> {
     ///
     /// # Errors
     /// The final states differ; the error contains the writes so far.
-    pub async fn run_point(&mut self, point: &FaultPoint, name: &str, expected: &Value) -> Result<bool> {
+    pub async fn run_point(&self, point: &FaultPoint, name: &str, expected: &Value) -> Result<bool> {
         let plan = Plan::AtWrite(point.write, point.fault.clone());
         let before = self.proxy.faults();
         let result = self.play(point.scenario, name, plan).await;
@@ -364,7 +348,7 @@ impl<'a> Lane<'a> {
         let log = self.proxy.log();
         let cleared = self.clean_up(name).await;
         ended.and(cleared).with_context(|| {
-            format!("{point:?}; the controller's log: {}; writes: {log:#?}", self.controller.log.display())
+            format!("{point:?}; the controller's log: {}; writes: {log:#?}", self.controller().log.display())
         })?;
         Ok(injected)
     }

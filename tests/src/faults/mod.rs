@@ -9,6 +9,7 @@ mod lane;
 mod plan;
 mod proxy;
 mod stream;
+mod view;
 
 pub use lane::{FaultPoint, Lane, Scenario};
 pub use plan::{Call, Fault, Plan, RandomFaults};

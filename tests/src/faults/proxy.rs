@@ -119,6 +119,11 @@ impl Proxy {
         *events = Events { delay, cut_one_in, ..events.clone() };
     }
 
+    /// Delays and cuts only the events about this namespace and about cluster-scoped objects.
+    pub fn set_namespace(&self, namespace: &str) {
+        self.shared.events.lock().unwrap_or_else(PoisonError::into_inner).only = Some(namespace.to_string());
+    }
+
     /// Holds back, or releases, the events of all pod watches.
     pub fn hold_pods(&self, held: bool) {
         self.shared.pods_held.send_replace(held);

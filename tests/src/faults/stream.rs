@@ -17,6 +17,9 @@ pub(super) struct Events {
     /// event. 0 cuts none. A seed chooses the events, because with a counter two alternating
     /// watches would lose the same event every time.
     pub cut_one_in: u64,
+    /// Events about other namespaces than this one are neither delayed nor cut, because a watch
+    /// that is cut at every second event could not keep up with those of all lanes.
+    pub only: Option<String>,
     /// Random sequence shared by all watches.
     pub random: Arc<Random>,
     /// Number of watches cut.
@@ -26,6 +29,13 @@ pub(super) struct Events {
 }
 
 impl Events {
+    /// Returns whether an event is about another namespace.
+    fn spares(&self, line: &[u8]) -> bool {
+        let Some(only) = &self.only else { return false };
+        let line = String::from_utf8_lossy(line);
+        line.contains("\"namespace\":\"") && !line.contains(&format!("\"namespace\":\"{only}\""))
+    }
+
     /// Returns whether events pass unchanged.
     pub fn is_noop(&self) -> bool {
         self.cut_one_in == 0 && self.delay.is_zero() && self.held.is_none()
@@ -42,11 +52,13 @@ where
     tokio::spawn(read(source, lines));
     futures::stream::unfold((received, events), |(mut received, mut events)| async move {
         let (arrived, line): (Instant, Result<Bytes, E>) = received.recv().await?;
-        if events.cut_one_in > 0 && events.random.next().is_multiple_of(events.cut_one_in) {
-            events.cut.fetch_add(1, Ordering::Relaxed);
-            return None;
+        if !line.as_ref().is_ok_and(|line| events.spares(line)) {
+            if events.cut_one_in > 0 && events.random.next().is_multiple_of(events.cut_one_in) {
+                events.cut.fetch_add(1, Ordering::Relaxed);
+                return None;
+            }
+            tokio::time::sleep_until((arrived + events.delay).into()).await;
         }
-        tokio::time::sleep_until((arrived + events.delay).into()).await;
         if let Some(held) = &mut events.held {
             held.wait_for(|held| !held).await.ok()?;
         }

@@ -5,13 +5,14 @@
 //! Therefore an unlocked number has no owner, and everything that carries it can be removed.
 
 use super::cgroups;
+use crate::until;
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File, TryLockError};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Folder of all clusters on this machine. It is fixed, so that a later cluster finds the leftovers
 /// of a killed one.
@@ -140,13 +141,10 @@ pub fn clean_all() -> Result<Vec<String>> {
 /// Removes everything that carries a number. The caller must hold its lock.
 fn clean(number: u8) -> Result<()> {
     // Processes started by the owner end with it; processes of pods end with their node's init.
-    let deadline = Instant::now() + TIMEOUT;
     cgroups::remove(&name(number), TIMEOUT)?;
-    while !(processes(number).is_empty() && existing_interface(number).is_none()) {
-        if Instant::now() > deadline {
-            bail!("left over after {} s: {}", TIMEOUT.as_secs(), leftovers_of(number)?.join("; "));
-        }
-        std::thread::sleep(Duration::from_millis(20));
+    let is_clean = || Ok(processes(number).is_empty() && existing_interface(number).is_none());
+    if let Err(error) = until("clean", TIMEOUT, is_clean) {
+        return Err(error.context(leftovers_of(number)?.join("; ")));
     }
     let path = folder(number);
     match fs::remove_dir_all(&path) {

@@ -27,7 +27,7 @@ pub use instance::{clean_all, leftovers_of};
 pub use rights::missing;
 
 use crate::control_plane::{Reach, free_port};
-use crate::{ControlPlane, Daemon, Ended, Options, programs_of};
+use crate::{ControlPlane, Daemon, Ended, Options, programs_of, until};
 use anyhow::{Context, Result, bail, ensure};
 use instance::Instance;
 use network::{Network, Plan};
@@ -169,23 +169,19 @@ impl Nodes {
     }
 
     fn wait_ready(&mut self) -> Result<()> {
-        let deadline = Instant::now() + TIMEOUT;
         let path = r#"jsonpath={range .items[*].status.conditions[?(@.type=="Ready")]}{.status} {end}"#;
-        loop {
-            let seen = self.plane.kubectl(&["get", "nodes", "-o", path]).stdout;
-            if seen.split_whitespace().filter(|status| *status == "True").count() == self.nodes.len() {
-                return Ok(());
-            }
+        let ready = until("ready", TIMEOUT, || {
             for node in &mut self.nodes {
                 node.ensure_running()?;
             }
-            if Instant::now() > deadline {
-                let description = self.plane.kubectl(&["describe", "nodes"]).stdout;
-                let logs: String = self.nodes.iter().map(Node::tail).collect();
-                bail!("{} nodes are not ready after {} s\n{description}\n{logs}", self.nodes.len(), TIMEOUT.as_secs());
-            }
-            std::thread::sleep(Duration::from_millis(200));
-        }
+            let seen = self.plane.kubectl(&["get", "nodes", "-o", path]).stdout;
+            Ok(seen.split_whitespace().filter(|status| *status == "True").count() == self.nodes.len())
+        });
+        ready.map(drop).with_context(|| {
+            let description = self.plane.kubectl(&["describe", "nodes"]).stdout;
+            let logs: String = self.nodes.iter().map(Node::tail).collect();
+            format!("{description}\n{logs}")
+        })
     }
 
     /// Node names.

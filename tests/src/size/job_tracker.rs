@@ -1,10 +1,8 @@
 //! A watch-backed view of TrainJobs, with the times of changes.
 
 use super::LIMIT;
-use crate::stage_of;
+use crate::{Update, follow, stage_of};
 use anyhow::{Result, bail};
-use futures::TryStreamExt;
-use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,17 +26,9 @@ impl JobTracker {
     pub fn watch(client: Client, namespace: &str) -> JobTracker {
         let tracker = JobTracker(Arc::default());
         let shared = tracker.clone();
-        let api = Api::<TrainJob>::namespaced(client, namespace);
-        tokio::spawn(async move {
-            let mut events = Box::pin(watcher(api, watcher::Config::default()).default_backoff());
-            loop {
-                match events.try_next().await {
-                    Ok(Some(watcher::Event::Apply(job) | watcher::Event::InitApply(job))) => shared.update(&job),
-                    Ok(Some(watcher::Event::Delete(job))) => drop(shared.with(|jobs| jobs.remove(&job.name_any()))),
-                    Ok(Some(_)) | Err(_) => {}
-                    Ok(None) => return,
-                }
-            }
+        follow(Api::<TrainJob>::namespaced(client, namespace), move |change| match change {
+            Update::Applied(job) => shared.update(job),
+            Update::Deleted(job) => drop(shared.with(|jobs| jobs.remove(&job.name_any()))),
         });
         tracker
     }

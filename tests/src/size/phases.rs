@@ -2,7 +2,7 @@
 
 use super::objects::foreign_pod;
 use super::{Bench, LIMIT, OTHERS, USER, candidate, mib, seconds, synced};
-use crate::{Command, PodTracker};
+use crate::{Command, PodTracker, until_async};
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
@@ -43,16 +43,11 @@ impl Bench {
 
     /// Waits until no pod with this name prefix is left.
     async fn pods_gone(&self, prefix: &str) -> Result<()> {
-        let deadline = Instant::now() + LIMIT;
-        loop {
+        let are_gone = async || {
             let pods = self.jobs.pods_api().list_metadata(&ListParams::default()).await?.items;
-            let left = pods.iter().filter(|pod| pod.name_any().starts_with(prefix)).count();
-            if left == 0 {
-                return Ok(());
-            }
-            ensure!(Instant::now() < deadline, "{left} pods of {prefix} are left");
-            tokio::time::sleep(Duration::from_millis(200)).await;
-        }
+            Ok(!pods.iter().any(|pod| pod.name_any().starts_with(prefix)))
+        };
+        until_async(&format!("rid of the pods of {prefix}"), LIMIT, are_gone).await.map(drop)
     }
 
     /// Measures the large gang: the time until its gates are lifted, and the size of its objects.

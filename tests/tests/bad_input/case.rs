@@ -1,7 +1,7 @@
 //! A bad-input case and its check.
 
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use switchyard_tests::{Ended, Program, Scene, programs};
 
 /// An accepted manifest. Its data is in the test folder's `data`.
@@ -143,12 +143,8 @@ fn leftover_processes_are_found() {
     let sleeper = switchyard_tests::Program::new("sleep".as_ref(), scene.path(), ["60"]).start();
     // Leftovers are found by their environment, but for a moment after `exec` the kernel shows a
     // process without one.
-    let deadline = Instant::now() + TIMEOUT;
-    let mut left = scene.leftovers(Duration::ZERO);
-    while left.is_empty() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(5));
-        left = scene.leftovers(Duration::ZERO);
-    }
+    let look = || Ok(Some(scene.leftovers(Duration::ZERO)).filter(|left| !left.is_empty()));
+    let left = switchyard_tests::found("left over", TIMEOUT, look).unwrap();
     assert!(left.iter().any(|left| left.pid == sleeper.pid() && left.command == "sleep 60"), "{left:?}");
     left.iter().for_each(switchyard_tests::Leftover::kill);
     assert_eq!(sleeper.wait(TIMEOUT).signal, Some(9));

@@ -3,11 +3,11 @@
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 use switchyard_tests::chart::{chart, objects, policy_arguments, render};
 use switchyard_tests::{
-    Agent, AgentOptions, ControllerOptions, Host, agent_plane, http_address, page, plain_job, start_controller,
+    Agent, AgentOptions, ControllerOptions, Host, agent_plane, http_address, page, plain_job, start_controller, until,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -32,6 +32,38 @@ fn metric_names(text: &str) -> BTreeSet<String> {
     let is_word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     let words = text.split(|c: char| !is_word(c)).filter(|word| word.starts_with("switchyard_"));
     words.map(str::to_string).collect()
+}
+
+/// Conditions of the gauges that are 1 while a condition holds, from their HELP: what follows
+/// `1 while an`.
+fn conditions(page: &str) -> BTreeMap<&str, &str> {
+    let helps = page.lines().filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' '));
+    let conditions = helps.filter_map(|(name, help)| {
+        let condition = help.strip_prefix("1 while an ")?.split(';').next()?;
+        Some((name, condition.trim_end_matches('.')))
+    });
+    conditions.collect()
+}
+
+/// Alerts that fire while a gauge is 1 but word its condition differently than the gauge's HELP,
+/// and the number of those that use the same words.
+fn reworded(rules: &Value, page: &str) -> (Vec<String>, usize) {
+    let conditions = conditions(page);
+    let (mut reworded, mut same) = (Vec::new(), 0);
+    for rule in rules["groups"][0]["rules"].as_array().into_iter().flatten() {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
+        let expression = text(&rule["expr"]);
+        for name in metric_names(&expression).iter().filter(|_| expression.ends_with("> 0")) {
+            let Some(condition) = conditions.get(name.as_str()) else { continue };
+            let summary = text(&rule["annotations"]["summary"]).replace("{{ $labels.policy }} ", "");
+            if summary.contains(condition) {
+                same += 1;
+            } else {
+                reworded.push(format!("{}: {summary}; {name}: {condition}", rule["alert"]));
+            }
+        }
+    }
+    (reworded, same)
 }
 
 /// Reads a file from the chart's `files` folder.
@@ -88,14 +120,14 @@ fn dashboards_and_alerts_query_existing_series() -> Result<()> {
         "switchyard_events_total",
         "switchyard_agent_devices",
     ];
-    let deadline = Instant::now() + TIMEOUT;
-    let mut known = BTreeSet::new();
-    while Instant::now() < deadline && !latest.iter().all(|name| known.contains(*name)) {
-        let metrics = http_address(&controller).and_then(|address| page(address, "/metrics"));
-        known = metrics.map(|page| series(&page)).unwrap_or_default();
+    let (mut known, mut metrics) = (BTreeSet::new(), String::new());
+    let are_known = || {
+        metrics = http_address(&controller).and_then(|address| page(address, "/metrics")).unwrap_or_default();
+        known = series(&metrics);
         known.extend(series(&agent.page("/metrics")));
-        std::thread::sleep(Duration::from_millis(100));
-    }
+        Ok(latest.iter().all(|name| known.contains(*name)))
+    };
+    until("serving all metrics", TIMEOUT, are_known)?;
     let expressions = expressions()?;
     assert!(known.len() > 20 && expressions.len() > 20, "{} series, {} expressions", known.len(), expressions.len());
     let unknown = |text: &str| metric_names(text).into_iter().filter(|name| !known.contains(name)).collect::<Vec<_>>();
@@ -107,7 +139,14 @@ fn dashboards_and_alerts_query_existing_series() -> Result<()> {
             unknown(expression)
         );
     }
-    // The check must report a misspelled metric.
+    let mut rules: Value = serde_saphyr::from_str(&read("rules.yaml")?)?;
+    assert_eq!(reworded(&rules, &metrics), (Vec::new(), 2));
+    // The checks must report another wording, and a misspelled metric.
+    let alerts = rules["groups"][0]["rules"].as_array_mut().context("rules")?;
+    let missing = alerts.iter_mut().find(|rule| rule["alert"] == "SwitchyardPolicyMissing");
+    missing.context("the alert")?["annotations"]["summary"] =
+        "The admission policy {{ $labels.policy }} is missing".into();
+    assert_eq!(reworded(&rules, &metrics).0.len(), 1);
     assert_eq!(unknown("rate(switchyard_reconcile_total[5m]) + switchyard_leader"), ["switchyard_reconcile_total"]);
     Ok(())
 }

@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use std::net::SocketAddr;
 use switchyard_tests::{
-    ControlPlane, ControllerOptions, Daemon, Options, TIMEOUT, http_address, page, start_controller,
+    ControlPlane, ControllerOptions, Daemon, Options, TIMEOUT, found_async, http_address, page, start_controller,
 };
 
 /// Address of the authenticated metrics endpoint, once the controller has logged it.
@@ -49,25 +49,13 @@ async fn only_accounts_with_the_role_can_read_metrics() -> Result<()> {
     let (reader, stranger) = (token("reader")?, token("stranger")?);
     let role = "--clusterrole=switchyard-metrics-reader";
     must(&["create", "clusterrolebinding", "reader", role, "--serviceaccount=default:reader"])?;
-    let deadline = std::time::Instant::now() + TIMEOUT;
-    let (open, secure) = loop {
-        if let (Some(open), Some(secure)) = (http_address(&controller), metrics_address(&controller)) {
-            break (open, secure);
-        }
-        ensure!(std::time::Instant::now() < deadline, "{}", controller.tail());
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    };
+    let addresses = async || Ok(http_address(&controller).zip(metrics_address(&controller)));
+    let (open, secure) = found_async("listening", TIMEOUT, addresses).await.with_context(|| controller.tail())?;
     let status = |path: &str| page(open, path).map(|page| page.lines().next().unwrap_or_default().to_string());
     assert_eq!(status("/healthz").as_deref(), Some("HTTP/1.1 200 OK"));
     assert_eq!(status("/metrics").as_deref(), Some("HTTP/1.1 404 Not Found"), "not on the plain port");
     // The API server recognises new tokens and roles with a delay.
-    let text = loop {
-        match ask(secure, Some(&reader)).await? {
-            Ok(text) => break text,
-            Err(refused) => ensure!(std::time::Instant::now() < deadline, "{refused:?}"),
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    };
+    let text = found_async("admitted", TIMEOUT, async || Ok(ask(secure, Some(&reader)).await?.ok())).await?;
     assert!(text.contains("switchyard_queue_depth") && text.ends_with("# EOF\n"), "{text}");
     for (token, code, words) in [
         (Some(stranger.as_str()), 403, "user system:serviceaccount:default:stranger is not allowed to get /metrics"),

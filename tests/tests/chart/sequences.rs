@@ -9,10 +9,10 @@ use kube::runtime::wait::await_condition;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use switchyard_crds::{TrainJob, labels};
 use switchyard_tests::chart::RELEASE;
-use switchyard_tests::{ControlPlane, Options, SYSTEM};
+use switchyard_tests::{ControlPlane, Options, SYSTEM, until_async};
 
 /// Timeout for an API server to apply policies, and for a namespace to disappear.
 const TIMEOUT: Duration = Duration::from_secs(90);
@@ -208,8 +208,8 @@ impl Cluster {
             "spec": {"containers": [{"name": "trainer", "image": "image"}]}});
         let job = json!({"metadata": {"name": "a"}, "spec": {"trainer": {"framework": "Plain", "image": "image", "command": ["train"]},
             "template": {"spec": {"hostNetwork": true}}}});
-        let deadline = Instant::now() + TIMEOUT;
-        loop {
+        let mut seen = None;
+        let are_expected = async || {
             let answers = [
                 refusal(&Api::<ConfigMap>::namespaced(self.admin.clone(), namespace), &forged).await?,
                 refusal(&Api::<Pod>::namespaced(self.controller.clone(), namespace), &ungated).await?,
@@ -217,12 +217,12 @@ impl Cluster {
             ];
             let is_policy_error =
                 |answer: &Option<String>| answer.as_deref().is_some_and(|words| words.contains("'switchyard-"));
-            if answers.iter().all(|answer| is_policy_error(answer) == policies) {
-                return Ok(());
-            }
-            ensure!(Instant::now() < deadline, "policies: {policies}, but {answers:?}");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+            let are_expected = answers.iter().all(|answer| is_policy_error(answer) == policies);
+            seen = Some(answers);
+            Ok(are_expected)
+        };
+        let settled = until_async("answered as expected", TIMEOUT, are_expected).await;
+        settled.map(drop).with_context(|| format!("policies: {policies}, but {seen:?}"))
     }
 
     /// Creates a pod, and a Deployment whose pod another controller creates.

@@ -3,8 +3,9 @@
 //! recomputes it.
 
 use super::script::{Event, script};
-use super::{Churn, violations_of};
+use super::{CALLS, Churn, violations_of};
 use anyhow::{Context, Result, ensure};
+use futures::TryStreamExt;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::Api;
 use serde_json::{Value, json};
@@ -55,7 +56,7 @@ pub(super) struct Machines {
 impl Machines {
     async fn start(churn: &Churn) -> Result<Machines> {
         let nodes = GpuNodes::start(churn.plane.client().await?).await?;
-        let mut machines = Machines { nodes, reports: BTreeMap::new() };
+        let mut reports = BTreeMap::new();
         for (number, node) in churn.nodes.iter().enumerate() {
             let machine = machine(number);
             let mut report = machine.report(node);
@@ -68,11 +69,20 @@ impl Machines {
                     health: None,
                 });
             }
-            machines.nodes.report(&report).await?;
-            machines.nodes.offer(&report).await?;
-            machines.reports.insert(node.clone(), report);
-            machines.label(node).await?;
+            reports.insert(node.clone(), report);
         }
+        let machines = Machines { nodes, reports };
+        let calls = futures::stream::iter(machines.reports.iter().map(Ok));
+        calls
+            .try_for_each_concurrent(CALLS, |(node, report)| {
+                let machines = &machines;
+                async move {
+                    machines.nodes.report(report).await?;
+                    machines.nodes.offer(report).await?;
+                    machines.label(node).await
+                }
+            })
+            .await?;
         Ok(machines)
     }
 

@@ -7,12 +7,12 @@ use k8s_openapi::api::rbac::v1::ClusterRole;
 use k8s_openapi::api::resource::v1alpha3::DeviceTaintRule;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::gpu_topology::{Fabric, FabricState};
 use switchyard_crds::{Limit, TrainJob};
 use switchyard_plan::resources;
-use switchyard_tests::gpus::{MACHINES, uuids};
+use switchyard_tests::gpus::{DRIVER, MACHINES, uuids};
 use switchyard_tests::history::{Fact, Recorder};
 use switchyard_tests::placement::{bandwidth, best_pod};
 use switchyard_tests::{Command, account, chart_rules, condition_of, merge, plain_job, role, stage_of, template_on};
@@ -226,29 +226,52 @@ async fn a_suspended_job_holds_no_claims() -> Result<()> {
 }
 
 /// Regression: an administrator drained a node's GPUs with a DeviceTaintRule. Gangs were placed
-/// there, the scheduler refused them, and they requeued.
+/// there, the scheduler refused them, and they requeued. Also for rules that select by DeviceClass
+/// and CEL, which were ignored.
 #[tokio::test]
 async fn a_gang_waits_while_a_rule_taints_the_devices_of_its_node() -> Result<()> {
     let scene = Scene::new(Allocation::Claims, "rule", &[(h200(), "")]).await?;
-    scene.run("first", 1, 8, json!({})).await?;
+    scene.run("job-0", 1, 8, json!({})).await?;
     let rules = Api::<DeviceTaintRule>::all(scene.jobs.client.clone());
-    let rule = json!({"metadata": {"name": scene.nodes[0]}, "spec": {
-        "deviceSelector": {"pool": scene.nodes[0]}, "taint": {"key": "example.com/drained", "effect": "NoSchedule"},
-    }});
-    rules.create(&Default::default(), &serde_json::from_value(rule)?).await?;
-    scene.create("second", 1, 8, "run", json!({})).await?;
-    scene.wait_message("second", "most free GPUs on the others: 0").await?;
-    scene.finish("first").await?;
-    // By the time this job has run, the controller has planned the queue again.
-    let mut last = plain_job("last", 1, "succeed-after=0.1s");
-    merge(&mut last["spec"], json!({"template": template_on(&scene.nodes)}));
-    scene.jobs.create(last).await?;
-    scene.jobs.wait_stage("last", "Complete").await?;
-    let second = scene.wait_message("second", "most free GPUs on the others: 0").await?;
-    assert!(second.status.as_ref().unwrap().placement.is_none());
-    rules.delete(&scene.nodes[0], &Default::default()).await?;
-    let second = scene.jobs.wait_stage("second", "Running").await?;
-    assert_eq!(second.status.as_ref().unwrap().attempt, Some(1));
+    let taint = async |selector: Value| {
+        let taint = json!({"key": "example.com/drained", "effect": "NoSchedule"});
+        let spec = json!({"deviceSelector": selector, "taint": taint});
+        let rule = json!({"metadata": {"name": scene.nodes[0]}, "spec": spec});
+        anyhow::Ok(rules.create(&Default::default(), &serde_json::from_value(rule)?).await?)
+    };
+    let by_uuid = |uuids: &[String]| {
+        let expression = format!(r#"device.attributes["{DRIVER}"].?uuid.orValue("") in {}"#, json!(uuids));
+        json!({"deviceClassName": DRIVER, "selectors": [{"cel": {"expression": expression}}]})
+    };
+    let selectors = [json!({"pool": scene.nodes[0]}), by_uuid(&uuids(&scene.reports[0])[..1])];
+    for (number, selector) in selectors.into_iter().enumerate() {
+        taint(selector).await?;
+        let (first, second) = (format!("job-{number}"), format!("job-{}", number + 1));
+        scene.create(&second, 1, 8, "run", json!({})).await?;
+        scene.wait_message(&second, "most free GPUs on the others: 0").await?;
+        scene.finish(&first).await?;
+        // By the time this job has run, the controller has planned the queue again.
+        let last = format!("last-{number}");
+        let mut job = plain_job(&last, 1, "succeed-after=0.1s");
+        merge(&mut job["spec"], json!({"template": template_on(&scene.nodes)}));
+        scene.jobs.create(job).await?;
+        scene.jobs.wait_stage(&last, "Complete").await?;
+        let free = if number == 0 { 0 } else { 7 };
+        let waiting = scene.wait_message(&second, &format!("most free GPUs on the others: {free}")).await?;
+        assert!(waiting.status.as_ref().unwrap().placement.is_none());
+        rules.delete(&scene.nodes[0], &Default::default()).await?;
+        let runs = scene.jobs.wait_stage(&second, "Running").await?;
+        assert_eq!(runs.status.as_ref().unwrap().attempt, Some(1));
+    }
+    // The scheduler agrees that these rules taint nothing.
+    let missing = json!({"deviceClassName": "missing"});
+    for (number, selector) in [missing, by_uuid(&["GPU-of-nobody".into()])].into_iter().enumerate() {
+        taint(selector).await?;
+        scene.finish(&format!("job-{}", number + 2)).await?;
+        let runs = scene.run(&format!("job-{}", number + 3), 1, 8, json!({})).await?;
+        assert_eq!(runs.status.as_ref().unwrap().attempt, Some(1));
+        rules.delete(&scene.nodes[0], &Default::default()).await?;
+    }
     scene.had_all_rights()
 }
 

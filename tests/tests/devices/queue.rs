@@ -1,7 +1,7 @@
 //! Queue order when there is not room for all jobs.
 
-use super::{Allocation, Scene, h200, names, placement};
-use anyhow::{Context, Result, ensure};
+use super::{Allocation, Scene, h200, names, placement, until};
+use anyhow::{Context, Result};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
@@ -150,14 +150,12 @@ async fn two_gangs_that_do_not_fit_together_run_one_at_a_time() -> Result<()> {
     let recorder = Recorder::start(scene.plane.client().await?).await?;
     let (a, b) = tokio::join!(scene.create("a", 2, 8, "run", json!({})), scene.create("b", 2, 8, "run", json!({})),);
     let uids = [a?.uid().context("uid")?, b?.uid().context("uid")?];
-    let deadline = std::time::Instant::now() + switchyard_tests::TIMEOUT;
-    let mut stages = Vec::new();
-    while stages != ["Queued", "Running"] {
-        ensure!(std::time::Instant::now() < deadline, "{stages:?}");
-        stages = scene.stages().await?.into_iter().map(|(_, stage)| stage).collect();
+    until("one queued, one running", async || {
+        let mut stages: Vec<String> = scene.stages().await?.into_iter().map(|(_, stage)| stage).collect();
         stages.sort();
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+        Ok(stages == ["Queued", "Running"])
+    })
+    .await?;
     let (winner, loser) = if scene.stages().await?[0].1 == "Running" { ("a", "b") } else { ("b", "a") };
     scene.finish(winner).await?;
     scene.jobs.wait_stage(loser, "Running").await?;

@@ -8,7 +8,7 @@ use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::time::{Duration, Instant};
+use switchyard_tests::until;
 
 const JOB: &str = "hungry";
 /// The job's message about it.
@@ -83,14 +83,11 @@ fn starve(cluster: &Cluster, pod: &str) -> Result<()> {
     // proc(5): 1000 is killed first. Protecting the eater instead would need a capability that root
     // in a container lacks.
     fs::write(format!("/proc/{rank}/oom_score_adj"), "1000")?;
-    let (begin, group) = (Instant::now(), memory_group(rank)?);
+    let group = memory_group(rank)?;
     let _hog = MemoryHog::start(&group)?;
     // A zombie no longer has an executable.
-    while Path::new(&format!("/proc/{rank}/exe")).read_link().is_ok() {
-        ensure!(begin.elapsed() < crate::e2e::TIMEOUT, "the OOM killer does not act in {}", group.display());
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
+    let is_killed = || Ok(Path::new(&format!("/proc/{rank}/exe")).read_link().is_err());
+    until(&format!("killed in {}", group.display()), crate::e2e::TIMEOUT, is_killed).map(drop)
 }
 
 /// The control group that limits a process's memory.

@@ -9,7 +9,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::time::{Duration, Instant};
 use switchyard_tests::faults::{Lane, Plan, Scenario};
-use switchyard_tests::{ControlPlane, ControllerOptions, Daemon, Kubelet, TIMEOUT, chaos, start_controller};
+use switchyard_tests::{
+    ControlPlane, ControllerOptions, Daemon, Kubelet, TIMEOUT, chaos, start_controller, until_async,
+};
 
 /// Lease duration in seconds for these tests; the default is 15.
 const LEASE: u64 = 4;
@@ -101,15 +103,14 @@ async fn a_stopped_leader_is_replaced_and_does_nothing_when_it_wakes() -> Result
             let pid = pids[usize::from(before.starts_with("second-"))];
             let signal = |signal| Pid::from_raw(pid as i32).map(|pid| kill_process(pid, signal));
             signal(Signal::STOP);
-            let mut takeover = None;
-            while takeover.is_none() && stopped.elapsed() < TIMEOUT {
+            let takeover = until_async("led by the other controller", TIMEOUT, async || {
                 let now = holder(&leases).await;
-                takeover = (!now.is_empty() && now != before).then(|| stopped.elapsed());
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
+                Ok(!now.is_empty() && now != before)
+            });
+            let takeover = takeover.await;
             tokio::time::sleep(Duration::from_secs(2 * LEASE).saturating_sub(stopped.elapsed())).await;
             signal(Signal::CONT);
-            takeover.context("no controller took over")
+            takeover
         };
         let (played, takeover) = tokio::join!(lane.play(scenario, &name, Plan::Quiet), pause);
         played.with_context(|| format!("{scenario:?}"))?;

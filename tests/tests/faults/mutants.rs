@@ -26,7 +26,7 @@ async fn lane<'a>(kubelet: &'a Kubelet, bug: &str) -> Result<Lane<'a>> {
 
 /// Runs crash points until one is a violation.
 async fn catches_at(kubelet: &Kubelet, bug: &str, base: &Base, fault: Fault) -> Result<bool> {
-    let mut lane = lane(kubelet, bug).await?;
+    let lane = lane(kubelet, bug).await?;
     let scenario = Scenario::Create;
     for write in 1..=base[&scenario].writes {
         let point = FaultPoint { scenario, write, fault: fault.clone() };
@@ -72,7 +72,7 @@ async fn random_faults(kubelet: &Kubelet, bug: &str, base: &Base) -> Result<bool
 
 /// Negative control: without a mutant, the same program passes each scenario.
 async fn negative_control(kubelet: &Kubelet, base: &Base) -> Result<()> {
-    let mut lane = lane(kubelet, "none").await?;
+    let lane = lane(kubelet, "none").await?;
     for (number, scenario) in [Scenario::ALL; 3].into_iter().flatten().enumerate() {
         let name = format!("c{number}");
         lane.play(scenario, &name, Plan::Quiet).await.with_context(|| format!("{scenario:?}"))?;

@@ -2,6 +2,7 @@
 
 use super::{base, kubelet, lane, lanes, on_lanes};
 use anyhow::{Context, Result, ensure};
+use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Binding;
 use kube::api::PostParams;
 use serde_json::{Value, json};
@@ -17,37 +18,44 @@ pub const VIEWS: [(u64, u64); 5] = [(100, 0), (1000, 0), (0, 5), (100, 3), (0, 2
 const VERY_LATE: [(u64, u64); 2] = [(5_000, 0), (30_000, 0)];
 const WITHOUT_TIMEOUT: [Scenario; 4] = [Scenario::Create, Scenario::Finish, Scenario::Restart, Scenario::Delete];
 
+/// The scenarios of a view, by controller. A controller whose watches are cut receives events one
+/// at a time, so several share them.
+fn share((delay, cut): (u64, u64)) -> std::slice::Chunks<'static, Scenario> {
+    let scenarios = if delay < 5_000 { &Scenario::ALL[..] } else { &WITHOUT_TIMEOUT };
+    scenarios.chunks(if cut > 0 { 3 } else { scenarios.len() })
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stale_views_change_nothing() -> Result<()> {
     let kubelet = kubelet("stale").await?;
-    let base = base().await?;
-    // The controller watches pods in all namespaces, so every lane receives the events of all
-    // lanes. The full set always has some. With more lanes, a watch that is cut at every second
-    // event could not keep up.
-    let lanes = lanes(&kubelet, "stale", chaos::size(VIEWS.len(), 2 + VERY_LATE.len())).await?;
     // The longest first, because the lanes run concurrently.
-    let views: Vec<_> = VERY_LATE.into_iter().rev().take(chaos::size(0, VERY_LATE.len())).collect();
-    let views: Vec<_> = views.into_iter().chain((0..chaos::size(1, 3)).flat_map(|_| VIEWS)).collect();
-    let played = on_lanes(lanes, views, async |lane, number, (delay, cut)| {
+    let very_late = VERY_LATE.into_iter().rev().take(chaos::size(0, VERY_LATE.len()));
+    let views = very_late.chain((0..chaos::size(1, 3)).flat_map(|_| VIEWS));
+    let shares: Vec<_> = views.flat_map(|view| share(view).map(move |scenarios| (view, scenarios))).collect();
+    let lanes = lanes(&kubelet, "stale", chaos::size(shares.len(), 2 + VERY_LATE.len())).await?;
+    let played = on_lanes(lanes, shares, async |lane, number, ((delay, cut), scenarios)| {
         // Losing half of the events means one new watch per event.
         lane.timeout = 4 * TIMEOUT + 6 * Duration::from_millis(delay);
         lane.proxy.set_events(Duration::from_millis(delay), cut);
         let before = lane.proxy.cuts();
         // The existing watches predate this setting. A restarted controller opens new ones.
         lane.restart()?;
-        let scenarios = if delay < 5_000 { &Scenario::ALL[..] } else { &WITHOUT_TIMEOUT };
-        for scenario in scenarios.iter().copied() {
+        // Without faults that end the controller, its jobs can run concurrently.
+        let lane = &*lane;
+        let runs = scenarios.iter().copied().map(async |scenario| {
             let name = format!("s{number}-{}", scenario as u8);
             let ended = match lane.play(scenario, &name, Plan::Quiet).await {
-                Ok(()) => lane.expect_state(&name, &base[&scenario].state).await,
+                Ok(()) => lane.expect_state(&name, &base().await?[&scenario].state).await,
                 Err(error) => Err(error),
             };
             ended.with_context(|| format!("{scenario:?} with events {delay} ms late, one in {cut} lost"))?;
-            lane.clean_up(&name).await?;
-        }
+            lane.clean_up(&name).await
+        });
+        try_join_all(runs).await?;
         Ok((scenarios.len(), lane.proxy.cuts() - before))
     });
-    let played = played.await?;
+    // The runs need the states without faults only at their end.
+    let (played, _) = tokio::try_join!(played, base())?;
     let (plans, cut) = played.iter().fold((0, 0), |(plans, cut), (more, cuts)| (plans + more, cut + cuts));
     ensure!(cut > 0, "no watch was cut");
     chaos::report("g3-stale-views", &json!({"plans": plans, "watchesCut": cut, "violations": 0}))

@@ -36,7 +36,7 @@ pub async fn play(kubelet: &Kubelet, lane: &Lane<'_>, name: &str) -> Result<()> 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn zombies_block_nothing() -> Result<()> {
     let kubelet = kubelet("zombie").await?;
-    let mut lane = lane(&kubelet, "zombie").await?;
+    let lane = lane(&kubelet, "zombie").await?;
     let wanted = chaos::size(3, 50);
     for number in 0..wanted {
         let name = format!("z{number}");

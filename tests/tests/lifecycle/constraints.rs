@@ -9,10 +9,9 @@ use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
 use kube::api::Patch;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
-use std::time::{Duration, Instant};
 use switchyard_tests::{
     ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, Scene as Folder, TIMEOUT, condition_of,
-    start_controller,
+    start_controller, until_async,
 };
 
 fn apply(plane: &ControlPlane, objects: &[Value]) -> Result<()> {
@@ -82,18 +81,14 @@ async fn admission_changes_count_for_placement() -> Result<()> {
     ];
     patch_nodes(&scene, &nodes).await?;
     // A policy takes effect some time after it was accepted.
-    let deadline = Instant::now() + TIMEOUT;
-    loop {
+    until_async("changed by the policy", TIMEOUT, async || {
         let probe: Pod = serde_json::from_value(json!({"metadata": {"name": "probe"}, "spec": {
             "affinity": switchyard_tests::template_on(&scene.kubelet.nodes())["spec"]["affinity"], "containers": [{"name": "a", "image": "none"}]}}))?;
         let dry = kube::api::PostParams { dry_run: true, ..Default::default() };
         let made = scene.jobs.pods_api().create(&dry, &probe).await;
-        if made.as_ref().is_ok_and(|pod| pod.spec.as_ref().is_some_and(|spec| spec.containers.len() == 2)) {
-            break;
-        }
-        ensure!(Instant::now() < deadline, "the policy does not change pods: {made:?}");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+        Ok(made.is_ok_and(|pod| pod.spec.is_some_and(|spec| spec.containers.len() == 2)))
+    })
+    .await?;
     let mut used = Vec::new();
     for name in ["a", "b"] {
         scene.create(name, 1, "run", json!({})).await?;

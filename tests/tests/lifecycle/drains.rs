@@ -3,7 +3,7 @@
 use super::training::Training;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use switchyard_tests::{ControlPlane, Ended, Program, TIMEOUT, condition_of, merge, template_on};
+use switchyard_tests::{ControlPlane, Ended, Program, TIMEOUT, condition_of, found_async, merge, template_on};
 
 /// Steps between checkpoints.
 const INTERVAL: u64 = 20;
@@ -51,14 +51,8 @@ async fn a_drain_costs_a_leaving_job_at_most_one_checkpoint_interval() -> Result
     assert!(status.placement.unwrap().nodes.iter().all(|placed| placed.node_name != node));
     assert_eq!(status.restarts.map(|restarts| (restarts.preemption, restarts.total)), Some((1, 1)));
     let done = last(&scene, "leaves-1-0", "step").context("attempt 1 logged no step")?;
-    let deadline = std::time::Instant::now() + TIMEOUT;
-    let resumed = loop {
-        if let Some(step) = last(&scene, "leaves-2-0", "resumedStep") {
-            break step;
-        }
-        ensure!(std::time::Instant::now() < deadline, "{}", scene.kubelet.log(&scene.namespace, "leaves-2-0"));
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    };
+    let resumed = found_async("resumed", TIMEOUT, async || Ok(last(&scene, "leaves-2-0", "resumedStep")));
+    let resumed = resumed.await.with_context(|| scene.kubelet.log(&scene.namespace, "leaves-2-0"))?;
     assert!(resumed + INTERVAL >= done, "attempt 1 did {done} steps, and attempt 2 resumed after {resumed}");
     Ok(())
 }

@@ -4,8 +4,7 @@ use super::Scene;
 use anyhow::Result;
 use kube::ResourceExt;
 use serde_json::json;
-use std::time::Duration;
-use switchyard_tests::{Command, condition_of, stage_of};
+use switchyard_tests::{Command, TIMEOUT, condition_of, stage_of, until_async};
 
 #[tokio::test]
 async fn three_pods_run_and_complete() -> Result<()> {
@@ -100,13 +99,8 @@ async fn deleting_a_job_deletes_its_pods_and_dependents() -> Result<()> {
     scene.jobs.wait_pods("gone", |pods| pods.is_empty()).await?;
     let services =
         kube::Api::<k8s_openapi::api::core::v1::Service>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
-    for _ in 0..1200 {
-        if services.list(&Default::default()).await?.items.is_empty() {
-            return Ok(());
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    panic!("the Service is left");
+    let are_gone = async || Ok(services.list(&Default::default()).await?.items.is_empty());
+    until_async("rid of the Service", TIMEOUT, are_gone).await.map(drop)
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use kube::api::{ListParams, Patch};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use std::time::Duration;
-use switchyard_tests::{ControlPlane, condition_of, stage_of};
+use switchyard_tests::{ControlPlane, TIMEOUT, condition_of, stage_of, until_async};
 
 macro_rules! names {
     ($scene:expr, $type:ty) => {{
@@ -53,13 +53,8 @@ async fn an_engine_gang_gets_all_objects_and_releases_its_disruption_budget() ->
     assert!(key.len() == 32 && key.iter().any(|byte| *byte != key[0]), "32 random bytes");
     scene.finish().await?;
     scene.jobs.wait_stage("a", "Complete").await?;
-    for _ in 0..1200 {
-        if names!(scene, PodDisruptionBudget).is_empty() {
-            return Ok(());
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    panic!("the budget is left");
+    let is_gone = async || Ok(names!(scene, PodDisruptionBudget).is_empty());
+    until_async("rid of the budget", TIMEOUT, is_gone).await.map(drop)
 }
 
 #[tokio::test]

@@ -2,14 +2,13 @@
 //! and adds a node.
 
 use super::Scene;
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod, PodTemplate};
 use kube::api::Patch;
 use kube::runtime::wait::{await_condition, conditions};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use std::fmt::Debug;
-use std::time::Instant;
 use switchyard_crds::{ProvisioningRequest, TrainJob};
 use switchyard_tests::{
     ControlPlane, ControllerOptions, TIMEOUT, account, chart_rules_with, condition_of, stage_of, until_async,
@@ -74,11 +73,9 @@ async fn a_gang_without_a_node_requests_one_and_releases_the_request() -> Result
     // The cluster lacks the CRD: the controller logs that once, and the job waits as before.
     let missing = "the cluster does not serve autoscaling.x-k8s.io/v1";
     let log = || std::fs::read_to_string(&scene.controller.log);
-    let deadline = Instant::now() + TIMEOUT;
-    while !log()?.contains(missing) {
-        ensure!(Instant::now() < deadline, "{}", scene.controller.tail());
-        tokio::time::sleep(std::time::Duration::from_millis(25)).await;
-    }
+    until_async("logged", TIMEOUT, async || Ok(log()?.contains(missing)))
+        .await
+        .with_context(|| scene.controller.tail())?;
     assert_eq!(request_state(&scene.jobs.api().get("a").await?), None);
     install().await?;
     let requests = Api::<ProvisioningRequest>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);

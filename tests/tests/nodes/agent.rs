@@ -3,13 +3,12 @@
 
 use crate::nodes::devices::{claim, reported_uses, visible};
 use crate::nodes::{apply, cluster, kubectl, pod, wait_phase};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use kube::Api;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
-use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
 // Named so that cargo builds the shared library.
 use switchyard_nvml_mock as _;
@@ -17,7 +16,7 @@ use switchyard_scenes::{Scene, Stage};
 use switchyard_tests::drivers::ClaimDriver;
 use switchyard_tests::gpus::{GpuNodes, uuids};
 use switchyard_tests::nodes::{Image, Nodes};
-use switchyard_tests::{SYSTEM, account, agent_program};
+use switchyard_tests::{SYSTEM, account, agent_program, found_async};
 
 const NAME: &str = "switchyard-node-agent";
 
@@ -56,16 +55,11 @@ fn daemon_set(image: &str, hosts: &str) -> Value {
 /// The agent's report for a node, once it contains GPUs.
 async fn report(nodes: &Nodes, node: &str) -> Result<GPUTopology> {
     let api = Api::<GPUTopology>::all(nodes.plane.client().await?);
-    let deadline = Instant::now() + crate::nodes::TIMEOUT;
-    loop {
-        let found = api.get_opt(node).await?;
-        if let Some(report) = found.clone().filter(|report| !uuids(report).is_empty()) {
-            return Ok(report);
-        }
-        let pods = || nodes.plane.kubectl(&["describe", "pods", "-n", SYSTEM]).stdout;
-        ensure!(Instant::now() < deadline, "no GPUs of {node}: {found:#?}\n{}", pods());
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    let report = found_async("reported with GPUs", crate::nodes::TIMEOUT, async || {
+        Ok(api.get_opt(node).await?.filter(|report| !uuids(report).is_empty()))
+    });
+    let pods = || nodes.plane.kubectl(&["describe", "pods", "-n", SYSTEM]).stdout;
+    report.await.with_context(|| format!("{node}\n{}", pods()))
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,17 +1,16 @@
 //! GPUs on real nodes: exact ones by claims, and any by the device plugin.
 
 use crate::nodes::{apply, cluster, inside, kubectl, pod, until, wait_phase};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use kube::ResourceExt;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::time::Instant;
 use switchyard_crds::device_use::{DeviceUse, DeviceUseSource};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_tests::drivers::{ClaimDriver, DevicePlugin, VISIBLE};
 use switchyard_tests::gpus::{DRIVER, GpuNodes, Machine, RESOURCE, uuids};
 use switchyard_tests::nodes::Nodes;
-use switchyard_tests::{Daemon, agent_program};
+use switchyard_tests::{Daemon, agent_program, found_async};
 
 /// GPU UUIDs in a container's environment.
 pub(crate) fn visible(nodes: &Nodes, pod: &str) -> Result<BTreeSet<String>> {
@@ -21,17 +20,14 @@ pub(crate) fn visible(nodes: &Nodes, pod: &str) -> Result<BTreeSet<String>> {
 /// The agent's report from the kubelet's PodResources API, once it contains this pod.
 pub(crate) async fn reported_uses(nodes: &Nodes, agent_node: &str, pod: &str) -> Result<Vec<DeviceUse>> {
     let api = kube::Api::<GPUTopology>::all(nodes.plane.client().await?);
-    let deadline = Instant::now() + crate::nodes::TIMEOUT;
-    loop {
+    let what = format!("reporting {pod} in the report of {agent_node}");
+    let uses = found_async(&what, crate::nodes::TIMEOUT, async || {
         let report = api.get_opt(agent_node).await?;
         let uses = report.and_then(|report| report.status).map(|status| status.in_use).unwrap_or_default();
         let of_pod: Vec<DeviceUse> = uses.into_iter().filter(|entry| entry.pod == pod).collect();
-        if !of_pod.is_empty() {
-            return Ok(of_pod);
-        }
-        ensure!(Instant::now() < deadline, "the agent of {agent_node} does not report {pod}");
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-    }
+        Ok(Some(of_pod).filter(|of_pod| !of_pod.is_empty()))
+    });
+    uses.await
 }
 
 pub(crate) fn claim(name: &str, gpus: &[String]) -> Result<Value> {

@@ -1,22 +1,28 @@
 //! A tenant without a GPU quota who tries to get GPUs, nodes, memory or a queue position. During
-//! each attack, a job of another tenant must get all GPUs of the cluster.
+//! each attack, a job of another tenant must get all GPUs of its nodes.
+//!
+//! Attacks run in lanes: each has its own nodes and its own hostile tenant, and takes the next
+//! attack when it is done.
 
 mod attacks;
 
 use super::Scene;
 use anyhow::{Context, Result, ensure};
 use attacks::Act::{self, Create, Delete, Patch as Change, PatchStatus, Settle};
-use attacks::{attacks, pod};
+use attacks::{Attack, attacks, pod};
 use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
 use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use switchyard_crds::TrainJob;
 use switchyard_tests::gpus::{RESOURCE, gpu_job};
-use switchyard_tests::{Jobs, KubeletOptions, TIMEOUT, condition_of, merge, stage_of, template_on};
+use switchyard_tests::{Jobs, KubeletOptions, condition_of, merge, stage_of, template_on};
 
-/// Nodes of the cluster, with eight GPUs each.
+/// Concurrent attacks.
+const LANES: usize = 8;
+/// Nodes of a lane, with eight GPUs each.
 const NODES: u32 = 2;
 
 const CLAIMS: &str = r#"{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "claims"}, "rules": [
@@ -105,43 +111,30 @@ impl Tenant {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tenant_without_gpus_holds_nothing_in_forty_ways() -> Result<()> {
-    let mut options = KubeletOptions::new("n", NODES as usize);
-    options.capacity.push((RESOURCE.into(), "8".into()));
-    let scene = Scene::start(options).await?;
-    scene.turn_policies_on()?;
-    let evil = scene.plane.namespace("evil").await?;
-    scene.grant("mallory", &evil, "edit")?;
-    let made = scene.plane.kubectl_with(&["create", "-f", "-"], CLAIMS);
-    ensure!(made.code == Some(0), "{}", made.stderr);
-    scene.grant("mallory", &evil, "claims")?;
-    let admin = scene.jobs.client.clone();
-    let hard = json!({"requests.nvidia.com/gpu": "0", "limits.cpu": "2", "limits.memory": "2Gi", "pods": "20"});
-    let quota = json!({"metadata": {"name": "small"}, "spec": {"hard": hard}});
-    let quotas = Api::<ResourceQuota>::namespaced(admin.clone(), &evil);
-    quotas.create(&Default::default(), &serde_json::from_value(quota)?).await?;
-    let counted =
-        |quota: Option<&ResourceQuota>| quota.and_then(|quota| quota.status.as_ref()?.used.as_ref()).is_some();
-    kube::runtime::wait::await_condition(quotas, "small", counted).await?;
-    let mut config = scene.plane.config().await?;
-    config.auth_info.impersonate = Some("mallory".into());
-    let nodes = scene.kubelet.nodes();
-    let tenant = Tenant { client: Client::try_from(config)?, jobs: Jobs::new(admin, &evil), nodes: nodes.clone() };
+impl Tenant {
+    /// Mallory in a namespace of her own, with these nodes.
+    async fn start(scene: &Scene, nodes: &[String]) -> Result<Tenant> {
+        let evil = scene.plane.namespace("evil").await?;
+        scene.grant("mallory", &evil, "edit")?;
+        scene.grant("mallory", &evil, "claims")?;
+        let admin = scene.jobs.client.clone();
+        let hard = json!({"requests.nvidia.com/gpu": "0", "limits.cpu": "2", "limits.memory": "2Gi", "pods": "20"});
+        let quota = json!({"metadata": {"name": "small"}, "spec": {"hard": hard}});
+        let quotas = Api::<ResourceQuota>::namespaced(admin.clone(), &evil);
+        quotas.create(&Default::default(), &serde_json::from_value(quota)?).await?;
+        let counted =
+            |quota: Option<&ResourceQuota>| quota.and_then(|quota| quota.status.as_ref()?.used.as_ref()).is_some();
+        kube::runtime::wait::await_condition(quotas, "small", counted).await?;
+        let mut config = scene.plane.config().await?;
+        config.auth_info.impersonate = Some("mallory".into());
+        Ok(Tenant { client: Client::try_from(config)?, jobs: Jobs::new(admin, &evil), nodes: nodes.to_vec() })
+    }
 
-    let good = async |name: &str, policy: &str| {
-        let mut job = gpu_job(name, NODES, 8, policy);
-        merge(&mut job["spec"], json!({"template": template_on(&nodes)}));
-        scene.jobs.create(job).await
-    };
-    let uid = good("good", "succeed-after=0.1s").await?.uid().context("a UID")?;
-    scene.jobs.wait_stage("good", "Complete").await?;
-    let attacks = attacks(&nodes[0], &uid);
-    assert!(attacks.len() >= 40, "{} attacks", attacks.len());
-    for (number, (title, refusal, acts)) in attacks.iter().enumerate() {
+    /// Sends an attack, and checks the answer of the API server.
+    async fn attack(&self, (title, refusal, acts): &Attack) -> Result<()> {
         let mut answer = Ok(());
         for act in acts {
-            answer = tenant.send(act).await;
+            answer = self.send(act).await;
             if answer.is_err() {
                 break;
             }
@@ -152,16 +145,55 @@ async fn a_tenant_without_gpus_holds_nothing_in_forty_ways() -> Result<()> {
             (refusal, error) => refusal.is_none() && error.is_none(),
         };
         ensure!(is_expected, "{title}: expected {refusal:?}, got {error:?}");
+        Ok(())
+    }
+}
+
+/// Creates a job of another tenant that requests all GPUs of these nodes.
+async fn create_good(scene: &Scene, name: &str, nodes: &[String]) -> Result<TrainJob> {
+    let mut job = gpu_job(name, NODES, 8, "succeed-after=0.1s");
+    merge(&mut job["spec"], json!({"template": template_on(nodes)}));
+    scene.jobs.create(job).await
+}
+
+/// Takes attacks until none is left; returns how many.
+async fn lane(scene: &Scene, tenant: Tenant, uid: &str, next: &AtomicUsize) -> Result<usize> {
+    let attacks = attacks(&tenant.nodes[0], uid);
+    let mut done = 0;
+    loop {
+        let number = next.fetch_add(1, Ordering::Relaxed);
+        let Some(attack) = attacks.get(number) else { return Ok(done) };
+        let title = attack.0;
+        tenant.attack(attack).await?;
         let name = format!("good-{number}");
-        good(&name, "succeed-after=0.1s").await?;
-        // Use a watch, because polling would be most of the load.
-        let is_complete = |job: Option<&TrainJob>| job.is_some_and(|job| stage_of(job) == Some("Complete"));
-        let done = kube::runtime::wait::await_condition(scene.jobs.api(), &name, is_complete);
-        let done = tokio::time::timeout(TIMEOUT, done).await.with_context(|| format!("while there is {title}"))??;
-        assert_eq!(done.and_then(|job| job.status?.attempt), Some(1), "{title}");
+        create_good(scene, &name, &tenant.nodes).await?;
+        let good = scene.jobs.wait_stage(&name, "Complete").await.with_context(|| format!("while there is {title}"))?;
+        ensure!(good.status.and_then(|status| status.attempt) == Some(1), "{title}: restarted");
         tenant.holds_nothing().await.with_context(|| title.to_string())?;
         tenant.clear().await?;
+        done += 1;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tenant_without_gpus_holds_nothing_in_forty_ways() -> Result<()> {
+    let mut options = KubeletOptions::new("n", LANES * NODES as usize);
+    options.capacity.push((RESOURCE.into(), "8".into()));
+    let scene = Scene::start(options).await?;
+    scene.turn_policies_on()?;
+    let made = scene.plane.kubectl_with(&["create", "-f", "-"], CLAIMS);
+    ensure!(made.code == Some(0), "{}", made.stderr);
+    let nodes = scene.kubelet.nodes();
+    let uid = create_good(&scene, "good", &nodes[..NODES as usize]).await?.uid().context("a UID")?;
+    scene.jobs.wait_stage("good", "Complete").await?;
+    let next = AtomicUsize::new(0);
+    let lanes = nodes.chunks(NODES as usize).map(async |nodes| {
+        let tenant = Tenant::start(&scene, nodes).await?;
+        lane(&scene, tenant, &uid, &next).await
+    });
+    let done: usize = futures::future::try_join_all(lanes).await?.into_iter().sum();
+    assert_eq!(done, attacks("node", "uid").len());
+    assert!(done >= 40, "{done} attacks");
     println!("CPU seconds: {:?} and {:.1}", scene.plane.cpu_seconds(), scene.controller.usage().cpu_seconds);
     let log = std::fs::read_to_string(&scene.controller.log)?;
     assert!(!log.contains("panicked"), "{}", scene.controller.tail());

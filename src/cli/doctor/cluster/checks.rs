@@ -12,6 +12,7 @@ use switchyard_crds::generate;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::labels::{LEADER_CLOCK_SKEW, LEADER_POLICIES, LEADER_VERSION, LEASE};
 use switchyard_crds::names::GPU_RESOURCE;
+use switchyard_ledger::devices::{DeviceRule, Selector};
 use switchyard_plan::cluster::clock::is_stale;
 use switchyard_plan::policies::{Probe, denying_policy, fault};
 
@@ -22,7 +23,7 @@ const UPGRADE: &str = "helm upgrade with the chart of this version puts it back 
 
 /// All findings, most severe check first.
 pub(super) fn all(observations: &Observations) -> Vec<Finding> {
-    let checks: [fn(&Observations) -> Vec<Finding>; 14] = [
+    let checks: [fn(&Observations) -> Vec<Finding>; 15] = [
         foreign_pods,
         policies,
         leftovers,
@@ -36,6 +37,7 @@ pub(super) fn all(observations: &Observations) -> Vec<Finding> {
         webhooks,
         devices,
         slices,
+        taint_rules,
         refused_jobs,
     ];
     let mut findings: Vec<Finding> = checks.iter().flat_map(|check| check(observations)).collect();
@@ -398,7 +400,7 @@ fn slices(observations: &Observations) -> Vec<Finding> {
         let class = release
             .arguments("--gpu-device-class")
             .into_iter()
-            .find(|class| observations.device_classes.iter().any(|it| it == class));
+            .find(|class| observations.device_classes.iter().any(|it| it.name_any() == **class));
         let silent = release
             .arguments("--gpu-driver")
             .into_iter()
@@ -415,6 +417,30 @@ fn slices(observations: &Observations) -> Vec<Finding> {
         });
         found.into_iter().collect()
     })
+}
+
+/// The controller evaluates every CEL selector of the rules that taint devices.
+fn taint_rules(observations: &Observations) -> Vec<Finding> {
+    let faults = observations.taint_rules.iter().flat_map(|rule| {
+        let name = rule.name_any();
+        let parsed = serde_json::to_value(&rule.spec).map_err(|error| error.to_string());
+        let parsed = match parsed.and_then(|spec| DeviceRule::of(&spec)) {
+            Ok(parsed) => parsed,
+            Err(error) => return vec![format!("DeviceTaintRule {name} is ignored: {error}")],
+        };
+        let class = parsed.as_ref().and_then(DeviceRule::class);
+        let class = class.and_then(|name| observations.device_classes.iter().find(|class| class.name_any() == name));
+        let of_class = class.map(|class| Selector::all(class.spec.selectors.as_deref().unwrap_or_default()));
+        let selectors = of_class.iter().flatten().chain(parsed.iter().flat_map(DeviceRule::selectors));
+        let faults = selectors.filter_map(Selector::fault);
+        faults
+            .map(|fault| {
+                format!("DeviceTaintRule {name} keeps jobs off all devices that its other fields select: {fault}")
+            })
+            .collect()
+    });
+    let fix = "select by driver, pool or device, or compare attributes without functions";
+    faults.map(|what| Finding::new("devices", what, fix)).collect()
 }
 
 /// No job waits for pods that the Pod Security level of its namespace refuses.
@@ -442,7 +468,7 @@ fn devices(observations: &Observations) -> Vec<Finding> {
         let missing_class = release
             .arguments("--gpu-device-class")
             .into_iter()
-            .find(|class| !observations.device_classes.iter().any(|it| it == class));
+            .find(|class| !observations.device_classes.iter().any(|it| it.name_any() == **class));
         let found = offers.zip(missing_class).map(|(driver, class)| {
             let what = format!("driver {driver} offers GPUs, but there is no DeviceClass {class}, which claims name");
             Finding::new("devices", what, "set dra.deviceClass to the driver's class, or create it")

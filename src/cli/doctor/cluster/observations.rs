@@ -14,6 +14,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceSlice};
+use k8s_openapi::api::resource::v1alpha3::DeviceTaintRule;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::ListParams;
 use kube::{Api, Client, Resource, ResourceExt};
@@ -35,7 +36,9 @@ pub(super) struct Observations {
     pub policies: Vec<ValidatingAdmissionPolicy>,
     pub bindings: Vec<ValidatingAdmissionPolicyBinding>,
     pub releases: Vec<Release>,
-    pub device_classes: Vec<String>,
+    pub device_classes: Vec<DeviceClass>,
+    /// The rules that can select devices by class or CEL, which only `v1alpha3` has.
+    pub taint_rules: Vec<DeviceTaintRule>,
     pub drivers: Vec<String>,
     pub nodes: Vec<Node>,
     pub reports: Vec<GPUTopology>,
@@ -128,9 +131,13 @@ pub(super) async fn gather(client: &Client, clock: &ServerClock) -> Observations
         let release = observations.release(client, release).await;
         observations.releases.push(release);
     }
-    let classes: Vec<DeviceClass> = observations.list(client, &ListParams::default()).await;
+    observations.device_classes = observations.list(client, &ListParams::default()).await;
+    let rules = Api::<DeviceTaintRule>::all(client.clone()).list(&ListParams::default()).await;
+    if !matches!(&rules, Err(kube::Error::Api(status)) if status.code == 404) {
+        observations.taint_rules =
+            observations.noted("list devicetaintrules", rules).map(|list| list.items).unwrap_or_default();
+    }
     let slices: Vec<ResourceSlice> = observations.list(client, &ListParams::default()).await;
-    observations.device_classes = classes.iter().map(ResourceExt::name_any).collect();
     observations.drivers = slices.into_iter().map(|slice| slice.spec.driver).collect();
     observations.nodes = observations.list(client, &ListParams::default()).await;
     observations.reports = observations.list(client, &ListParams::default()).await;

@@ -17,11 +17,12 @@ type Permissions = (&'static str, &'static str, &'static [&'static str]);
 const OURS: &str = "training.switchyard.dev";
 
 /// In all namespaces, even if the release watches only some.
-const CLUSTER_PERMISSIONS: [Permissions; 8] = [
+const CLUSTER_PERMISSIONS: [Permissions; 9] = [
     ("", "nodes", &["get", "list", "watch"]),
     (OURS, "gputopologies", &["list", "watch"]),
     ("resource.k8s.io", "resourceslices", &["list", "watch"]),
     ("resource.k8s.io", "devicetaintrules", &["list", "watch"]),
+    ("resource.k8s.io", "deviceclasses", &["list", "watch"]),
     ("", "persistentvolumes", &["get", "list"]),
     ("storage.k8s.io", "storageclasses", &["get"]),
     ("", "pods", &["list", "watch"]),

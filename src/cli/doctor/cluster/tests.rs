@@ -4,6 +4,7 @@ use super::observations::{Observations, Release};
 use super::*;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1alpha3::DeviceTaintRule;
 use kube::ResourceExt;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -56,6 +57,12 @@ fn report(name: &str, observed: &str) -> GPUTopology {
     object(json!({"metadata": {"name": name}, "spec": {}, "status": {"observedTime": observed}}))
 }
 
+fn taint_rule(expression: &str) -> DeviceTaintRule {
+    let selector = json!({"deviceClassName": "gpu.nvidia.com", "selectors": [{"cel": {"expression": expression}}]});
+    object(json!({"metadata": {"name": "drained"}, "spec": {"deviceSelector": selector,
+        "taint": {"key": "example.com/drained", "effect": "NoSchedule"}}}))
+}
+
 fn annotate(release: &mut Release, name: &str, value: &str) {
     release.lease.as_mut().unwrap().annotations_mut().insert(name.into(), value.into());
 }
@@ -78,7 +85,8 @@ fn healthy() -> Observations {
             })
             .collect(),
         releases: vec![release()],
-        device_classes: vec!["gpu.nvidia.com".into()],
+        device_classes: vec![object(json!({"metadata": {"name": "gpu.nvidia.com"}, "spec": {}}))],
+        taint_rules: vec![taint_rule("device.driver == 'gpu.nvidia.com'")],
         drivers: vec!["gpu.nvidia.com".into()],
         ..Observations::default()
     }
@@ -271,6 +279,11 @@ fn each_fault_has_one_finding_and_a_fix() {
             }),
             "a.example.com",
             "delete its webhook configuration",
+        ),
+        (
+            Box::new(|observations| observations.taint_rules.push(taint_rule("cel.bind(a, device.driver, a == '')"))),
+            "cel.bind(a, device.driver, a == ''): bind() is not evaluated",
+            "select by driver, pool or device",
         ),
         (
             Box::new(|observations| observations.device_classes.clear()),
