@@ -5,6 +5,7 @@ mod model;
 mod optimizer;
 mod precision;
 mod run;
+mod sync;
 
 pub use data::{
     Augmentation, Data, DataFormat, Header, ImageShape, Normalisation, NormalisationSource, PinnedMemory, Reader,
@@ -14,6 +15,7 @@ pub use model::{Activation, Bert, Custom, Gpt, Head, Mlp, Model, ModelType, ResN
 pub use optimizer::{DecayExclusions, Optimizer, OptimizerType, Schedule, ScheduleType};
 pub use precision::{ComputeType, LossScaling, LossScalingType, Matmul, Precision, PrecisionMode};
 pub use run::{Evaluation, Memory, Overlap, Profile, WireType};
+pub use sync::{Communication, Compression, CompressionType, OuterOptimizer, OuterOptimizerType, SyncPolicy, SyncType};
 
 use kube::KubeSchema;
 use schemars::JsonSchema;
@@ -51,6 +53,12 @@ const SIGNED_DECIMAL: &str = r"^-?[0-9]{1,12}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2
     .message("beta1, beta2 and epsilon need optimizer.type with a ResNet, whose default is SGD").field_path(".optimizer.type"))]
 #[x_kube(validation = Rule::new("double(self.labelSmoothing) < 1.0")
     .message("labelSmoothing must be less than 1").field_path(".labelSmoothing"))]
+#[x_kube(validation = Rule::new("self.sync.type != 'Local' || self.overlap.wireType != 'FP16'")
+    .message("with sync.type Local, overlap.wireType must be FP32 or BF16").field_path(".overlap.wireType"))]
+#[x_kube(validation = Rule::new("self.sync.type != 'Local' || self.communication.compression.type == 'None'")
+    .message("communication.compression needs sync.type EveryStep: with Local no gradients are sent").field_path(".communication.compression.type"))]
+#[x_kube(validation = Rule::new("self.communication.compression.type == 'None' || self.overlap.wireType == 'FP32'")
+    .message("with communication.compression, overlap.wireType must be FP32: positions cannot be rounded").field_path(".overlap.wireType"))]
 pub struct Engine {
     /// What the ranks compute on. `Auto` (default): `Cuda` if the trainer requests
     /// `nvidia.com/gpu`, otherwise `Cpu`. `Cpu`: the cores of the pod. `Cuda`: an NVIDIA GPU for
@@ -138,6 +146,14 @@ pub struct Engine {
     /// Overlap of communication with the backward pass. Default: enabled.
     #[serde(default)]
     pub overlap: Overlap,
+
+    /// What the ranks exchange, and in which steps. Default: gradients, in every step.
+    #[serde(default)]
+    pub sync: SyncPolicy,
+
+    /// What is sent when ranks exchange gradients. Default: all gradients.
+    #[serde(default)]
+    pub communication: Communication,
 
     /// Memory of a rank.
     #[serde(default)]

@@ -57,7 +57,7 @@ fn bert(more: Value) -> Value {
 }
 
 pub(crate) fn cases() -> Vec<Case> {
-    [run(), models(), sources(), optimizers(), precision()].concat()
+    [run(), exchanges(), models(), sources(), optimizers(), precision()].concat()
 }
 
 fn run() -> Vec<Case> {
@@ -82,6 +82,62 @@ fn run() -> Vec<Case> {
             "fraction must be greater than 0",
             engine(json!({"memory": {"fraction": "1"}})),
             engine(json!({"memory": {"fraction": "1.01"}})),
+        ),
+    ]
+}
+
+fn sync(block: Value) -> Value {
+    engine(json!({"sync": block}))
+}
+
+fn compression(block: Value) -> Value {
+    engine(json!({"communication": {"compression": block}}))
+}
+
+fn exchanges() -> Vec<Case> {
+    let local = || json!({"type": "Local", "everySteps": 4});
+    let outer = |block: Value| sync(json!({"type": "Local", "everySteps": 4, "outerOptimizer": block}));
+    let nesterov = |field: &str, value: &str| outer(json!({"type": "Nesterov", (field): value}));
+    let top_k = || json!({"type": "TopK", "ratio": "0.01"});
+    let wired = |blocks: Value, wire: &str| {
+        let mut job = engine(blocks);
+        job["spec"]["engine"]["overlap"] = json!({"wireType": wire});
+        job
+    };
+    vec![
+        ("everySteps must be set with type Local", sync(local()), sync(json!({"type": "Local"}))),
+        (
+            "outerOptimizer is for type Local",
+            outer(json!({"type": "Average"})),
+            sync(json!({"type": "EveryStep", "outerOptimizer": {"type": "Average"}})),
+        ),
+        (
+            "learningRate and momentum are for type Nesterov",
+            outer(json!({"type": "Nesterov", "learningRate": "0.7", "momentum": "0"})),
+            outer(json!({"type": "Average", "momentum": "0.9"})),
+        ),
+        ("learningRate must be greater than 0", nesterov("learningRate", "1.5"), nesterov("learningRate", "0")),
+        ("momentum must be less than 1", nesterov("momentum", "0.99"), nesterov("momentum", "1")),
+        (
+            "with sync.type Local, overlap.wireType must be FP32 or BF16",
+            wired(json!({"sync": local()}), "BF16"),
+            wired(json!({"sync": local()}), "FP16"),
+        ),
+        ("ratio must be set with type TopK", compression(top_k()), compression(json!({"type": "TopK"}))),
+        (
+            "ratio must be greater than 0 and at most 1",
+            compression(json!({"type": "TopK", "ratio": "1"})),
+            compression(json!({"type": "TopK", "ratio": "0"})),
+        ),
+        (
+            "communication.compression needs sync.type EveryStep",
+            engine(json!({"communication": {"compression": top_k()}, "sync": {"type": "EveryStep"}})),
+            engine(json!({"communication": {"compression": top_k()}, "sync": local()})),
+        ),
+        (
+            "with communication.compression, overlap.wireType must be FP32",
+            wired(json!({"communication": {"compression": {"type": "None"}}}), "BF16"),
+            wired(json!({"communication": {"compression": top_k()}}), "BF16"),
         ),
     ]
 }

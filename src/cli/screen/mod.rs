@@ -13,7 +13,7 @@ use crate::text::columns;
 use switchyard_core::units::{binary, counted, grouped};
 use switchyard_local::{RootCause, Survivor};
 use switchyard_plan::local::LocalPlan;
-use switchyard_worker_contract::config::Device;
+use switchyard_worker_contract::config::{Device, SyncPolicy};
 use switchyard_worker_contract::event::{Inspection, Ready};
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::nccl;
@@ -59,10 +59,15 @@ pub(super) fn fusion(plan: &LocalPlan, inspection: &Inspection, ranks: &[Ready])
     };
     let overlap = plan.engine.overlap;
     let limit = overlap.bucket_size_mib.map_or_else(String::new, |mib| format!(" (limit {mib} MiB)"));
-    let (when, left) = match (overlap.enabled, overlap.sync_all_reduce) {
-        (false, _) => ("after backward", String::new()),
-        (true, true) => ("during backward, which waits for each", String::new()),
-        (true, false) => ("during backward", format!("; {} left when it ends", binary(*last))),
+    let after = || ("after backward".to_owned(), String::new());
+    let (when, left) = match (plan.engine.sync, plan.engine.compression) {
+        (SyncPolicy::Local(local), _) => (format!("every {} steps", local.every_steps), String::new()),
+        (SyncPolicy::EveryStep, Some(_)) => after(),
+        (SyncPolicy::EveryStep, None) => match (overlap.enabled, overlap.sync_all_reduce) {
+            (false, _) => after(),
+            (true, true) => ("during backward, which waits for each".to_owned(), String::new()),
+            (true, false) => ("during backward".to_owned(), format!("; {} left when it ends", binary(*last))),
+        },
     };
     format!(
         "  fusion   {tensors} -> {all} {sizes}{limit}\n           over {}, ~{:.2} ms/step, started {when}{left}",

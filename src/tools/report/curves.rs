@@ -11,6 +11,7 @@ use super::record::Record;
 use super::sample::{Part, plausible};
 use super::setting;
 use super::skew::Skew;
+use switchyard_worker_contract::config::{Transport, WireType};
 
 /// Most rows in the skew chart. More ranks are grouped by node, and more nodes into groups of
 /// several.
@@ -162,6 +163,13 @@ pub(super) fn skew(record: &Record, skew: &Skew) -> Option<RankSkew> {
     })
 }
 
+/// Bytes that a 32-bit value has on the wire, divided by 4.
+fn wire_share(facts: &Facts) -> f64 {
+    let is_narrow = facts.engine.as_ref().is_some_and(|engine| engine.overlap.wire_type != WireType::Fp32);
+    // Within a host, gradients always travel in 32 bits.
+    if is_narrow && facts.transport != Some(Transport::Shm) { 0.5 } else { 1.0 }
+}
+
 pub(super) fn all_reduce(facts: &Facts) -> Option<AllReduce> {
     if facts.world < 2 {
         return None;
@@ -175,11 +183,15 @@ pub(super) fn all_reduce(facts: &Facts) -> Option<AllReduce> {
         reduce.map(|reduce| reduce.bytes).filter(|bytes| *bytes > 0.0).or((gradients > 0.0).then_some(gradients));
     let ranks = f64::from(facts.world);
     let alone = facts.reduce_alone_ms.zip(bytes).map(|(ms, bytes)| bytes * 2.0 * (ranks - 1.0) / ranks / (ms * 1e6));
+    let on_ring = 2.0 * (ranks - 1.0) / ranks;
+    let parameters = facts.inspection.as_ref().map(|inspection| inspection.parameters as f64);
     Some(AllReduce {
         transport: facts.transport.map(|transport| transport.word().into()),
         channels: facts.channels.clone(),
         bucket_bytes: buckets.iter().copied().take(1024).collect(),
         bytes: bytes.map(round4),
+        sent_bytes: bytes.map(|bytes| round4(bytes * on_ring * wire_share(facts))),
+        sent_bytes_in_full: parameters.map(|parameters| round4(4.0 * parameters * on_ring)),
         left_bytes: reduce.and_then(|reduce| reduce.left_bytes).map(round4),
         alone_ms: facts.reduce_alone_ms.map(round4),
         under_way_ms: reduce.map(|reduce| round4(reduce.busy_ms)),

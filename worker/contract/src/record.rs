@@ -64,7 +64,7 @@ pub struct StepRecord {
     /// without gaps, ms. The part that is not in `communication_ms` was hidden behind the backward
     /// pass.
     pub reduce_ms: f32,
-    /// Bytes of gradients reduced.
+    /// Bytes reduced: gradients, with local steps weights.
     pub reduce_bytes: u64,
     /// Bytes not yet reduced when the backward pass ended.
     pub left_bytes: u64,

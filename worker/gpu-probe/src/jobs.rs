@@ -46,6 +46,8 @@ pub(crate) fn job(model: Model, source: Source, batch: u32) -> EngineConfig {
             wire_type: WireType::Fp32,
             sync_all_reduce: false,
         },
+        sync: SyncPolicy::EveryStep,
+        compression: None,
         memory: Memory { fraction: 0.9, release_every_steps: 0 },
         evaluation: Evaluation { every_steps: 0, batches: Some(1) },
         fetch_every_steps: 1,

@@ -13,7 +13,7 @@ use crate::nn::{Layout, fuse};
 use crate::optimizer::Optimizer;
 use std::sync::Arc;
 use switchyard_checkpoint::format::CHUNK;
-use switchyard_worker_contract::config::{Device, EngineConfig, Reader};
+use switchyard_worker_contract::config::{Device, EngineConfig, OuterOptimizer, Reader};
 use switchyard_worker_contract::event::{Inspection, MemoryUse};
 
 /// Resident memory of a worker process without a job: code, libraries, stacks and buffers of its
@@ -85,14 +85,14 @@ impl Blueprint {
 
     /// Adds the memory that does not depend on the device.
     fn with_common(&self, own: MemoryUse) -> MemoryUse {
-        let Training { config, world, dataset, .. } = &self.training;
+        let Training { config, dataset, .. } = &self.training;
         let most = config.reader.workers.unwrap_or_else(|| most_reader_threads(config));
         let reader = Reader { workers: Some(most), ..config.reader };
         let batches = Prefetcher::memory_bytes(dataset, config.batch_size_per_process, &reader);
         let largest = self.layout().parameters.iter().map(|parameter| 4 * parameter.range().len()).max();
         let copies = 4 * DIGEST_CHUNK + COPIES * largest.unwrap_or(0);
         let (staged, chunk) = match config.checkpoint {
-            Some(_) => (self.state_bytes() / u64::from(*world), CHUNK),
+            Some(_) => (self.staged_bytes(), CHUNK),
             None => (0, 0),
         };
         MemoryUse {
@@ -103,10 +103,19 @@ impl Blueprint {
         }
     }
 
-    /// Bytes of a checkpoint, without running statistics.
-    fn state_bytes(&self) -> u64 {
-        let layout = self.layout();
-        4 * layout.len as u64 + Optimizer::memory_bytes(layout, &self.training.config.optimizer.rule) as u64
+    /// Bytes of this rank's part of a checkpoint, without running statistics: its share of what all
+    /// ranks have in common, and all of its own.
+    fn staged_bytes(&self) -> u64 {
+        let Training { config, world, .. } = &self.training;
+        let weights = 4 * self.layout().len as u64;
+        let moments = Optimizer::memory_bytes(self.layout(), &config.optimizer.rule) as u64;
+        let (common, own) = match (config.sync.local().map(|local| local.outer_optimizer), config.compression) {
+            (Some(OuterOptimizer::Nesterov(_)), _) => (2 * weights, moments),
+            (Some(OuterOptimizer::Average), _) => (weights, moments),
+            (None, Some(_)) => (weights + moments, weights),
+            (None, None) => (weights + moments, 0),
+        };
+        common / u64::from(*world) + own
     }
 
     /// Memory of one rank on CPUs with all values in f32; `None` if they already are.

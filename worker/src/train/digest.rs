@@ -20,15 +20,16 @@ pub(super) fn weights_digest(engine: &dyn Engine) -> Result<String, TrainError> 
     digest_of(engine, &[(Array::Weights, engine.layout().len)])
 }
 
-/// Digest of everything that a checkpoint takes from an engine: weights, moments and running
-/// statistics. No step may be in flight.
+/// Digest of everything that a checkpoint takes from an engine and all ranks have in common:
+/// weights, moments and running statistics. No step may be in flight.
 ///
 /// # Errors
 /// The engine failed.
 pub(super) fn state_digest(engine: &dyn Engine) -> Result<String, TrainError> {
     let len = engine.layout().len;
     let mut arrays = vec![(Array::Weights, len)];
-    arrays.extend((0..engine.moments().len()).map(|index| (Array::Moments(index), len)));
+    let common = engine.moments().into_iter().enumerate().filter(|(_, moment)| !moment.per_rank);
+    arrays.extend(common.map(|(index, _)| (Array::Moments(index), len)));
     arrays.push((Array::Statistics, engine.statistics().iter().map(|(_, len)| len).sum()));
     digest_of(engine, &arrays)
 }

@@ -44,6 +44,8 @@ pub(super) struct StepInput {
     pub step: u64,
     pub learning_rate: f64,
     pub flags: Flags,
+    /// All ranks hold the same weights after this step.
+    pub synchronise: bool,
 }
 
 /// The outcome of a step.
@@ -54,6 +56,14 @@ pub(super) struct StepOutcome {
     pub flags: Flags,
     /// Steps skipped so far in mixed precision.
     pub skipped_steps: Option<u64>,
+}
+
+/// An optimizer array.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Moment {
+    pub name: &'static str,
+    /// Each rank has its own values; otherwise all ranks have the same.
+    pub per_rank: bool,
 }
 
 /// An array that training changes.
@@ -132,8 +142,8 @@ pub(super) trait Engine: Send {
     /// Names and lengths of the parts of [`Array::Statistics`], in order.
     fn statistics(&self) -> Vec<(String, usize)>;
 
-    /// Names of the optimizer's arrays.
-    fn moments(&self) -> Vec<&'static str>;
+    /// The optimizer's arrays.
+    fn moments(&self) -> Vec<Moment>;
 
     /// Copies values of an array, starting at index `from`. No step may be in flight.
     ///

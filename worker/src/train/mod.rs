@@ -10,7 +10,7 @@
 //!
 //! All ranks hold identical bits because the initial weights come from the seed, reduced gradients
 //! are bit-identical on all ranks, and norm and optimizer give the same bits on every CPU. Nothing
-//! else modifies the weights.
+//! else modifies the weights. With local steps this holds after each average.
 
 mod blueprint;
 mod check;

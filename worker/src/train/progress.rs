@@ -8,7 +8,7 @@ use crate::data::{Dataset, Facts};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use switchyard_checkpoint::export::ModelMetadata;
-use switchyard_worker_contract::config::{Features, LossScaling, Rule};
+use switchyard_worker_contract::config::{Compression, Features, LossScaling, OuterOptimizer, Rule, SyncPolicy};
 
 /// Identifies a data set.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -76,6 +76,11 @@ pub(super) struct Progress {
     /// The optimizer's rule, because arrays of the same name have different meanings under
     /// different rules.
     pub rule: Rule,
+    /// Decides, with `compression`, which arrays the checkpoint holds.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub sync: SyncPolicy,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<Compression>,
     /// The kernel for bf16 matrix products, because kernels differ in summation order; absent
     /// without bf16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -101,6 +106,22 @@ pub(super) fn model_metadata(dataset: &Dataset) -> ModelMetadata {
     lists
 }
 
+fn is_default(sync: &SyncPolicy) -> bool {
+    *sync == SyncPolicy::default()
+}
+
+/// Names the settings that decide which arrays a checkpoint holds.
+pub(super) fn exchange(sync: SyncPolicy, compression: Option<Compression>) -> &'static str {
+    match (sync, compression) {
+        (SyncPolicy::EveryStep, None) => "sync.type EveryStep without communication.compression",
+        (SyncPolicy::EveryStep, Some(Compression::TopK(_))) => "communication.compression.type TopK",
+        (SyncPolicy::Local(local), _) => match local.outer_optimizer {
+            OuterOptimizer::Average => "sync.type Local with outerOptimizer.type Average",
+            OuterOptimizer::Nesterov(_) => "sync.type Local with outerOptimizer.type Nesterov",
+        },
+    }
+}
+
 impl Progress {
     /// The progress after `step` steps.
     pub fn new(step: u64, counters: Counters, training: &Training) -> Progress {
@@ -116,6 +137,8 @@ impl Progress {
             position,
             seed: training.config.seed,
             rule: training.config.optimizer.rule,
+            sync: training.config.sync,
+            compression: training.config.compression,
             half_kernel: counters.half_kernel,
             data: Some(Fingerprint::of(training.dataset.facts())),
             model_metadata: model_metadata(&training.dataset),

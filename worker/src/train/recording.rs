@@ -80,7 +80,7 @@ impl Recording {
                 checkpoint_ms: ms(report.checkpoint),
                 other_ms: ms(total.saturating_sub(known)),
                 reduce_ms: ms(report.reduce),
-                reduce_bytes: trainer.gradient_bytes(),
+                reduce_bytes: trainer.reduced_bytes(report.step),
                 left_bytes: report.left_bytes,
                 read_ms: ms(report.read),
                 loss: report.loss as f32,

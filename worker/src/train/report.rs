@@ -10,8 +10,8 @@ pub struct StepReport {
     /// Mean loss over all ranks in nats.
     pub loss: f64,
     pub learning_rate: f64,
-    /// Norm of the global gradient before clipping; `None` if the step was skipped because of an
-    /// overflow.
+    /// Norm of the global gradient before clipping, with local steps the mean over the ranks of
+    /// the norms of their own; `None` if the step was skipped because of an overflow.
     pub gradient_norm: Option<f64>,
     pub loss_scale: f64,
     /// Wall-clock time.

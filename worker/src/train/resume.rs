@@ -3,8 +3,8 @@
 use super::TrainError;
 use super::disk::CountedDisk;
 use super::engine::Engine;
-use super::progress::{Difference, Fingerprint, Progress};
-use super::tensors::{EngineSink, tensors};
+use super::progress::{Difference, Fingerprint, Progress, exchange};
+use super::tensors::{EngineSink, private_tensors, tensors};
 use super::training::Training;
 use crate::comm::Group;
 use crate::retry::retry;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use switchyard_checkpoint::store::{Latest, State as Stored, StoreEntry};
 use switchyard_checkpoint::{Checkpoint, CheckpointError, CheckpointId, Store};
-use switchyard_worker_contract::config::Rule;
+use switchyard_worker_contract::config::{Rule, SyncPolicy};
 
 /// Maximum bytes of rank 0's error text.
 const MAX_ERROR_BYTES: usize = 512;
@@ -129,13 +129,29 @@ fn require_undamaged(latest: Latest) -> Result<Latest, String> {
 /// The checkpoint is damaged, or belongs to another model or optimizer.
 pub(super) fn restore(
     engine: &mut dyn Engine,
-    training: &Training,
+    (training, rank): (&Training, u32),
     (disk, directory): (&CountedDisk, &Path),
     checkpoint: &Checkpoint,
     progress: &Progress,
 ) -> Result<Option<String>, TrainError> {
-    let tensors = tensors(engine);
+    let private: Vec<_> = (0..training.world).flat_map(|rank| private_tensors(engine, rank)).collect();
     let refused = |text: String| TrainError::Resume(format!("{}: {text}", checkpoint.directory().display()));
+    let config = &training.config;
+    let (got, expected) = (exchange(config.sync, config.compression), exchange(progress.sync, progress.compression));
+    if got != expected {
+        return Err(refused(format!("spec.engine: got {got}; expected {expected}, as the checkpoint has")));
+    }
+    let (got, expected) = (training.world, checkpoint.manifest().plan().world());
+    if !private.is_empty() && got as usize != expected {
+        let field = match config.sync {
+            SyncPolicy::Local(_) => "sync.type Local: each rank has its own optimizer state",
+            SyncPolicy::EveryStep => "communication.compression: each rank has its own unsent gradients",
+        };
+        return Err(refused(format!(
+            "spec.engine.{field}: got {got} ranks; expected {expected}, as the checkpoint has"
+        )));
+    }
+    let tensors = [tensors(engine), private].concat();
     checkpoint.manifest().check_tensors(&tensors).map_err(|fault| refused(fault.to_string()))?;
     if progress.seed != training.config.seed {
         let (got, expected) = (training.config.seed, progress.seed);
@@ -152,7 +168,7 @@ pub(super) fn restore(
             "spec.engine.data: {field}: got {got}; expected {expected}, as the checkpoint has"
         )));
     }
-    let mut sink = EngineSink::new(engine);
+    let mut sink = EngineSink::new(engine, rank);
     let store = Store::new(disk, directory);
     with_retries(|| store.restore(checkpoint, &mut sink)).map_err(failed)?;
     sink.finish()?;

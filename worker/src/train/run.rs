@@ -241,8 +241,7 @@ impl<W: Write> Run<'_, W> {
             if release > 0 && report.step % release == 0 {
                 memory::release();
             }
-            let evaluate_every = config.evaluation.every_steps;
-            if evaluate_every > 0 && report.step % evaluate_every == 0 && report.step != total {
+            if self.trainer.is_due(config.evaluation.every_steps) && report.step != total {
                 self.evaluate(&mut recording)?;
             }
         }

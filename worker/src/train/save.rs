@@ -17,7 +17,7 @@ pub(super) fn model(
     engine: &dyn Engine,
     (step, metadata): (u64, &ModelMetadata),
 ) -> Result<(), TrainError> {
-    let index = TensorIndex::new(engine);
+    let index = TensorIndex::new(engine, 0);
     let tensors: Vec<TensorSpec> =
         tensors(engine).into_iter().filter(|tensor| tensor.role != Role::Optimizer).collect();
     // One tensor at a time: a copy of the whole model might not fit into memory.

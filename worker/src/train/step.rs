@@ -5,6 +5,9 @@
 //! begins the next step. Events known only from the outcome (a stop request, rank 0's clock, a
 //! non-finite loss) take effect after the step that has begun meanwhile. All ranks have begun the
 //! same steps when they learn of these events, so all do the same.
+//!
+//! With local steps, ranks hold different weights between two averages. Checkpoints, evaluations
+//! and stops that become due there wait for the next average.
 
 use super::TrainError;
 use super::engine::{Flags, StepInput, StepOutcome};
@@ -48,7 +51,8 @@ impl Trainer {
         }
         self.recorder.begin(Operation::Between, 0);
         report.total = start.elapsed();
-        Ok((report, StepConsensus { stop: self.stopping && self.is_settled() }))
+        let can_stop = self.is_settled() && self.is_synchronised();
+        Ok((report, StepConsensus { stop: self.stopping && can_stop }))
     }
 
     /// Begins steps until the outcome of one is known.
@@ -69,6 +73,7 @@ impl Trainer {
                     times: self.pace.report(self.begun + 1),
                     ..self.checkpoint_flags()
                 },
+                synchronise: config.sync.synchronises(self.begun + 1, self.training.total_steps),
             };
             self.recorder.set_step(input.step);
             self.begun += 1;
@@ -83,10 +88,20 @@ impl Trainer {
         self.begun == self.done
     }
 
+    /// Whether all ranks hold the same weights after the steps done.
+    fn is_synchronised(&self) -> bool {
+        self.training.config.sync.synchronises(self.done, self.training.total_steps)
+    }
+
+    /// Whether something due every `every` steps (0: never) is due after the steps done.
+    pub(super) fn is_due(&self, every: u64) -> bool {
+        self.training.config.sync.is_due(every, self.done, self.training.total_steps)
+    }
+
     /// Whether all begun steps must complete before the next one begins.
     fn must_settle(&self) -> bool {
         let (config, begun) = (&self.training.config, self.begun);
-        let every = |steps: u64| steps > 0 && begun.is_multiple_of(steps);
+        let every = |steps: u64| config.sync.is_due(steps, begun, self.training.total_steps);
         let saves = config.checkpoint.as_ref().is_some_and(|checkpoint| every(checkpoint.every_steps));
         // The engine's spans are those of its last step.
         let profiled = config.profile.is_some_and(|profile| {
@@ -115,7 +130,7 @@ impl Trainer {
             self.settled = self.begun;
         }
         self.due |= flags.due > 0.0;
-        let due = self.due || every > 0 && self.done.is_multiple_of(every);
+        let due = self.due && self.is_synchronised() || self.is_due(every);
         // The end of the run saves a checkpoint anyway.
         let starts = due && self.is_settled() && self.done < self.training.total_steps;
         if starts {

@@ -1,25 +1,16 @@
 //! The tensors of a checkpoint, and where their values are in an engine.
 
 use super::TrainError;
-use super::engine::{Array, Engine};
+use super::engine::{Array, Engine, Moment};
 use std::collections::HashMap;
 use std::ops::Range;
 use switchyard_checkpoint::{Role, TensorSink, TensorSpec};
 
-/// Describes the tensors of a checkpoint of this engine.
+/// The tensors of a checkpoint that all ranks have in common.
 pub(super) fn tensors(engine: &dyn Engine) -> Vec<TensorSpec> {
-    let of_parameters = |prefix: String, role, export: bool| {
-        engine.layout().parameters.iter().map(move |parameter| TensorSpec {
-            name: format!("{prefix}{}", parameter.name),
-            shape: parameter.shape.clone(),
-            role,
-            export_axes: parameter.export_axes.clone().filter(|_| export),
-            export_names: if export { parameter.export_names.clone() } else { Vec::new() },
-        })
-    };
-    let mut tensors: Vec<TensorSpec> = of_parameters(String::new(), Role::Weight, true).collect();
-    for array in engine.moments() {
-        tensors.extend(of_parameters(prefix(array), Role::Optimizer, false));
+    let mut tensors: Vec<TensorSpec> = of_parameters(engine, String::new(), Role::Weight).collect();
+    for moment in engine.moments().into_iter().filter(|moment| !moment.per_rank) {
+        tensors.extend(of_parameters(engine, prefix(moment, 0), Role::Optimizer));
     }
     tensors.extend(engine.statistics().into_iter().map(|(name, len)| TensorSpec {
         name,
@@ -31,9 +22,26 @@ pub(super) fn tensors(engine: &dyn Engine) -> Vec<TensorSpec> {
     tensors
 }
 
-/// Prefix of parameter names for an optimizer array.
-fn prefix(array: &str) -> String {
-    format!("optimizer.{array}.")
+/// The tensors of a checkpoint that only this rank has.
+pub(super) fn private_tensors(engine: &dyn Engine, rank: u32) -> Vec<TensorSpec> {
+    let own = engine.moments().into_iter().filter(|moment| moment.per_rank);
+    own.flat_map(|moment| of_parameters(engine, prefix(moment, rank), Role::Optimizer)).collect()
+}
+
+fn of_parameters(engine: &dyn Engine, prefix: String, role: Role) -> impl Iterator<Item = TensorSpec> {
+    let export = role == Role::Weight;
+    engine.layout().parameters.iter().map(move |parameter| TensorSpec {
+        name: format!("{prefix}{}", parameter.name),
+        shape: parameter.shape.clone(),
+        role,
+        export_axes: parameter.export_axes.clone().filter(|_| export),
+        export_names: if export { parameter.export_names.clone() } else { Vec::new() },
+    })
+}
+
+/// Prefix of parameter names for an optimizer array of a rank.
+fn prefix(Moment { name, per_rank }: Moment, rank: u32) -> String {
+    if per_rank { format!("optimizer.{name}.rank-{rank}.") } else { format!("optimizer.{name}.") }
 }
 
 /// Maps tensor names to ranges of an engine's arrays.
@@ -42,13 +50,14 @@ pub(super) struct TensorIndex {
 }
 
 impl TensorIndex {
-    pub fn new(engine: &dyn Engine) -> TensorIndex {
+    /// Index of the tensors of this rank.
+    pub fn new(engine: &dyn Engine, rank: u32) -> TensorIndex {
         let mut ranges = HashMap::new();
-        let arrays = engine.moments();
+        let moments = engine.moments();
         for parameter in &engine.layout().parameters {
             ranges.insert(parameter.name.clone(), (Array::Weights, parameter.range()));
-            for (number, array) in arrays.iter().enumerate() {
-                ranges.insert(prefix(array) + &parameter.name, (Array::Moments(number), parameter.range()));
+            for (number, moment) in moments.iter().enumerate() {
+                ranges.insert(prefix(*moment, rank) + &parameter.name, (Array::Moments(number), parameter.range()));
             }
         }
         let mut at = 0;
@@ -75,8 +84,8 @@ pub(super) struct EngineSink<'a> {
 }
 
 impl<'a> EngineSink<'a> {
-    pub fn new(engine: &'a mut dyn Engine) -> EngineSink<'a> {
-        let index = TensorIndex::new(engine);
+    pub fn new(engine: &'a mut dyn Engine, rank: u32) -> EngineSink<'a> {
+        let index = TensorIndex::new(engine, rank);
         EngineSink { engine, index, current: None, numbers: Vec::new(), failed: None }
     }
 

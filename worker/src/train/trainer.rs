@@ -7,11 +7,12 @@ use super::cuda_engine::CudaEngine;
 use super::digest::{digest, state_digest, weights_digest};
 use super::disk::CountedDisk;
 use super::engine::{AddSpan, Engine, Flags, Measure, Reductions};
+use super::exchange::TopKExchange;
 use super::pace::Pace;
 use super::progress::{Progress, model_metadata};
 use super::resume;
 use super::saver::{Saved, Saver, SaverConfig};
-use super::tensors::{TensorIndex, tensors};
+use super::tensors::{TensorIndex, private_tensors, tensors};
 use super::training::Training;
 use super::watchdog::Watch;
 use super::{TrainError, directory, save};
@@ -23,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
-use switchyard_worker_contract::config::EngineConfig;
+use switchyard_worker_contract::config::{Compression, EngineConfig};
 use switchyard_worker_contract::event::{GpuCalls, Slowest};
 use switchyard_worker_contract::kernels::KernelTimes;
 use switchyard_worker_contract::recorder::Operation;
@@ -125,12 +126,13 @@ impl Trainer {
             if let Some((checkpoint, progress)) = &start.checkpoint {
                 training.resume_at(progress.step, progress.epoch, progress.position);
                 let restored =
-                    resume::restore(&mut *engine, &training, (&disk, directory.as_path()), checkpoint, progress);
+                    resume::restore(&mut *engine, (&training, group.rank()), (&disk, &directory), checkpoint, progress);
                 let changed = restored.inspect_err(|error| report_failure(&group, error))?;
                 changed.iter().filter(|_| group.rank() == 0).for_each(|text| eprintln!("note: {text}"));
                 resumed = Some(progress.step);
             }
-            let plan = switchyard_checkpoint::Plan::new(tensors(&*engine), training.world as usize)
+            let private = (0..training.world).map(|rank| private_tensors(&*engine, rank)).collect();
+            let plan = switchyard_checkpoint::Plan::with_private(tensors(&*engine), private)
                 .map_err(|fault| TrainError::Usage(format!("checkpoints of this model: {fault}")))?;
             if group.rank() == 0 {
                 let probed = directory::probe((&disk, &directory), plan.bytes(), resumed.is_some());
@@ -148,7 +150,7 @@ impl Trainer {
             };
             let saver = Saver::start(saver_config, plan, resumed)
                 .map_err(|error| TrainError::Usage(format!("cannot start the checkpoint thread: {error}")))?;
-            let index = TensorIndex::new(&*engine);
+            let index = TensorIndex::new(&*engine, group.rank());
             checkpoints = Some(Checkpoints { saver, index, last: Instant::now(), saved: Vec::new() });
         }
         let done = resumed.unwrap_or(0);
@@ -254,10 +256,16 @@ impl Trainer {
         self.engine.reductions()
     }
 
-    /// Gradient bytes reduced in a step; 0 with a single rank.
-    pub(super) fn gradient_bytes(&self) -> u64 {
-        let numbers: usize = self.training.buckets.iter().map(|bucket| bucket.range.len()).sum();
-        if self.group.world() == 1 { 0 } else { 4 * numbers as u64 }
+    /// Bytes of gradients or weights reduced in a step; 0 with a single rank.
+    pub(super) fn reduced_bytes(&self, step: u64) -> u64 {
+        let Training { config, world, buckets, total_steps, .. } = &self.training;
+        if *world == 1 || !config.sync.synchronises(step, *total_steps) {
+            return 0;
+        }
+        4 * match config.compression {
+            Some(Compression::TopK(settings)) => TopKExchange::bucket_len(settings, buckets, *world) as u64,
+            None => buckets.iter().map(|bucket| bucket.range.len() as u64).sum(),
+        }
     }
 
     /// Milliseconds to all-reduce all gradients: the best of three after a warm-up. Collective,

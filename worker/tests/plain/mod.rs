@@ -54,6 +54,8 @@ pub fn gpt(path: &Path, include: &[&str]) -> EngineConfig {
             wire_type: WireType::Fp32,
             sync_all_reduce: false,
         },
+        sync: SyncPolicy::EveryStep,
+        compression: None,
         memory: Memory { fraction: 0.9, release_every_steps: 0 },
         evaluation: Evaluation { every_steps: 0, batches: Some(1) },
         fetch_every_steps: 10,

@@ -7,6 +7,7 @@ mod accuracy;
 mod chaos;
 mod export;
 mod gpu_seeds;
+mod local;
 mod mixed;
 mod options;
 #[path = "../plain/mod.rs"]
@@ -14,4 +15,5 @@ mod plain;
 #[path = "../ranks/mod.rs"]
 mod ranks;
 mod resume;
+mod top_k;
 mod training;

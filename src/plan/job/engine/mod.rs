@@ -6,6 +6,7 @@ mod device;
 mod model;
 mod optimizer;
 mod precision;
+mod sync;
 #[cfg(test)]
 mod tests;
 
@@ -69,6 +70,8 @@ pub(super) fn config(
     let label_smoothing = check.decimal("labelSmoothing", &engine.label_smoothing);
     let fraction = check.decimal("memory.fraction", &engine.memory.fraction);
     let precision = precision::precision(&engine.precision, check);
+    let sync = sync::sync(&engine.sync, device, check);
+    let compression = sync::compression(&engine.communication.compression, device, check);
     let schedule = optimizer::schedule(engine.schedule.as_ref(), optimizer.learning_rate, check);
     Some(EngineConfig {
         device,
@@ -94,6 +97,8 @@ pub(super) fn config(
             },
             sync_all_reduce: overlap.sync_all_reduce.is_on(),
         },
+        sync,
+        compression,
         memory: Memory { fraction, release_every_steps: engine.memory.release_every_steps.unsigned_abs() },
         evaluation: Evaluation {
             every_steps: engine.evaluation.every_steps.unsigned_abs(),

@@ -5,7 +5,7 @@ use crate::report::facts::Facts;
 use crate::report::sample::Part;
 use serde_json::Value;
 use switchyard_core::units::{binary, counted, three_digits};
-use switchyard_worker_contract::config::{EngineConfig, Transport, WireType};
+use switchyard_worker_contract::config::{EngineConfig, SyncPolicy, Transport, WireType};
 
 /// Exposed communication above this share of the step is the bottleneck, percent.
 const BOUND_BY: f64 = 10.0;
@@ -83,7 +83,8 @@ fn changes(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Vec<Change> {
         let two = Field::number("engine.overlap.communicators", overlap.communicators, 2_u32, 8);
         changes.extend(two.map(|two| Change::set([two], None, Basis::Guess)));
     }
-    if overlap.wire_type == WireType::Fp32 {
+    // Local steps and top-k refuse or do not need it.
+    if overlap.wire_type == WireType::Fp32 && engine.sync == SyncPolicy::EveryStep && engine.compression.is_none() {
         // Within a host, gradients always travel in f32.
         let saved = match facts.transport {
             Some(Transport::Tcp) => reach.map(|reach| (reach / 2.0, Basis::Modelled)),

@@ -214,6 +214,9 @@ pub(super) fn all_reduce(report: &Report) -> Body {
     row("over", reduce.transport.clone());
     row("NCCL channels", reduce.channels.clone());
     row("gradients of a step", reduce.bytes.map(|bytes| binary(bytes as u64)));
+    row("a rank sends in a step", reduce.sent_bytes.map(|bytes| binary(bytes as u64)));
+    let in_full = reduce.sent_bytes_in_full.map(|bytes| binary(bytes as u64));
+    row("it would send with every gradient in 32 bits", in_full);
     row("still to reduce when backward ends", reduce.left_bytes.map(|bytes| binary(bytes as u64)));
     let rate = |rate: Option<f64>| rate.map(|rate| format!("{} GB/s", three_digits(rate)));
     row("bus bandwidth, in a step", rate(reduce.bus_gigabytes_per_second));

@@ -115,6 +115,12 @@ data! {
         /// Bytes reduced per step.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub bytes: Option<f64>,
+        /// Bytes that a rank sends per step, if the ranks form a ring.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub sent_bytes: Option<f64>,
+        /// The same if it sent every gradient in 32 bits, in every step.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub sent_bytes_in_full: Option<f64>,
         /// Bytes not reduced yet when backward ended.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub left_bytes: Option<f64>,

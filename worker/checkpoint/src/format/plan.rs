@@ -136,6 +136,24 @@ impl Plan {
         Ok(Plan { tensors, shards })
     }
 
+    /// Like [`Plan::new`], and adds `private[r]`, tensors that only rank r has, to shard r. The
+    /// world size is the length of `private`.
+    ///
+    /// # Errors
+    /// See [`Plan::new`].
+    pub fn with_private(tensors: Vec<TensorSpec>, private: Vec<Vec<TensorSpec>>) -> Result<Plan, Fault> {
+        let mut plan = Plan::new(tensors, private.len())?;
+        for (shard, own) in private.into_iter().enumerate() {
+            for spec in own {
+                spec.check()?;
+                plan.shards[shard].push(Piece { tensor: plan.tensors.len(), range: 0..spec.element_count() });
+                plan.tensors.push(spec);
+            }
+        }
+        check_tensors(&plan.tensors)?;
+        Ok(plan)
+    }
+
     /// Rebuilds the division stored in a manifest from the pieces of each tensor and their shards.
     ///
     /// # Errors
@@ -148,23 +166,21 @@ impl Plan {
         check_world(world)?;
         check_tensors(&tensors)?;
         let mut shards: Vec<Vec<Piece>> = vec![Vec::new(); world];
-        let mut last_shard = 0;
         for (tensor, (spec, pieces)) in tensors.iter().zip(pieces).enumerate() {
             let fault = |got: String, expected: String| {
                 Err(Fault::new(format!("tensor `{}` pieces", spec.name), got, expected))
             };
-            let mut at = 0;
+            let (mut at, mut first) = (0, 0);
             for (shard, range) in pieces {
                 if range.start != at || range.end <= at || range.end > spec.element_count() {
                     let expected = format!("numbers from {at} on, at most {}", spec.element_count());
                     return fault(format!("{range:?}"), expected);
                 }
                 // Two pieces of a tensor in one shard would have the same name.
-                let first = if at == 0 { last_shard } else { last_shard + 1 };
                 if !(first..world).contains(&shard) {
                     return fault(format!("shard {shard}"), format!("one from {first} to {}", world - 1));
                 }
-                (at, last_shard) = (range.end, shard);
+                (at, first) = (range.end, shard + 1);
                 shards[shard].push(Piece { tensor, range });
             }
             if at != spec.element_count() {

@@ -113,7 +113,7 @@ fn inconsistent_manifests_are_refused_with_the_reason() {
     refused(|m| m["tensors"][1]["pieces"] = json!([]), &["tensor `b` pieces: got 0 numbers; expected all 1"]);
     refused(|m| m["tensors"][2]["pieces"] = json!([]), &["tensor `c` pieces: got 0 numbers; expected all 7"]);
     refused(|m| m["tensors"][2]["pieces"][0]["shard"] = json!(2), &["tensor `c` pieces: got shard 2"]);
-    refused(|m| m["tensors"][2]["pieces"][0]["shard"] = json!(0), &["tensor `c` pieces: got shard 0"]);
+    refused(|m| m["tensors"][2]["pieces"][0]["shard"] = json!(0), &["shard 0 bytes: got"]);
     refused(|m| m["shards"][1]["bytes"] = json!(8), &["shard 1 bytes: got 8"]);
     refused(|m| m["shards"][1]["chunks"] = json!([]), &["shard 1 chunks: got 0; expected 1"]);
     refused(|m| m["shards"][1]["chunks"][0] = json!("FF"), &["digest of 32 digits"]);
@@ -126,6 +126,26 @@ fn a_plan_refuses_invalid_tensors() {
     assert!(refused(vec![], 1).contains("expected at least one"));
     assert!(refused(vec![spec("a", &[1]), spec("a", &[2])], 1).contains("`a` twice"));
     assert!(refused(vec![spec("a", &[1 << 47]), spec("b", &[1 << 47]), spec("c", &[1])], 1).contains("at most"));
+}
+
+#[test]
+fn private_tensors_are_whole_in_the_shard_of_their_rank() {
+    let private = |rank: usize| vec![spec(&format!("m.rank-{rank}"), &[5, rank + 1])];
+    let shared = vec![spec("a", &[3, 5]), spec("c", &[7])];
+    let plan = Plan::with_private(shared.clone(), (0..3).map(private).collect()).unwrap();
+    for shard in 0..3 {
+        let last = plan.pieces(shard).last().unwrap();
+        assert_eq!(plan.tensors()[last.tensor], private(shard)[0]);
+        assert_eq!(last.range, 0..5 * (shard + 1));
+        assert_eq!(plan.pieces(shard).iter().filter(|piece| piece.tensor >= shared.len()).count(), 1);
+    }
+    let mut pieces = vec![Vec::new(); plan.tensors().len()];
+    for shard in 0..3 {
+        plan.pieces(shard).iter().for_each(|piece| pieces[piece.tensor].push((shard, piece.range.clone())));
+    }
+    assert_eq!(Plan::from_pieces(plan.tensors().to_vec(), 3, pieces), Ok(plan));
+    let text = Plan::with_private(shared, vec![vec![spec("a", &[1])]]).unwrap_err().to_string();
+    assert!(text.contains("`a` twice"), "{text}");
 }
 
 #[test]

@@ -7,6 +7,7 @@
 mod data;
 mod model;
 mod optimizer;
+mod sync;
 
 pub use data::{
     Column, Csv, Data, Features, Files, Header, ImageShape, Images, Reader, SampleType, Source, Synthetic, TokenType,
@@ -17,6 +18,7 @@ pub use optimizer::{
     Adam, Amp, DecayExclusions, HalfType, Lars, LossScaling, Momentum, Optimizer, Precision, Rule, Schedule,
     ScheduleKind,
 };
+pub use sync::{Compression, LocalSteps, Nesterov, OuterOptimizer, SyncPolicy, TopK};
 
 use serde::{Deserialize, Serialize};
 
@@ -52,6 +54,12 @@ pub struct EngineConfig {
     pub precision: Precision,
     /// Overlap of communication with the backward pass.
     pub overlap: Overlap,
+    /// What the ranks exchange, and in which steps.
+    #[serde(default, skip_serializing_if = "SyncPolicy::is_default")]
+    pub sync: SyncPolicy,
+    /// Which gradients are sent. `None`: all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<Compression>,
     /// Memory that a rank may use.
     pub memory: Memory,
     /// Validation during training.

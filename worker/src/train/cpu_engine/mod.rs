@@ -4,8 +4,12 @@
 //! reader -> forward -> backward ──> buckets (all-reduces start as they are complete: fusion)
 //!                           └─ wait -> norm -> clip -> optimizer
 //! ```
+//!
+//! With local steps, no gradients are reduced; `outer` averages the changes of the weights instead.
 
+mod exchanges;
 mod kernel;
+mod outer;
 mod plan;
 mod sink;
 mod state;
@@ -14,7 +18,7 @@ mod step;
 pub(super) use plan::CpuPlan;
 
 use super::TrainError;
-use super::engine::{AddSpan, Array, Counters, Engine, Measure, Reductions, StepInput, StepOutcome};
+use super::engine::{AddSpan, Array, Counters, Engine, Measure, Moment, Reductions, StepInput, StepOutcome};
 use super::exchange::Exchange;
 use super::training::Training;
 use crate::comm::Group;
@@ -40,6 +44,8 @@ pub(super) struct CpuEngine {
     slots: GradientSlots,
     /// This rank's share of the mean batch statistics, summed over the micro-batches of a step.
     statistics: Vec<f32>,
+    /// This rank's share of the mean loss of the last step.
+    loss: f32,
     /// Reader timings of the last step's micro-batches.
     makings: Vec<Making>,
     half_kernel: Option<HalfKernel>,
@@ -70,6 +76,7 @@ impl CpuEngine {
             exchange: Exchange::connect(training, network.batch_statistics().len(), group)?,
             slots: GradientSlots::new(network.layout(), &training.buckets),
             statistics: vec![0.0; network.batch_statistics().len()],
+            loss: 0.0,
             makings: Vec::with_capacity(training.config.batch_merge as usize),
             network,
             cpu,
@@ -100,8 +107,8 @@ impl Engine for CpuEngine {
         self.network.statistics().map(|(name, len)| (name.to_owned(), len)).collect()
     }
 
-    fn moments(&self) -> Vec<&'static str> {
-        self.state.optimizer.state().map(|(name, _)| name).collect()
+    fn moments(&self) -> Vec<Moment> {
+        self.state.moments().map(|(moment, _)| moment).collect()
     }
 
     fn read(&self, array: Array, from: usize, into: &mut [f32]) -> Result<(), TrainError> {
@@ -120,7 +127,7 @@ impl Engine for CpuEngine {
 
     fn resume(&mut self, counters: &Counters) -> Result<Option<String>, TrainError> {
         let changed = self.state.resume(counters, self.config.precision)?;
-        self.state.round(&self.cpu);
+        self.state.begin(&self.cpu);
         Ok(changed)
     }
 

@@ -1,9 +1,9 @@
 use super::kernel;
+use super::state::State;
 use crate::cpu::{Cpu, HalfKernel, Isa, Pool};
 use crate::nn::{Layout, Network};
-use crate::optimizer::Optimizer;
 use crate::train::TrainError;
-use crate::train::exchange::check_bytes;
+use crate::train::exchange::{check_bytes, top_k_bytes};
 use crate::train::training::Training;
 use std::sync::Arc;
 use switchyard_worker_contract::config::HalfType;
@@ -62,8 +62,8 @@ impl CpuPlan {
         let flat = 4 * layout.len as u64;
         MemoryUse {
             weights: flat + if training.half_type().is_some() { flat / 2 } else { 0 },
-            gradients: flat + check_bytes(&training.config),
-            optimizer: Optimizer::memory_bytes(layout, &training.config.optimizer.rule) as u64,
+            gradients: flat + check_bytes(&training.config) + top_k_bytes(training),
+            optimizer: State::optimizer_bytes(&training.config, layout),
             activations: self.network.memory_bytes() as u64,
             input: 0,
             process: 0,

@@ -1,12 +1,13 @@
 //! The state that training changes.
 
+use super::outer::Outer;
 use crate::amp::HalfWeights;
 use crate::cpu::{AlignedBuffer, Cpu, HalfKernel, Values, bf16, f16};
 use crate::model::initialise;
-use crate::nn::{Network, Weights};
+use crate::nn::{Layout, Network, Weights};
 use crate::optimizer::Optimizer;
 use crate::train::TrainError;
-use crate::train::engine::{Array, Counters};
+use crate::train::engine::{Array, Counters, Moment};
 use crate::train::scales::Scales;
 use crate::train::statistics::update_running;
 use std::ops::Range;
@@ -19,13 +20,18 @@ enum Half {
     F16(Vec<f16>),
 }
 
-/// Weights, statistics, moments and scales; identical on all ranks.
+/// Weights, statistics, moments and scales; identical on all ranks, except for what a
+/// [`Moment`] says is a rank's own, and with local steps between two averages.
 pub(super) struct State {
     pub weights: AlignedBuffer,
     half: Half,
     /// Running statistics of batch norms.
     pub statistics: Vec<f32>,
     pub optimizer: Optimizer,
+    /// With local steps.
+    pub outer: Option<Outer>,
+    /// Gradients that this rank has not sent yet, with top-k.
+    pub residual: Option<AlignedBuffer>,
     pub scales: Scales,
 }
 
@@ -47,10 +53,27 @@ impl State {
             half,
             statistics: network.initial_statistics(),
             optimizer: Optimizer::new(layout, &config.optimizer, cpu.isa),
+            outer: config.sync.local().map(|local| Outer::new(local, layout.len)),
+            residual: config.compression.map(|_| AlignedBuffer::zeroed(layout.len)),
             scales: Scales::new(config),
         };
-        state.round(cpu);
+        state.begin(cpu);
         state
+    }
+
+    /// Memory of the optimizer and of what ranks exchange instead of all gradients, in bytes.
+    pub fn optimizer_bytes(config: &EngineConfig, layout: &Layout) -> u64 {
+        let outer = config.sync.local().map_or(0, |local| Outer::memory_bytes(local, layout.len));
+        let residual = config.compression.map_or(0, |_| 4 * layout.len as u64);
+        Optimizer::memory_bytes(layout, &config.optimizer.rule) as u64 + outer + residual
+    }
+
+    /// Derives everything that follows from the weights after they were set.
+    pub fn begin(&mut self, cpu: &Cpu) {
+        if let Some(outer) = &mut self.outer {
+            outer.begin(&self.weights);
+        }
+        self.round(cpu);
     }
 
     /// Refreshes the working copies from the weights.
@@ -91,11 +114,21 @@ impl State {
         self.scales.resume(counters, precision)
     }
 
+    /// The optimizer's arrays, in the order of [`Array::Moments`].
+    pub fn moments(&self) -> impl Iterator<Item = (Moment, &[f32])> {
+        let is_local = self.outer.is_some();
+        let inner = self.optimizer.state().map(move |(name, numbers)| (Moment { name, per_rank: is_local }, numbers));
+        let momentum = self.outer.as_ref().map(|outer| &outer.momentum[..]).filter(|momentum| !momentum.is_empty());
+        let momentum = momentum.map(|numbers| (Moment { name: "outer", per_rank: false }, numbers));
+        let residual = self.residual.as_deref().map(|numbers| (Moment { name: "residual", per_rank: true }, numbers));
+        inner.chain(momentum).chain(residual)
+    }
+
     pub fn array(&self, array: Array) -> &[f32] {
         match array {
             Array::Weights => &self.weights,
             Array::Statistics => &self.statistics,
-            Array::Moments(index) => self.optimizer.state().nth(index).map_or(&[], |(_, numbers)| numbers),
+            Array::Moments(index) => self.moments().nth(index).map_or(&[], |(_, numbers)| numbers),
         }
     }
 
@@ -103,7 +136,12 @@ impl State {
         match array {
             Array::Weights => &mut self.weights,
             Array::Statistics => &mut self.statistics,
-            Array::Moments(index) => self.optimizer.state_mut().nth(index).map_or(&mut [], |(_, numbers)| numbers),
+            Array::Moments(index) => {
+                let inner = self.optimizer.state_mut().map(|(_, numbers)| numbers);
+                let momentum = self.outer.as_mut().map(|outer| &mut outer.momentum[..]);
+                let momentum = momentum.filter(|momentum| !momentum.is_empty());
+                inner.chain(momentum).chain(self.residual.as_deref_mut()).nth(index).unwrap_or(&mut [])
+            }
         }
     }
 }

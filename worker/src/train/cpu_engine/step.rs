@@ -7,6 +7,8 @@
 //! buckets         wait -> sum of squares; without clipping and AMP: optimizer step at once
 //! all             overflow? skip : unscale, clip, optimizer step; running statistics
 //! ```
+//!
+//! Local steps and top-k have other ways from gradients to the optimizer: see `exchanges`.
 
 use super::CpuEngine;
 use super::sink::{BucketSink, Metrics, ReduceMode};
@@ -18,6 +20,16 @@ use crate::train::report::StepReport;
 use crate::train::statistics::add_share;
 use std::time::{Duration, Instant};
 use switchyard_worker_contract::recorder::Operation;
+
+/// The gradients in the buckets.
+pub(super) struct Gradients {
+    /// Norm without the loss scale.
+    pub norm: f64,
+    /// Loss scale that the buckets include.
+    pub scale: f32,
+    /// Norm including the loss scale, the same on all ranks.
+    pub agreed: f64,
+}
 
 impl CpuEngine {
     /// Runs one optimizer step.
@@ -34,14 +46,26 @@ impl CpuEngine {
         }
         self.compute(reader, input, scale, &mut report)?;
         report.left_bytes = self.exchange.pending_bytes();
-        let squares = self.collect(scale, &mut report)?;
+        let gradients = if self.state.outer.is_some() {
+            self.collect_own(input, &mut report)?
+        } else if self.exchange.top_k.is_some() {
+            self.collect_largest(&mut report)?
+        } else {
+            self.collect(scale, &mut report)?
+        };
         let at = Instant::now();
         self.recorder.begin(Operation::Update, 0);
-        let (loss, flags, statistics) = self.exchange.buckets.read_metrics(&self.exchange.reducer);
+        let (loss, flags, sums) = self.exchange.buckets.read_metrics(&self.exchange.reducer);
         report.loss = f64::from(loss);
-        self.statistics.copy_from_slice(statistics);
-        self.update(squares, scale, &mut report)?;
+        // With local steps, statistics are the rank's own.
+        if self.state.outer.is_none() {
+            self.statistics.copy_from_slice(sums);
+        }
+        self.update(&gradients, &mut report)?;
         report.optimizer += at.elapsed();
+        if self.state.outer.is_some() {
+            self.average(input.synchronise, &mut report)?;
+        }
         report.reduce = self.exchange.reduction_time();
         let skipped_steps = self.state.scales.skipped_steps();
         Ok(StepOutcome { report, flags, skipped_steps })
@@ -58,9 +82,13 @@ impl CpuEngine {
         let config = &self.config;
         let merge = config.batch_merge;
         // The loss is the mean over the global batch, so every micro-batch of every rank has the
-        // same weight.
-        let share = 1.0 / (merge as f32 * self.world as f32);
+        // same weight; with local steps, gradients are those of the rank's own batch.
+        let is_local = self.state.outer.is_some();
+        let loss_share = 1.0 / (merge as f32 * self.world as f32);
+        let share = if is_local { 1.0 / merge as f32 } else { loss_share };
+        let is_whole = !is_local && self.exchange.top_k.is_none();
         let mode = match (config.overlap.enabled, config.overlap.sync_all_reduce) {
+            _ if !is_whole => ReduceMode::Deferred,
             (false, _) => ReduceMode::Deferred,
             (true, false) => ReduceMode::Overlapped,
             (true, true) => ReduceMode::Blocking,
@@ -87,7 +115,7 @@ impl CpuEngine {
                 mode: if last { mode } else { ReduceMode::Deferred },
                 metrics: Metrics {
                     buckets: &self.exchange.buckets,
-                    loss: loss as f32 * share,
+                    loss: loss as f32 * loss_share,
                     flags: input.flags,
                     statistics: &self.statistics,
                 },
@@ -96,7 +124,7 @@ impl CpuEngine {
             };
             self.network.backward(self.state.weights(), batch, scale * share, &mut sink);
             if last {
-                if mode == ReduceMode::Deferred {
+                if is_whole && mode == ReduceMode::Deferred {
                     for (number, run) in self.exchange.buckets.runs.iter().enumerate() {
                         sink.begin(number, run.clone());
                         if sync {
@@ -105,7 +133,7 @@ impl CpuEngine {
                     }
                 }
                 let metrics = self.exchange.buckets.metrics_bucket();
-                if metrics == self.exchange.buckets.gradients {
+                if metrics == self.exchange.buckets.gradients && !is_local {
                     sink.begin(metrics, metrics..metrics + 1);
                 }
             }
@@ -121,6 +149,7 @@ impl CpuEngine {
             report.forward += forwarded - read;
             report.backward += forwarded.elapsed();
         }
+        self.loss = loss as f32 * loss_share;
         Ok(())
     }
 
@@ -129,12 +158,12 @@ impl CpuEngine {
     fn can_update_per_bucket(&self) -> bool {
         let optimizer = &self.config.optimizer;
         let scales = &self.state.scales;
-        optimizer.gradient_clip_norm.is_none() && scales.loss.is_none() && scales.wire.is_none()
+        let is_whole = self.state.outer.is_none() && self.exchange.top_k.is_none();
+        is_whole && optimizer.gradient_clip_norm.is_none() && scales.loss.is_none() && scales.wire.is_none()
     }
 
-    /// Waits for all buckets. Returns the sum of squares of the reduced gradients, including the
-    /// loss scale.
-    fn collect(&mut self, scale: f32, report: &mut StepReport) -> Result<f64, TrainError> {
+    /// Waits for all buckets.
+    fn collect(&mut self, scale: f32, report: &mut StepReport) -> Result<Gradients, TrainError> {
         let per_bucket = self.can_update_per_bucket();
         if per_bucket {
             self.state.optimizer.begin_step(report.learning_rate, gradient_scale(0.0, None, f64::from(scale)));
@@ -162,13 +191,17 @@ impl CpuEngine {
             self.exchange.reducer.wait(bucket)?;
             report.communication_wait += at.elapsed();
         }
-        Ok(squares)
+        let agreed = squares.sqrt();
+        Ok(Gradients { norm: agreed / f64::from(scale), scale, agreed })
     }
 
-    /// Clips, unscales and applies the reduced gradients, or skips the step.
-    fn update(&mut self, squares: f64, scale: f32, report: &mut StepReport) -> Result<(), TrainError> {
-        let Some(norm) = self.state.scales.check_overflow(squares.sqrt(), report)? else { return Ok(()) };
-        report.gradient_norm = Some(norm);
+    /// Clips, unscales and applies the gradients in the buckets, or skips the step.
+    fn update(&mut self, gradients: &Gradients, report: &mut StepReport) -> Result<(), TrainError> {
+        let Gradients { norm, scale, agreed } = *gradients;
+        report.gradient_norm = self.state.scales.check_overflow(agreed, report)?;
+        if report.gradient_norm.is_none() {
+            return Ok(());
+        }
         if !self.can_update_per_bucket() {
             let clip = self.config.optimizer.gradient_clip_norm;
             self.state.optimizer.begin_step(report.learning_rate, gradient_scale(norm, clip, f64::from(scale)));

@@ -39,7 +39,7 @@ pub use predict::predict;
 pub use users::{GpuUsage, gpu_usage};
 
 use super::TrainError;
-use super::engine::{AddSpan, Array, Counters, Engine, Measure, Reductions, StepInput, StepOutcome};
+use super::engine::{AddSpan, Array, Counters, Engine, Measure, Moment, Reductions, StepInput, StepOutcome};
 use super::exchange::Exchange;
 use super::scales::Scales;
 use super::training::Training;
@@ -305,8 +305,8 @@ impl Engine for CudaEngine {
         self.norms.names.clone()
     }
 
-    fn moments(&self) -> Vec<&'static str> {
-        self.computation.update().moments().to_vec()
+    fn moments(&self) -> Vec<Moment> {
+        self.computation.update().moments().iter().map(|name| Moment { name, per_rank: false }).collect()
     }
 
     fn read(&self, array: Array, from: usize, into: &mut [f32]) -> Result<(), TrainError> {

@@ -13,7 +13,7 @@ use crate::train::memory::batch_that_fits;
 use crate::train::training::Training;
 use switchyard_cuda::driver::Device;
 use switchyard_cuda::kernels::fp8;
-use switchyard_worker_contract::config::{Matmul, Precision, WireType};
+use switchyard_worker_contract::config::{EngineConfig, Matmul, Precision, SyncPolicy, WireType};
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::MemoryUse;
 
@@ -63,6 +63,7 @@ impl CudaPlan {
                 "{name}: got {kernel} for ranks on GPUs; expected auto: it is for CPUs"
             )));
         }
+        check_exchange(config)?;
         let machine = Machine::open()?;
         let device = machine.devices.first().cloned().ok_or(switchyard_cuda::Error::NoDevice)?;
         let compiler = machine.nvrtc.version()?;
@@ -170,6 +171,20 @@ pub(super) fn computation(training: &Training, graph: Graph, target: Target) -> 
     }
     let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
     Ok(Computation::new(graph, optimizer, config.precision, samples, Target { fp8, ..target })?)
+}
+
+/// Rejects ways to exchange gradients that only CPUs have.
+fn check_exchange(config: &EngineConfig) -> Result<(), TrainError> {
+    let refused = |field: &str, got: &str, expected: &str| {
+        Err(TrainError::Usage(format!(
+            "spec.engine.{field}: got {got} on GPUs; expected {expected}: only CPUs have it yet"
+        )))
+    };
+    match (config.sync, config.compression) {
+        (SyncPolicy::Local(_), _) => refused("sync.type", "Local", "EveryStep"),
+        (SyncPolicy::EveryStep, Some(_)) => refused("communication.compression.type", "TopK", "None"),
+        (SyncPolicy::EveryStep, None) => Ok(()),
+    }
 }
 
 /// # Errors

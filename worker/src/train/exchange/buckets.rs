@@ -3,17 +3,21 @@
 //! ```text
 //! gradients 0 .. n-1     in the order in which backward completes them; `fusion` merges reductions
 //! metrics                loss, flags, times and batch statistics; f32 with every wire type
+//! averages               batch statistics instead, with local steps
+//! entries                the gradients that are sent, with top-k
 //! check                  arbitrary values, if the job requests the bandwidth check
 //! ```
 //!
-//! If gradients are sent as f32, the metrics of a step are part of the last gradient bucket and
-//! need no message of their own.
+//! If all gradients are sent as f32 in every step, the metrics of a step are part of the last
+//! gradient bucket and need no message of their own. With local steps, the gradient buckets also
+//! carry the changes of the weights.
 
+use super::top_k::TopKExchange;
 use crate::comm::{Options, Reducer, Wire};
 use crate::train::engine::{Flags, REPORTED_TIMES};
 use crate::train::training::Training;
 use std::ops::Range;
-use switchyard_worker_contract::config::{EngineConfig, WireType};
+use switchyard_worker_contract::config::{Compression, EngineConfig, WireType};
 
 /// Values before the statistics: one cache line, not shared with anything else.
 const FLAGS: usize = 5 + REPORTED_TIMES;
@@ -23,6 +27,14 @@ pub const CHECK: usize = 4 << 20;
 /// Memory of that bucket in bytes, if the job has the check.
 pub fn check_bytes(config: &EngineConfig) -> u64 {
     if config.bandwidth_check.is_some() { 4 * CHECK as u64 } else { 0 }
+}
+
+/// Memory for the entries of top-k and their selection in bytes, if the job has it.
+pub fn top_k_bytes(training: &Training) -> u64 {
+    training.config.compression.map_or(0, |Compression::TopK(settings)| {
+        let entries = TopKExchange::bucket_len(settings, &training.buckets, training.world);
+        4 * entries as u64 + TopKExchange::scratch_bytes(settings, &training.buckets)
+    })
 }
 
 #[derive(Debug)]
@@ -37,7 +49,12 @@ pub(in crate::train) struct Buckets {
     pub runs: Vec<Range<usize>>,
     /// Bucket of a step's metrics, and their offset in it.
     metrics: (usize, usize),
-    statistics: usize,
+    /// Further sums in the metrics.
+    sums: usize,
+    /// Bucket of the batch statistics, if they are averaged together with the weights.
+    pub averages: Option<usize>,
+    /// Bucket of the entries of [`TopKExchange`].
+    pub entries: Option<usize>,
     /// Bucket of the bandwidth check, if there is one.
     pub check: Option<usize>,
 }
@@ -51,22 +68,34 @@ impl Buckets {
             WireType::Fp16 => Wire::F16,
             WireType::Bf16 => Wire::Bf16,
         };
+        let is_local = training.config.sync.local().is_some();
+        let is_whole = !is_local && training.config.compression.is_none();
+        // With local steps the norm is summed, and statistics are averaged together with weights.
+        let sums = if is_local { 1 } else { statistics };
         let mut lens: Vec<usize> = training.buckets.iter().map(|bucket| bucket.range.len()).collect();
         let gradients = lens.len();
-        let metrics = match lens.last_mut().filter(|_| wire == Wire::F32) {
+        let metrics = match lens.last_mut().filter(|_| wire == Wire::F32 && is_whole) {
             Some(last) => {
-                *last += FLAGS + statistics;
-                (gradients - 1, *last - FLAGS - statistics)
+                *last += FLAGS + sums;
+                (gradients - 1, *last - FLAGS - sums)
             }
             None => (gradients, 0),
         };
-        lens.push(FLAGS + statistics);
+        lens.push(FLAGS + sums);
+        let averages = (is_local && statistics > 0).then_some(lens.len());
+        lens.extend(averages.map(|_| statistics));
+        let entries = training.config.compression.map(|_| lens.len());
+        lens.extend(
+            training.config.compression.map(|Compression::TopK(settings)| {
+                TopKExchange::bucket_len(settings, &training.buckets, training.world)
+            }),
+        );
         let check = training.config.bandwidth_check.map(|_| lens.len());
         lens.extend(check.map(|_| CHECK));
         let probe = check.is_some();
         let options = Options { lanes: overlap.communicators, wire, exact_from: gradients as u32, probe };
         let runs = (0..gradients).map(|bucket| bucket..bucket + 1).collect();
-        Buckets { lens, options, gradients, runs, metrics, statistics, check }
+        Buckets { lens, options, gradients, runs, metrics, sums, averages, entries, check }
     }
 
     /// Metrics only: gradients are reduced elsewhere. `statistics`: number of batch statistics
@@ -78,7 +107,9 @@ impl Buckets {
             gradients: 0,
             runs: Vec::new(),
             metrics: (0, 0),
-            statistics,
+            sums: statistics,
+            averages: None,
+            entries: None,
             check: None,
         }
     }
@@ -98,21 +129,22 @@ impl Buckets {
         self.metrics.0
     }
 
-    /// Writes this rank's part of a step's metrics. `loss`: its share of the mean loss.
-    pub fn write_metrics(&self, reducer: &mut Reducer, loss: f32, flags: Flags, statistics: &[f32]) {
+    /// Writes this rank's part of a step's metrics. `loss`: its share of the mean loss; `sums`:
+    /// its further values.
+    pub fn write_metrics(&self, reducer: &mut Reducer, loss: f32, flags: Flags, sums: &[f32]) {
         let all = &mut reducer.bucket_mut(self.metrics.0)[self.metrics.1..];
         let Flags { stop, due, written, failed, times } = flags;
         all[..5].copy_from_slice(&[loss, stop, due, written, failed]);
         all[5..FLAGS].copy_from_slice(&times);
-        all[FLAGS..FLAGS + self.statistics].copy_from_slice(statistics);
+        all[FLAGS..FLAGS + self.sums].copy_from_slice(sums);
     }
 
-    /// Reads the sums over all ranks after the bucket is reduced: loss, flags, statistics.
+    /// Reads the sums over all ranks after the bucket is reduced: loss, flags, further values.
     pub fn read_metrics<'a>(&self, reducer: &'a Reducer) -> (f32, Flags, &'a [f32]) {
         let all = &reducer.bucket(self.metrics.0)[self.metrics.1..];
         let mut flags =
             Flags { stop: all[1], due: all[2], written: all[3], failed: all[4], times: [0.0; REPORTED_TIMES] };
         flags.times.copy_from_slice(&all[5..FLAGS]);
-        (all[0], flags, &all[FLAGS..FLAGS + self.statistics])
+        (all[0], flags, &all[FLAGS..FLAGS + self.sums])
     }
 }

@@ -3,9 +3,11 @@
 
 mod buckets;
 mod fusion;
+mod top_k;
 
-pub(super) use buckets::{Buckets, CHECK, check_bytes};
+pub(super) use buckets::{Buckets, CHECK, check_bytes, top_k_bytes};
 pub(super) use fusion::default_runs;
+pub(super) use top_k::TopKExchange;
 
 use super::TrainError;
 use super::engine::{AddSpan, Measure, Reductions};
@@ -14,7 +16,9 @@ use crate::comm::{Group, Reducer, Timing};
 use crate::nn::Bucket;
 use crate::profile::Row;
 use serde_json::json;
+use std::ops::Range;
 use std::time::{Duration, Instant};
+use switchyard_worker_contract::config::Compression;
 
 /// The buckets and their reducer.
 pub(super) struct Exchange {
@@ -22,6 +26,10 @@ pub(super) struct Exchange {
     pub buckets: Buckets,
     /// The gradients of each bucket.
     pub ranges: Vec<Bucket>,
+    /// Sends only the largest gradients, if the job says so.
+    pub top_k: Option<TopKExchange>,
+    /// Buckets that carried gradients or weights in the last step.
+    pub reduced: Range<usize>,
     world: u32,
 }
 
@@ -34,8 +42,17 @@ impl Exchange {
     pub fn connect(training: &Training, statistics: usize, group: &mut Group) -> Result<Exchange, TrainError> {
         let buckets = Buckets::new(training, statistics);
         let reducer = Reducer::connect(group, &buckets.lens, &buckets.options)?;
-        let mut exchange = Exchange { reducer, buckets, ranges: training.buckets.clone(), world: training.world };
-        exchange.fuse(training.config.overlap, group)?;
+        let ranks = (group.rank(), training.world);
+        let top_k =
+            training.config.compression.zip(buckets.entries).map(|(Compression::TopK(settings), bucket)| {
+                TopKExchange::new(settings, &training.buckets, bucket, ranks)
+            });
+        let reduced = buckets.entries.map_or(0..buckets.gradients, |bucket| bucket..bucket + 1);
+        let (ranges, world) = (training.buckets.clone(), training.world);
+        let mut exchange = Exchange { reducer, buckets, ranges, top_k, reduced, world };
+        if exchange.top_k.is_none() {
+            exchange.fuse(training.config.overlap, group)?;
+        }
         Ok(exchange)
     }
 
@@ -51,18 +68,19 @@ impl Exchange {
     ) -> Result<Exchange, TrainError> {
         let buckets = Buckets::without_gradients(statistics);
         let reducer = Reducer::connect(group, &buckets.lens, &buckets.options)?;
-        Ok(Exchange { reducer, buckets, ranges: Vec::new(), world: training.world })
+        Ok(Exchange { reducer, buckets, ranges: Vec::new(), top_k: None, reduced: 0..0, world: training.world })
     }
 
     /// See [`super::engine::Engine::reductions`].
     pub fn reductions(&self) -> Reductions {
         let bytes = |bucket: usize| 4 * self.ranges[bucket].range.len() as u64;
-        let runs = self.buckets.runs.iter().filter(|_| self.world > 1);
+        let entries = self.buckets.entries.map(|bucket| 4 * self.buckets.lens[bucket] as u64);
+        let runs = || self.buckets.runs.iter().map(|run| run.clone().map(bytes).sum()).collect();
         Reductions {
             transport: self.reducer.transport(),
             links: self.reducer.links().to_vec(),
             probed: self.reducer.probed(),
-            bytes: runs.map(|run| run.clone().map(bytes).sum()).collect(),
+            bytes: if self.world > 1 { entries.map_or_else(runs, |bytes| vec![bytes]) } else { Vec::new() },
         }
     }
 
@@ -70,6 +88,9 @@ impl Exchange {
     pub fn reduce(&mut self, what: Measure) -> Result<(), TrainError> {
         match (what, self.buckets.check) {
             (Measure::Gradients, _) => {
+                if let Some(bucket) = self.buckets.entries {
+                    return Ok(self.reducer.all_reduce(bucket)?);
+                }
                 for (number, run) in self.buckets.runs.iter().enumerate() {
                     self.reducer.start_all(run.clone(), number);
                 }
@@ -92,7 +113,7 @@ impl Exchange {
         let mut reached: Option<Instant> = None;
         // All-reduces start almost in order. One that started before its predecessor ended adds
         // only the time after that.
-        for timing in (0..self.buckets.gradients).filter_map(|bucket| self.reducer.timing(bucket)) {
+        for timing in self.reduced.clone().filter_map(|bucket| self.reducer.timing(bucket)) {
             let from = reached.map_or(timing.began, |reached| reached.max(timing.began));
             total += timing.ended.saturating_duration_since(from);
             reached = Some(reached.map_or(timing.ended, |reached| reached.max(timing.ended)));
@@ -102,7 +123,7 @@ impl Exchange {
 
     /// Adds the all-reduces of the last step.
     pub fn trace(&self, add: &mut AddSpan<'_>) {
-        for bucket in 0..self.buckets.gradients {
+        for bucket in self.reduced.clone() {
             let Some(Timing { started, began, ended, bytes, sent, lane }) = self.reducer.timing(bucket) else {
                 continue;
             };

@@ -4,7 +4,7 @@
 use crate::comm::{Force, GroupConfig, Token};
 use crate::data::{Batch, Prefetcher};
 use crate::nn::{Layout, LossSums};
-use crate::train::engine::{AddSpan, Array, Counters, Engine, Measure, Reductions, StepInput, StepOutcome};
+use crate::train::engine::{AddSpan, Array, Counters, Engine, Measure, Moment, Reductions, StepInput, StepOutcome};
 use crate::train::{StepReport, TrainError};
 use std::net::TcpListener;
 use std::time::Duration;
@@ -51,7 +51,7 @@ impl Engine for AlteredEngine {
         self.engine.statistics()
     }
 
-    fn moments(&self) -> Vec<&'static str> {
+    fn moments(&self) -> Vec<Moment> {
         self.engine.moments()
     }
 
@@ -95,7 +95,7 @@ impl Engine for AlteredEngine {
 }
 
 /// Runs `body` on one thread per rank, for two ranks of a node.
-pub(super) fn on_two_ranks<T: Send>(body: impl Fn(GroupConfig) -> T + Sync) -> Vec<T> {
+pub(in crate::train) fn on_two_ranks<T: Send>(body: impl Fn(GroupConfig) -> T + Sync) -> Vec<T> {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let group = |local_rank| GroupConfig {
         job: "altered".into(),

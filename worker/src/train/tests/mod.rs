@@ -4,3 +4,5 @@ mod altered_engine;
 mod delayed_outcomes;
 mod replicas;
 mod stragglers;
+
+pub(super) use altered_engine::on_two_ranks;

@@ -1,0 +1,119 @@
+//! What the ranks exchange, and in which steps.
+
+use super::DECIMAL;
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What the ranks exchange, and in which steps.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum SyncType {
+    /// Gradients, in every step.
+    #[default]
+    EveryStep,
+    /// Weights, every few steps.
+    Local,
+}
+
+/// What the ranks exchange, and in which steps.
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("(self.type == 'Local') == has(self.everySteps)")
+    .message("everySteps must be set with type Local, and with no other").field_path(".everySteps"))]
+#[x_kube(validation = Rule::new("self.type == 'Local' || !has(self.outerOptimizer)")
+    .message("outerOptimizer is for type Local").field_path(".outerOptimizer"))]
+pub struct SyncPolicy {
+    /// `EveryStep` (default): ranks reduce their gradients in every step. `Local`: each rank takes
+    /// `everySteps` optimizer steps on its own data, then the ranks average their weights. This
+    /// divides the traffic by `everySteps`; the loss can change. CPUs only.
+    #[serde(rename = "type", default)]
+    pub kind: SyncType,
+
+    /// Optimizer steps between two averages, with type `Local`. Checkpoints, evaluations and stops
+    /// wait for the next average.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub every_steps: Option<i64>,
+
+    /// How the average changes the weights, with type `Local`. Default: the weights become the
+    /// average.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outer_optimizer: Option<OuterOptimizer>,
+}
+
+/// How the average of the ranks changes the weights.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum OuterOptimizerType {
+    /// The weights become the average.
+    #[default]
+    Average,
+    /// A step with Nesterov momentum along the mean change.
+    Nesterov,
+}
+
+/// How the average of the ranks changes the weights.
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("self.type == 'Nesterov' || (!has(self.learningRate) && !has(self.momentum))")
+    .message("learningRate and momentum are for type Nesterov").field_path(".type"))]
+#[x_kube(validation = Rule::new("!has(self.learningRate) || double(self.learningRate) > 0.0")
+    .message("learningRate must be greater than 0").field_path(".learningRate"))]
+#[x_kube(validation = Rule::new("!has(self.momentum) || double(self.momentum) < 1.0")
+    .message("momentum must be less than 1").field_path(".momentum"))]
+pub struct OuterOptimizer {
+    /// `Average` (default): the weights become the average of all ranks. `Nesterov`: the mean
+    /// change since the last average is the gradient of a step with Nesterov momentum, as in DiLoCo
+    /// (arXiv:2311.08105).
+    #[serde(rename = "type", default)]
+    pub kind: OuterOptimizerType,
+
+    /// Learning rate of type `Nesterov`, a decimal string. Default "0.7".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32), regex(pattern = DECIMAL))]
+    pub learning_rate: Option<String>,
+
+    /// Momentum of type `Nesterov`, a decimal string below 1. Default "0.9".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32), regex(pattern = DECIMAL))]
+    pub momentum: Option<String>,
+}
+
+/// What is sent when ranks exchange gradients.
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Communication {
+    /// Which gradients are sent. Default: all.
+    #[serde(default)]
+    pub compression: Compression,
+}
+
+/// Which gradients are sent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum CompressionType {
+    /// All.
+    #[default]
+    None,
+    /// The largest ones.
+    TopK,
+}
+
+/// Which gradients are sent.
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("(self.type == 'TopK') == has(self.ratio)")
+    .message("ratio must be set with type TopK, and with no other").field_path(".ratio"))]
+#[x_kube(validation = Rule::new("!has(self.ratio) || (double(self.ratio) > 0.0 && double(self.ratio) <= 1.0)")
+    .message("ratio must be greater than 0 and at most 1").field_path(".ratio"))]
+pub struct Compression {
+    /// `None` (default): all gradients. `TopK`: each rank sends the `ratio` largest gradients, and
+    /// adds the others to its next gradients (error feedback). The loss can change. CPUs only.
+    #[serde(rename = "type", default)]
+    pub kind: CompressionType,
+
+    /// Fraction of the gradients that a rank sends with type `TopK`, a decimal string. Below 1 /
+    /// (2 * ranks) this is less than all gradients in 32 bits: an entry has 8 bytes, and every rank
+    /// needs those of all others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32), regex(pattern = DECIMAL))]
+    pub ratio: Option<String>,
+}

@@ -1,0 +1,42 @@
+//! What the ranks exchange, and in which steps.
+
+use super::Check;
+use switchyard_crds as api;
+use switchyard_worker_contract::config::{Compression, Device, LocalSteps, Nesterov, OuterOptimizer, SyncPolicy, TopK};
+
+/// Translates the block. The defaults of Nesterov are DiLoCo's (Douillard et al. 2023,
+/// arXiv:2311.08105, section 3).
+pub(super) fn sync(sync: &api::SyncPolicy, device: Device, check: &mut Check<'_>) -> SyncPolicy {
+    let (api::SyncType::Local, Some(every_steps)) = (sync.kind, sync.every_steps) else {
+        return SyncPolicy::EveryStep;
+    };
+    if device == Device::Cuda {
+        check.fault("sync.type", "Local on GPUs", "EveryStep: only ranks on CPUs take local steps yet");
+    }
+    let outer = sync.outer_optimizer.clone().unwrap_or_default();
+    let mut number = |name: &str, text: Option<&String>, default: f64| {
+        check.decimal_or(&format!("sync.outerOptimizer.{name}"), text, default)
+    };
+    let outer_optimizer = match outer.kind {
+        api::OuterOptimizerType::Average => OuterOptimizer::Average,
+        api::OuterOptimizerType::Nesterov => OuterOptimizer::Nesterov(Nesterov {
+            learning_rate: number("learningRate", outer.learning_rate.as_ref(), 0.7),
+            momentum: number("momentum", outer.momentum.as_ref(), 0.9),
+        }),
+    };
+    SyncPolicy::Local(LocalSteps { every_steps: every_steps.unsigned_abs(), outer_optimizer })
+}
+
+/// Translates the block.
+pub(super) fn compression(
+    compression: &api::Compression,
+    device: Device,
+    check: &mut Check<'_>,
+) -> Option<Compression> {
+    let (api::CompressionType::TopK, Some(ratio)) = (compression.kind, &compression.ratio) else { return None };
+    if device == Device::Cuda {
+        let expected = "None: only ranks on CPUs select gradients yet";
+        check.fault("communication.compression.type", "TopK on GPUs", expected);
+    }
+    Some(Compression::TopK(TopK { ratio: check.decimal("communication.compression.ratio", ratio) }))
+}

@@ -1,0 +1,119 @@
+//! What the ranks exchange, and in which steps.
+
+use serde::{Deserialize, Serialize};
+
+/// What the ranks exchange, and in which steps.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum SyncPolicy {
+    /// Gradients, in every step.
+    #[default]
+    EveryStep,
+    /// Weights, every few steps; in between each rank trains on its own data.
+    Local(LocalSteps),
+}
+
+/// Settings of [`SyncPolicy::Local`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LocalSteps {
+    /// Optimizer steps between two averages, at least 1.
+    pub every_steps: u64,
+    /// How the average changes the weights.
+    pub outer_optimizer: OuterOptimizer,
+}
+
+/// How the average of the ranks changes the weights.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum OuterOptimizer {
+    /// The weights become the average.
+    Average,
+    /// The mean change is the gradient of a Nesterov step (DiLoCo, Douillard et al. 2023).
+    Nesterov(Nesterov),
+}
+
+/// Settings of [`OuterOptimizer::Nesterov`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Nesterov {
+    /// Above 0.
+    pub learning_rate: f64,
+    /// At least 0 and below 1.
+    pub momentum: f64,
+}
+
+impl SyncPolicy {
+    pub(super) fn is_default(&self) -> bool {
+        *self == SyncPolicy::default()
+    }
+
+    /// Settings of local steps, if the policy has them.
+    pub fn local(&self) -> Option<LocalSteps> {
+        match *self {
+            SyncPolicy::EveryStep => None,
+            SyncPolicy::Local(local) => Some(local),
+        }
+    }
+
+    /// Whether all ranks hold the same weights after this step of `total`, counted from 1.
+    pub fn synchronises(&self, step: u64, total: u64) -> bool {
+        self.local().is_none_or(|local| step == total || step.is_multiple_of(local.every_steps.max(1)))
+    }
+
+    /// Whether something due every `every` steps (0: never) is due after this step: at the first
+    /// synchronising step from the multiple on.
+    pub fn is_due(&self, every: u64, step: u64, total: u64) -> bool {
+        let interval = self.local().map_or(1, |local| local.every_steps.max(1));
+        let previous = step.saturating_sub(1) / interval * interval;
+        every > 0 && self.synchronises(step, total) && step / every > previous / every
+    }
+}
+
+/// Which gradients are sent.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Compression {
+    /// The largest ones; each rank adds the others to its next gradients (error feedback).
+    TopK(TopK),
+}
+
+/// Settings of [`Compression::TopK`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TopK {
+    /// Fraction of the gradients that a rank sends, above 0 to 1.
+    pub ratio: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn local(every_steps: u64) -> SyncPolicy {
+        SyncPolicy::Local(LocalSteps { every_steps, outer_optimizer: OuterOptimizer::Average })
+    }
+
+    fn steps(total: u64, is: impl Fn(u64) -> bool) -> Vec<u64> {
+        (1..=total).filter(|step| is(*step)).collect()
+    }
+
+    #[test]
+    fn local_steps_end_at_multiples_and_with_the_run() {
+        assert_eq!(steps(11, |step| local(4).synchronises(step, 11)), [4, 8, 11]);
+        assert_eq!(steps(3, |step| local(1).synchronises(step, 3)), [1, 2, 3]);
+        assert_eq!(steps(3, |step| SyncPolicy::EveryStep.synchronises(step, 3)), [1, 2, 3]);
+    }
+
+    #[test]
+    fn what_is_due_waits_for_the_next_average() {
+        let due = |policy: SyncPolicy, every| steps(14, |step| policy.is_due(every, step, 14));
+        assert_eq!(due(SyncPolicy::EveryStep, 5), [5, 10]);
+        assert_eq!(due(local(4), 5), [8, 12]);
+        assert_eq!(due(local(4), 4), [4, 8, 12]);
+        assert_eq!(due(local(4), 7), [8, 14]);
+        assert_eq!(due(local(4), 3), [4, 8, 12], "once per average");
+        assert_eq!(due(local(4), 13), [14], "the last average");
+        assert!(due(local(4), 0).is_empty() && due(SyncPolicy::EveryStep, 0).is_empty());
+    }
+}
