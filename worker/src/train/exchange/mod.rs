@@ -62,7 +62,10 @@ impl Exchange {
             transport: self.reducer.transport(),
             links: self.reducer.links().to_vec(),
             probed: self.reducer.probed(),
-            bytes: runs.map(|run| run.clone().map(bytes).sum()).collect(),
+            bytes: runs.clone().map(|run| run.clone().map(bytes).sum()).collect(),
+            // The buckets of a run are about equally long. Where their algorithms differ, the
+            // first one's stands for the run.
+            algorithms: runs.filter_map(|run| Some(self.reducer.algorithm(run.start)?.to_string())).collect(),
         }
     }
 
