@@ -176,6 +176,7 @@ fn ready(rank: u32, resumed_step: Option<u64>) -> Ready {
         transport: Transport::Shm,
         links: Vec::new(),
         bucket_bytes: Vec::new(),
+        algorithms: Vec::new(),
         all_reduce_ms: 1.0,
         resumed_step,
     }

@@ -47,6 +47,7 @@ fn ready(rank: u32) -> Event {
         transport: Transport::Shm,
         links: Vec::new(),
         bucket_bytes: Vec::new(),
+        algorithms: Vec::new(),
         all_reduce_ms: 0.0,
         resumed_step: Some(4),
     })

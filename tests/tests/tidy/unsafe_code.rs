@@ -18,6 +18,7 @@ const LISTED: &[(&str, &str)] = &[
     ("worker/src/amp/weights.rs", "disjoint parts of a buffer for several threads"),
     ("worker/checkpoint/tests/hostile.rs", "a counting allocator"),
     ("worker/src/comm/engine.rs", "views of registered buckets"),
+    ("worker/src/comm/fifo.rs", "streams in memory shared with other processes"),
     ("worker/src/comm/kernels.rs", "vector instructions for sums"),
     ("worker/src/comm/local.rs", "memory shared with other processes"),
     ("worker/src/comm/reducer.rs", "views of registered buckets"),

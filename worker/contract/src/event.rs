@@ -122,6 +122,10 @@ pub struct Ready {
     /// rank 0 only; empty with a single rank.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bucket_bytes: Vec<u64>,
+    /// Algorithm of each of these all-reduces between hosts: `ring`, for example; empty if all ranks
+    /// share memory, and with NCCL, which chooses by itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub algorithms: Vec<String>,
     /// Measured total time of these all-reduces, milliseconds; 0 with a single rank.
     pub all_reduce_ms: f64,
     /// Steps in the checkpoint that training resumes from; absent if it starts from scratch.

@@ -40,7 +40,8 @@ pub(super) type Nonce = [u8; 32];
 #[repr(u8)]
 pub(super) enum Purpose {
     Control = 1,
-    Ring = 2,
+    /// A stream of operations in one direction.
+    Data = 2,
     SharedMemory = 3,
 }
 
@@ -82,7 +83,7 @@ pub(super) struct Claims {
     pub to: u32,
     pub world: u32,
     pub attempt: u32,
-    /// Of a ring; otherwise 0.
+    /// Of a data connection; otherwise 0.
     pub lane: u32,
 }
 
@@ -105,7 +106,7 @@ impl Claims {
         }
         let purpose = match bytes[0] {
             1 => Purpose::Control,
-            2 => Purpose::Ring,
+            2 => Purpose::Data,
             3 => Purpose::SharedMemory,
             _ => return None,
         };
@@ -210,7 +211,7 @@ struct Handshake {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Peer {
     pub rank: u32,
-    /// Of a ring; otherwise 0.
+    /// Of a data connection; otherwise 0.
     pub lane: u32,
 }
 
@@ -406,7 +407,7 @@ mod tests {
     fn an_authenticated_peer_learns_why_it_is_refused() {
         let cases = [
             (Claims { world: 8, ..claims(2) }, "expects 8 ranks"),
-            (Claims { purpose: Purpose::Ring, ..claims(2) }, "Ring connection"),
+            (Claims { purpose: Purpose::Data, ..claims(2) }, "Data connection"),
             (claims(3), "rank 3 is already present"),
             (claims(4), "not a peer"),
             (claims(0), "not a peer"),

@@ -99,7 +99,7 @@ pub enum Force {
     Auto,
     /// Shared memory only; an error if the ranks are on several hosts.
     Shm,
-    /// A TCP ring over all ranks, even on one host.
+    /// TCP between all ranks, even on one host.
     Tcp,
 }
 

@@ -2,20 +2,25 @@
 //! bucket plan, and connects to its peers.
 
 use super::{
+    channel::{Channel, Peer},
     config::Force,
     engine::Engine,
     error::{Cause, CommError},
+    executor::Executor,
     group::Group,
     join::Peers,
     links,
     local::LocalGroup,
+    mesh::{data_addresses, shut_down_on_failure},
     options::Options,
+    plan::{Algorithm, CostModel, Layout, Path},
     probe::{ConnectionRate, probe},
-    ring::{Ring, RingMembers},
-    setup::{connect_ring, ring_listener, share_memory, unix_listener},
+    remote::{Choices, Remote},
+    roster::Paths,
+    setup::{connect_streams, data_listener, share_memory, unix_listener},
     shm::{Mapping, Memory},
-    state::Shared,
     wait::SpinPolicy,
+    wire::Wire,
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -44,8 +49,8 @@ impl BucketPlan<'_> {
 /// A rank's listeners and bucket plan, exchanged with all ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Endpoint {
-    /// Listener for the ring.
-    ring: Option<SocketAddr>,
+    /// Listener for data.
+    data: Option<SocketAddr>,
     /// Abstract name of the shared-memory listener.
     unix: Option<String>,
     /// Requested transport.
@@ -58,22 +63,24 @@ struct Endpoint {
     lanes: u32,
     /// Name of the wire format.
     wire: String,
+    /// Requested algorithm.
+    algorithm: String,
 }
 
 /// Opened before their addresses are announced, so that every connection finds them.
 struct Listeners {
-    ring: Option<TcpListener>,
+    data: Option<TcpListener>,
     unix: Option<OwnedFd>,
 }
 
 impl Endpoint {
     /// Opens this rank's listeners at an address that its peers can reach.
     fn open(plan: &BucketPlan<'_>, transport: Force, address: IpAddr) -> Result<(Endpoint, Listeners), CommError> {
-        let ring = (transport != Force::Shm).then(|| ring_listener(address)).transpose()?;
+        let data = (transport != Force::Shm).then(|| data_listener(address)).transpose()?;
         let unix = (transport != Force::Tcp).then(unix_listener).transpose()?;
         let lens: Vec<u8> = plan.bucket_lens.iter().flat_map(|len| (*len as u64).to_le_bytes()).collect();
         let endpoint = Endpoint {
-            ring: ring.as_ref().map(|(_, address)| *address),
+            data: data.as_ref().map(|(_, address)| *address),
             unix: unix.as_ref().map(|(_, name)| name.clone()),
             force: transport.word().to_owned(),
             buckets: plan.bucket_lens.len() as u32,
@@ -81,14 +88,18 @@ impl Endpoint {
             plan: xxhash_rust::xxh3::xxh3_64_with_seed(&lens, plan.options.exact_from.into()),
             lanes: plan.options.lanes,
             wire: plan.options.wire.word().to_owned(),
+            algorithm: plan.options.algorithm.map_or("auto", Algorithm::name).to_owned(),
         };
-        Ok((endpoint, Listeners { ring: ring.map(|(listener, _)| listener), unix: unix.map(|(fd, _)| fd) }))
+        Ok((endpoint, Listeners { data: data.map(|(listener, _)| listener), unix: unix.map(|(fd, _)| fd) }))
     }
 
     /// Describes the first difference from rank 0's plan, if any.
     fn conflict(&self, zero: &Endpoint) -> Option<String> {
         if self.force != zero.force {
             return Some(format!("asks for transport {}, rank 0 for {}", self.force, zero.force));
+        }
+        if self.algorithm != zero.algorithm {
+            return Some(format!("asks for algorithm {}, rank 0 for {}", self.algorithm, zero.algorithm));
         }
         if (self.lanes, &self.wire) != (zero.lanes, &zero.wire) {
             return Some(format!(
@@ -114,6 +125,8 @@ pub(super) struct Parts {
     pub transport: Transport,
     pub links: Vec<Link>,
     pub probed: Option<ConnectionRate>,
+    /// Algorithm of each bucket between hosts; empty if there are none.
+    pub algorithms: Arc<[Algorithm]>,
 }
 
 /// Connects the ranks of a group. Collective: all ranks must call it, with the same plan.
@@ -124,8 +137,9 @@ pub(super) struct Parts {
 pub(super) fn connect(group: &mut Group, plan: &BucketPlan<'_>) -> Result<Parts, CommError> {
     let Some(peers) = group.peers() else {
         let memory = Arc::new(Memory::Private(Mapping::anonymous(plan.arena * 4)?));
-        let engines = (0..plan.lanes()).map(|_| Engine { local: None, ring: None }).collect();
-        return Ok(Parts { memory, engines, transport: Transport::None, links: Vec::new(), probed: None });
+        let engines = (0..plan.lanes()).map(|_| Engine { local: None, remote: None }).collect();
+        let transport = Transport::None;
+        return Ok(Parts { memory, engines, transport, links: Vec::new(), probed: None, algorithms: Arc::default() });
     };
     let (endpoint, listeners) = Endpoint::open(plan, peers.transport, peers.address.ip())?;
     let own = serde_json::to_vec(&endpoint).expect("invariant: an endpoint is plain data");
@@ -138,22 +152,22 @@ pub(super) fn connect(group: &mut Group, plan: &BucketPlan<'_>) -> Result<Parts,
         shared.abort(Cause::failed(rank, conflict));
         return Err(shared.root_cause());
     }
-    connect_paths(&peers, &endpoints, &listeners, plan, &shared)
+    connect_paths(group, &peers, (&endpoints, &listeners), plan)
 }
 
 fn connect_paths(
+    group: &mut Group,
     peers: &Peers,
-    endpoints: &[Endpoint],
-    listeners: &Listeners,
+    (endpoints, listeners): (&[Endpoint], &Listeners),
     plan: &BucketPlan<'_>,
-    shared: &Arc<Shared>,
 ) -> Result<Parts, CommError> {
-    let Peers { identity, roster, zero, transport, connect_timeout, .. } = peers;
+    let shared = &Arc::clone(group.shared());
+    let Peers { identity, roster, transport, connect_timeout, .. } = peers;
     let deadline = Instant::now() + (*connect_timeout).max(Duration::from_secs(10));
     let paths = roster.paths(identity.rank, plan.lanes(), *transport)?;
     let policy = SpinPolicy { own_cpu: paths.own_cpu, spare_cpu: paths.spare_cpu };
     let lanes = plan.lanes();
-    let mut engines: Vec<Engine> = (0..lanes).map(|_| Engine { local: None, ring: None }).collect();
+    let mut engines: Vec<Engine> = (0..lanes).map(|_| Engine { local: None, remote: None }).collect();
     let mut links: Vec<Link> = links::shared_memory(&paths.local, identity.rank).into_iter().collect();
     let memory = if paths.local.len() > 1 {
         let unix = listeners.unix.as_ref().ok_or_else(|| CommError::protocol("this rank", "no unix listener"))?;
@@ -173,36 +187,103 @@ fn connect_paths(
     } else {
         Memory::Private(Mapping::anonymous(plan.arena * 4)?)
     };
-    let mut probed = None;
-    if let Some(ranks) = &paths.ring {
-        let position = ranks.iter().position(|rank| *rank == identity.rank).unwrap_or(0);
-        let right = ranks[(position + 1) % ranks.len()];
-        let listener = listeners.ring.as_ref().ok_or_else(|| CommError::protocol("this rank", "no listener"))?;
-        let mut address = endpoints[right as usize]
-            .ring
-            .ok_or_else(|| CommError::protocol(format!("rank {right}"), "no address for data"))?;
-        if address.ip().is_unspecified() {
-            // Rank 0 listens on all addresses; use the one under which this rank reached it.
-            address.set_ip(*zero);
-        }
-        let pairs = connect_ring(identity, (ranks, lanes), listener, address, deadline, shared)?;
-        if let Some(pair) = pairs.first().filter(|_| plan.options.probe) {
-            let left = ranks[(position + ranks.len() - 1) % ranks.len()];
-            probed = Some(probe(pair, left, shared)?);
-        }
-        links.extend(pairs.first().and_then(|(outgoing, _)| links::tcp(right, outgoing)));
-        for (engine, pair) in engines.iter_mut().zip(pairs) {
-            for connection in [&pair.0, &pair.1] {
-                let connection = Arc::clone(connection);
-                shared.on_failure(Box::new(move || {
-                    let _ = rustix::net::shutdown(&*connection, rustix::net::Shutdown::Both);
-                }));
-            }
-            let members = RingMembers { ranks: ranks.clone(), position, attempt: identity.attempt };
-            engine.ring = Some(Ring::new(pair, members, plan.options, policy));
-        }
+    let hosts = connect_hosts(group, peers, (endpoints, listeners), plan, (&paths, policy), deadline)?;
+    let Hosts { remotes, right, probed, algorithms } = hosts;
+    links.extend(right);
+    for (engine, remote) in engines.iter_mut().zip(remotes) {
+        engine.remote = Some(remote);
     }
-    Ok(Parts { memory: Arc::new(memory), engines, transport: paths.transport, links, probed })
+    Ok(Parts { memory: Arc::new(memory), engines, transport: paths.transport, links, probed, algorithms })
+}
+
+/// Connections to other hosts.
+#[derive(Default)]
+struct Hosts {
+    /// One per lane; none if this rank does not lead its host.
+    remotes: Vec<Remote>,
+    right: Option<Link>,
+    probed: Option<ConnectionRate>,
+    algorithms: Arc<[Algorithm]>,
+}
+
+/// Connects the leaders of all hosts: with a probe first the neighbours, then the ranks that the
+/// chosen plans need.
+fn connect_hosts(
+    group: &mut Group,
+    Peers { identity, zero, .. }: &Peers,
+    (endpoints, listeners): (&[Endpoint], &Listeners),
+    plan: &BucketPlan<'_>,
+    (paths, policy): (&Paths, SpinPolicy),
+    deadline: Instant,
+) -> Result<Hosts, CommError> {
+    let shared = &Arc::clone(group.shared());
+    let probes = plan.options.probe && paths.transport != Transport::Shm;
+    let Some(ranks) = &paths.ring else {
+        if probes {
+            slowest(group, None)?;
+        }
+        return Ok(Hosts::default());
+    };
+    let listener = listeners.data.as_ref().ok_or_else(|| CommError::protocol("this rank", "no listener"))?;
+    let addresses: Vec<_> = endpoints.iter().map(|endpoint| endpoint.data).collect();
+    let peer = |rank: &u32| Peer { rank: *rank, outgoing: None, incoming: None };
+    let mut lanes: Vec<Vec<Peer>> = (0..plan.lanes()).map(|_| ranks.iter().map(peer).collect()).collect();
+    let connect = |lanes: &mut [Vec<Peer>], targets: &[usize], sources: &[usize]| {
+        let of = |positions: &[usize]| positions.iter().map(|position| ranks[*position]).collect::<Vec<u32>>();
+        let targets = data_addresses(&of(targets), &addresses, *zero)?;
+        let sockets = connect_streams(identity, (&targets, &of(sources)), plan.lanes(), listener, deadline, shared)?;
+        for (lane, connections) in lanes.iter_mut().zip(sockets) {
+            for (rank, outgoing, incoming) in connections {
+                let Some(peer) = lane.iter_mut().find(|peer| peer.rank == rank) else { continue };
+                for (channel, socket) in [(&mut peer.outgoing, outgoing), (&mut peer.incoming, incoming)] {
+                    let Some(socket) = socket else { continue };
+                    shut_down_on_failure(&socket, shared);
+                    *channel = Some(Channel::Tcp(socket));
+                }
+            }
+        }
+        Ok::<(), CommError>(())
+    };
+    let (n, p) = (ranks.len(), ranks.iter().position(|rank| *rank == identity.rank).unwrap_or(0));
+    // Even if TCP is forced within a host, so that sums do not depend on where the ranks are.
+    let layout = Layout { rank: p, hosts: (0..n).collect() };
+    let (left, right) = ((p + n - 1) % n, (p + 1) % n);
+    let mut probed = None;
+    let mut remote = Path::NETWORK;
+    if probes {
+        connect(&mut lanes, &[right], &[left])?;
+        let sockets = |lane: &Vec<Peer>| {
+            let outgoing = lane[right].outgoing.as_ref().and_then(Channel::socket).cloned();
+            outgoing.zip(lane[left].incoming.as_ref().and_then(Channel::socket).cloned())
+        };
+        let pair = lanes.first().and_then(sockets);
+        let rate = pair.map(|pair| probe(&pair, ranks[left], shared)).transpose()?;
+        remote = remote.with_rate(slowest(group, rate)?);
+        probed = rate;
+    }
+    let model = CostModel { local: Path::LOOPBACK, remote };
+    let choices = Choices::new(layout, model, (plan.bucket_lens, &plan.options))?;
+    let (mut targets, mut sources) = choices.peers((left, right));
+    targets.retain(|peer| lanes.first().is_none_or(|lane| lane[*peer].outgoing.is_none()));
+    sources.retain(|peer| lanes.first().is_none_or(|lane| lane[*peer].incoming.is_none()));
+    connect(&mut lanes, &targets, &sources)?;
+    let link = lanes.first().and_then(|lane| lane[right].outgoing.as_ref()?.socket());
+    let link = link.and_then(|socket| links::tcp(ranks[right], socket));
+    let converts = plan.options.wire != Wire::F32;
+    let remotes = lanes.into_iter().map(|peers| {
+        let executor = Executor::new(peers, None, identity.rank, (policy, converts));
+        Remote::new(executor, &choices, plan.options, (identity.rank, identity.attempt))
+    });
+    Ok(Hosts { remotes: remotes.collect(), right: link, probed, algorithms: Arc::clone(choices.by_bucket()) })
+}
+
+/// The lowest rate of all ranks in bytes per second; NaN if no rank has measured.
+fn slowest(group: &mut Group, own: Option<ConnectionRate>) -> Result<f64, CommError> {
+    let own = own.map_or(f64::NAN, |own| own.rate);
+    let all = group.all_gather("the rate between hosts", &own.to_le_bytes())?;
+    let rates = all.iter().filter_map(|bytes| bytes.as_slice().try_into().ok().map(f64::from_le_bytes));
+    // `min` ignores NaN.
+    Ok(rates.fold(f64::NAN, f64::min))
 }
 
 #[cfg(test)]
@@ -212,7 +293,7 @@ mod tests {
     #[test]
     fn differences_from_rank_zero_are_named() {
         let endpoint = |floats, lanes, force: &str| Endpoint {
-            ring: None,
+            data: None,
             unix: None,
             force: force.to_owned(),
             buckets: 1,
@@ -220,6 +301,7 @@ mod tests {
             plan: floats,
             lanes,
             wire: "f32".to_owned(),
+            algorithm: "auto".to_owned(),
         };
         let zero = endpoint(8, 1, "auto");
         assert_eq!(endpoint(8, 1, "auto").conflict(&zero), None);

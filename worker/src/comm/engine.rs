@@ -16,7 +16,7 @@ use super::{
     error::Cause,
     local::{LocalGroup, Operation},
     op_context::{OpContext, OpError},
-    ring::Ring,
+    remote::Remote,
     shm::Memory,
     socket::timespec,
     state::Shared,
@@ -36,7 +36,7 @@ use std::{
 /// Data paths of one lane.
 pub(super) struct Engine {
     pub local: Option<LocalGroup>,
-    pub ring: Option<Ring>,
+    pub remote: Option<Remote>,
 }
 
 impl Engine {
@@ -48,23 +48,23 @@ impl Engine {
         memory: &Memory,
         ctx: &OpContext<'_>,
     ) -> Result<u64, OpError> {
-        match (&mut self.local, &mut self.ring) {
+        match (&mut self.local, &mut self.remote) {
             (None, None) => Ok(0),
-            (None, Some(ring)) => {
+            (None, Some(remote)) => {
                 // SAFETY: the buckets are in flight, so they belong to the engine, whose lock this
                 // thread holds; the padding between them is never accessed elsewhere.
                 let data = unsafe { memory.slice_mut(op.start, op.len) };
-                ring.all_reduce(op, buckets, data, ctx)
+                remote.all_reduce(op, buckets, data, ctx)
             }
             (Some(local), None) if local.is_single_host() => local.all_reduce(op, ctx).map(|()| 0),
-            (Some(local), ring) => {
+            (Some(local), remote) => {
                 local.reduce_to_leader(op, ctx)?;
                 let mut sent = 0;
-                if let Some(ring) = ring {
+                if let Some(remote) = remote {
                     // SAFETY: as above; this rank is the leader, and all local ranks have finished
                     // their part of its arena.
                     let data = unsafe { memory.slice_mut(op.start, op.len) };
-                    sent = ring.all_reduce(op, buckets, data, ctx)?;
+                    sent = remote.all_reduce(op, buckets, data, ctx)?;
                 }
                 local.spread_from_leader(op, ctx).map(|()| sent)
             }
@@ -308,7 +308,7 @@ mod tests {
     fn queue() -> Queue {
         let shared = Shared::new((0, 2), Duration::from_secs(1)).unwrap();
         let memory = Memory::Private(Mapping::anonymous(4096).unwrap());
-        Queue::new((Engine { local: None, ring: None }, 0), Arc::new(memory), vec![(0, 16)], Arc::new(shared))
+        Queue::new((Engine { local: None, remote: None }, 0), Arc::new(memory), vec![(0, 16)], Arc::new(shared))
     }
 
     /// The communication thread may have found the queue empty and be about to sleep when an

@@ -69,6 +69,9 @@ pub enum CommError {
     Variable { name: &'static str, got: String, expected: String },
     #[error("key file {path}: got {got}, expected {expected}")]
     KeyFile { path: String, got: String, expected: &'static str },
+    /// An argument of a collective is invalid; no rank has started anything.
+    #[error("{name}: got {got}, expected {expected}")]
+    Argument { name: &'static str, got: String, expected: String },
     /// Impossible sizes or ranks.
     #[error("group of ranks: got {got}, expected {expected}")]
     Group { got: String, expected: String },

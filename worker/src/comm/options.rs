@@ -1,6 +1,6 @@
 //! All-reduce options of a job; must be equal on all ranks.
 
-use super::{error::CommError, wire::Wire};
+use super::{error::CommError, plan::Algorithm, wire::Wire};
 
 /// Options of a group; must be equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,13 +13,15 @@ pub struct Options {
     pub wire: Wire,
     /// Buckets from this index on always travel as f32, because their values must not be rounded.
     pub exact_from: u32,
-    /// Measure each connection of the ring before it is used.
+    /// Measure each connection between neighbours before it is used.
     pub probe: bool,
+    /// Algorithm between hosts; `None`: chosen for each bucket by a cost model.
+    pub algorithm: Option<Algorithm>,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { lanes: 1, wire: Wire::F32, exact_from: u32::MAX, probe: false }
+        Options { lanes: 1, wire: Wire::F32, exact_from: u32::MAX, probe: false, algorithm: None }
     }
 }
 

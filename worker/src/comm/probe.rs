@@ -1,14 +1,14 @@
-//! Measures the rate of each ring connection before it is used. All members send to the right at
+//! Measures the rate of each connection between neighbours before it is used. All members send to the right at
 //! once, as in an all-reduce, but none waits for data from the left, so each connection shows its
 //! own rate and not that of the slowest.
 
 use super::error::CommError;
-use super::setup::Pair;
 use super::socket::{poll_one, try_recv, try_send};
 use super::state::Shared;
 use rustix::event::PollFlags;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Bytes per block; the first byte of a block is 1 if another block follows.
@@ -29,7 +29,11 @@ pub struct ConnectionRate {
 }
 
 /// Sends to the right and receives from the left until the sender's time is up.
-pub(super) fn probe((outgoing, incoming): &Pair, left: u32, shared: &Shared) -> Result<ConnectionRate, CommError> {
+pub(super) fn probe(
+    (outgoing, incoming): &(Arc<OwnedFd>, Arc<OwnedFd>),
+    left: u32,
+    shared: &Shared,
+) -> Result<ConnectionRate, CommError> {
     let lost = |error: io::Error| CommError::system(format!("measure the connection from rank {left}"), error);
     let received = std::thread::scope(|scope| {
         let sending = scope.spawn(|| send(outgoing, shared));

@@ -8,6 +8,7 @@ use super::{
     group::Group,
     join::spawn,
     options::Options,
+    plan::Algorithm,
     probe::ConnectionRate,
     shm::Memory,
     state::Shared,
@@ -32,6 +33,7 @@ pub struct Reducer {
     transport: Transport,
     links: Vec<Link>,
     probed: Option<ConnectionRate>,
+    algorithms: Arc<[Algorithm]>,
 }
 
 /// A started reduction.
@@ -87,7 +89,7 @@ impl Reducer {
     }
 
     fn assemble(shared: &Arc<Shared>, parts: Parts, buckets: Vec<(usize, usize)>) -> Result<Reducer, CommError> {
-        let Parts { memory, engines, transport, links, probed } = parts;
+        let Parts { memory, engines, transport, links, probed, algorithms } = parts;
         let mut threads = Threads { shared: Arc::clone(shared), lanes: Vec::new(), workers: Vec::new() };
         for (lane, engine) in engines.into_iter().enumerate() {
             let (memory, buckets) = (Arc::clone(&memory), buckets.clone());
@@ -104,7 +106,7 @@ impl Reducer {
             }
         }
         let (in_flight, timings) = (vec![None; buckets.len()], vec![None; buckets.len()]);
-        Ok(Reducer { threads, memory, buckets, in_flight, timings, transport, links, probed })
+        Ok(Reducer { threads, memory, buckets, in_flight, timings, transport, links, probed, algorithms })
     }
 
     /// Transport used for gradients.
@@ -121,6 +123,12 @@ impl Reducer {
     /// this rank is not in the ring.
     pub fn probed(&self) -> Option<ConnectionRate> {
         self.probed
+    }
+
+    /// Algorithm between hosts for a bucket; `None` if all ranks share memory, or if another rank
+    /// of this host exchanges values with other hosts.
+    pub fn algorithm(&self, bucket: usize) -> Option<Algorithm> {
+        self.algorithms.get(bucket).copied()
     }
 
     pub fn buckets(&self) -> usize {

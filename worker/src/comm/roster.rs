@@ -1,7 +1,7 @@
 //! Members of a group, and the data paths that follow from them. Pure functions of the roster, so
 //! they are equal on all ranks.
 
-use super::{config::Force, error::CommError, error::format_ranks};
+use super::{config::Force, error::CommError, error::format_ranks, plan::Layout};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use switchyard_worker_contract::config::Transport;
@@ -33,7 +33,7 @@ pub(super) struct Paths {
     pub transport: Transport,
     /// Ranks that share memory with this one, itself included, in rank order; the first one leads.
     pub local: Vec<u32>,
-    /// Ranks of the TCP ring in ring order; `None` if this rank is not one of them.
+    /// Ranks that exchange values over TCP; `None` if this rank is not one of them.
     pub ring: Option<Vec<u32>>,
     /// Every local rank can have its own CPU, so a short spin does not delay another rank.
     pub own_cpu: bool,
@@ -82,6 +82,16 @@ impl Roster {
             (Transport::Hierarchical, mine, ring)
         };
         Ok(Paths { transport, local, ring, own_cpu, spare_cpu })
+    }
+
+    /// All ranks and their hosts, as rank `me` sees them.
+    pub fn layout(&self, me: u32) -> Layout {
+        let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
+        let hosts = self.members.iter().map(|member| {
+            let next = numbers.len();
+            *numbers.entry(&member.host_id).or_insert(next)
+        });
+        Layout { rank: me as usize, hosts: hosts.collect() }
     }
 
     /// Whether there are enough CPUs for one busy thread per rank, and for `threads` per rank, on

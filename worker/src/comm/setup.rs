@@ -19,6 +19,7 @@ use rustix::{
     },
 };
 use std::{
+    collections::BTreeMap,
     io::{IoSlice, IoSliceMut},
     mem::MaybeUninit,
     net::{IpAddr, SocketAddr, TcpListener},
@@ -47,11 +48,11 @@ impl Identity {
     }
 }
 
-/// One lane's connections to the right and from the left neighbour.
-pub(super) type Pair = (Arc<OwnedFd>, Arc<OwnedFd>);
+/// Connections with one rank: outgoing and incoming; `None` if only one direction was requested.
+pub(super) type Connections = (u32, Option<Arc<OwnedFd>>, Option<Arc<OwnedFd>>);
 
-/// Opens the ring listener on the address over which rank 0 is reached.
-pub(super) fn ring_listener(ip: IpAddr) -> Result<(TcpListener, SocketAddr), CommError> {
+/// Opens the listener for data on the address over which rank 0 is reached.
+pub(super) fn data_listener(ip: IpAddr) -> Result<(TcpListener, SocketAddr), CommError> {
     let make = || {
         let listener = TcpListener::bind((ip, 0))?;
         listener.set_nonblocking(true)?;
@@ -61,41 +62,48 @@ pub(super) fn ring_listener(ip: IpAddr) -> Result<(TcpListener, SocketAddr), Com
     make().map_err(|error: std::io::Error| CommError::system(format!("listen on {ip}"), error))
 }
 
-/// Connects to the right neighbour while accepting the left one, once per lane.
-pub(super) fn connect_ring(
+/// Connects to the ranks to which this one sends while accepting those from which it receives, once
+/// per lane. Returns the connections of each lane.
+pub(super) fn connect_streams(
     identity: &Identity,
-    (ring, lanes): (&[u32], u32),
+    (targets, sources): (&[(u32, SocketAddr)], &[u32]),
+    lanes: u32,
     listener: &TcpListener,
-    address: SocketAddr,
     deadline: Instant,
     shared: &Shared,
-) -> Result<Vec<Pair>, CommError> {
-    let position = ring.iter().position(|rank| *rank == identity.rank).unwrap_or(0);
-    let left = ring[(position + ring.len() - 1) % ring.len()];
-    let right = ring[(position + 1) % ring.len()];
-    std::thread::scope(|scope| {
+) -> Result<Vec<Vec<Connections>>, CommError> {
+    let (outgoing, mut incoming) = std::thread::scope(|scope| {
         let accepting = scope.spawn(|| {
-            let gate = identity.gate(Purpose::Ring);
-            let wanted: Vec<Peer> = (0..lanes).map(|lane| Peer { rank: left, lane }).collect();
+            let gate = identity.gate(Purpose::Data);
+            let wanted: Vec<Peer> =
+                sources.iter().flat_map(|rank| (0..lanes).map(|lane| Peer { rank: *rank, lane })).collect();
             collect_peers(listener.as_fd(), gate, &wanted, deadline, shared, &|_| true)
         });
-        let connect = |lane| {
-            connect_and_authenticate(identity, Purpose::Ring, Peer { rank: right, lane }, deadline, shared, || {
-                dial(address, Duration::from_secs(5)).map(OwnedFd::from)
-            })
+        let connect = |(rank, address): (u32, SocketAddr), lane| {
+            let peer = Peer { rank, lane };
+            let connect = || dial(address, Duration::from_secs(5)).map(OwnedFd::from);
+            connect_and_authenticate(identity, Purpose::Data, peer, deadline, shared, connect).map(|fd| (peer, fd))
         };
-        let outgoing: Result<Vec<OwnedFd>, CommError> = (0..lanes).map(connect).collect();
-        let incoming = match accepting.join() {
-            Ok(result) => result,
+        let targets = targets.iter().flat_map(|target| (0..lanes).map(move |lane| (*target, lane)));
+        let outgoing: Result<BTreeMap<Peer, OwnedFd>, CommError> =
+            targets.map(|(target, lane)| connect(target, lane)).collect();
+        match accepting.join() {
+            Ok(incoming) => Ok((outgoing?, incoming?)),
             Err(panic) => std::panic::resume_unwind(panic),
-        };
-        // In lane order, like the outgoing connections.
-        let pairs = outgoing?.into_iter().zip(incoming?.into_values()).map(|(outgoing, incoming)| {
-            tune_tcp(&incoming).map_err(|e| CommError::system("set up a data connection", e))?;
-            Ok((Arc::new(outgoing), Arc::new(incoming)))
-        });
-        pairs.collect()
-    })
+        }
+    })?;
+    let mut all: Vec<Vec<Connections>> = (0..lanes).map(|_| Vec::new()).collect();
+    for socket in incoming.values() {
+        tune_tcp(socket).map_err(|e| CommError::system("set up a data connection", e))?;
+    }
+    for (peer, socket) in outgoing {
+        let back = incoming.remove(&peer).map(Arc::new);
+        all[peer.lane as usize].push((peer.rank, Some(Arc::new(socket)), back));
+    }
+    for (peer, socket) in incoming {
+        all[peer.lane as usize].push((peer.rank, None, Some(Arc::new(socket))));
+    }
+    Ok(all)
 }
 
 /// Connects and authenticates, with retries until the deadline. The listener exists before its

@@ -291,12 +291,6 @@ impl Memory {
     }
 }
 
-/// Floats as bytes.
-pub(super) fn bytes(floats: &[f32]) -> &[u8] {
-    // SAFETY: every byte of a float is a valid byte.
-    unsafe { std::slice::from_raw_parts(floats.as_ptr().cast(), size_of_val(floats)) }
-}
-
 /// Floats as mutable bytes.
 pub(super) fn bytes_mut(floats: &mut [f32]) -> &mut [u8] {
     // SAFETY: every pattern of four bytes is a valid float.

@@ -1,7 +1,7 @@
 //! The bandwidth check before the first step: measures an all-reduce over all ranks, and each
 //! connection of its ring.
 //!
-//! It uses the same paths as training: shared memory within a host, the TCP ring between hosts. It
+//! It uses the same paths as training: shared memory within a host, TCP between hosts. It
 //! does not cover other paths, such as RDMA.
 
 use super::engine::Measure;

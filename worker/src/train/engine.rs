@@ -100,6 +100,8 @@ pub(super) struct Reductions {
     pub probed: Option<ConnectionRate>,
     /// Bytes of each all-reduce, in order; empty with a single rank.
     pub bytes: Vec<u64>,
+    /// Algorithm of each between hosts; empty if the engine does not choose it.
+    pub algorithms: Vec<String>,
 }
 
 /// Reductions outside of steps, for measurements.

@@ -182,6 +182,7 @@ impl<W: Write> Run<'_, W> {
             transport: reductions.transport,
             links: reductions.links,
             bucket_bytes: if group.rank() == 0 { reductions.bytes } else { Vec::new() },
+            algorithms: if group.rank() == 0 { reductions.algorithms } else { Vec::new() },
             all_reduce_ms,
             resumed_step: self.trainer.resumed_step(),
         };

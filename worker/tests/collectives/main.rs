@@ -6,4 +6,5 @@ mod attempts;
 #[path = "../collective_support/mod.rs"]
 mod collective_support;
 mod numerics;
+mod operations;
 mod wire;

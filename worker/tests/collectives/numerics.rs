@@ -2,7 +2,7 @@
 
 use crate::collective_support::{Rank, group, group_with, number, try_group, try_group_with};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use switchyard_worker::comm::{Force, GroupConfig, Options, Wire};
+use switchyard_worker::comm::{Algorithm, Force, GroupConfig, Options, Wire};
 use switchyard_worker_contract::config::Transport;
 
 const LENS: [usize; 12] = [0, 1, 3, 15, 16, 17, 256, 257, 1000, 4096, 65_537, 200_003];
@@ -76,6 +76,62 @@ fn tcp_ring() {
         let once = run(world, Transport::Tcp, |c| c.transport = Force::Tcp);
         let hosts = run(world, Transport::Tcp, |c| c.host_id = format!("host-{}", c.rank()));
         assert_eq!(once, hosts, "runs differ");
+    }
+}
+
+/// Values that every sum of up to nine of them holds exactly, in every format.
+fn small_integer(rank: u32, i: usize) -> f32 {
+    ((i as u32).wrapping_mul(2_654_435_761) >> 28) as f32 - 8.0 + rank as f32
+}
+
+#[test]
+fn every_algorithm_between_hosts_reduces_in_every_format() {
+    for world in 2..=9 {
+        for algorithm in [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling, Algorithm::Tree] {
+            for wire in [Wire::F32, Wire::F16, Wire::Bf16] {
+                let options = Options { lanes: 2, wire, algorithm: Some(algorithm), ..Options::default() };
+                let host = |c: &mut GroupConfig| c.host_id = format!("host-{}", c.rank());
+                let results = try_group_with(
+                    world,
+                    |_| options,
+                    host,
+                    &LENS,
+                    |comm| {
+                        let mut comm = comm.map_err(|error| error.to_string())?;
+                        for (b, len) in LENS.into_iter().enumerate() {
+                            let rank = comm.group.rank();
+                            (0..len).for_each(|i| comm.reducer.bucket_mut(b)[i] = small_integer(rank, i));
+                        }
+                        // Some alone, some together.
+                        comm.reducer.start_all(0..5, 0);
+                        (5..LENS.len()).for_each(|b| comm.reducer.start(b));
+                        for b in 0..LENS.len() {
+                            comm.reducer.wait(b).unwrap();
+                            assert_eq!(comm.reducer.algorithm(b), Some(algorithm));
+                            for (i, sum) in comm.reducer.bucket(b).iter().enumerate() {
+                                let want = (0..world).map(|rank| small_integer(rank, i)).sum::<f32>();
+                                assert_eq!(
+                                    *sum, want,
+                                    "{algorithm} {wire:?} with {world} ranks, bucket {b}, element {i}"
+                                );
+                            }
+                        }
+                        comm.leave().unwrap();
+                        Ok::<(), String>(())
+                    },
+                );
+                // All ranks reduce a sum of their own, and would round differently.
+                let refused = algorithm == Algorithm::RecursiveDoubling && wire != Wire::F32;
+                for result in results {
+                    let error = result.err().unwrap_or_default();
+                    assert_eq!(
+                        error.contains("got recursive-doubling, expected one that all-reduces"),
+                        refused,
+                        "{error}"
+                    );
+                }
+            }
+        }
     }
 }
 

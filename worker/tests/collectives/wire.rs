@@ -4,7 +4,7 @@
 use crate::collective_support::{group_with, number};
 use half::{bf16, f16};
 use std::{ops::Range, time::Duration};
-use switchyard_worker::comm::{Force, GroupConfig, Options, Wire};
+use switchyard_worker::comm::{Algorithm, Force, GroupConfig, Options, Wire};
 
 const LENS: [usize; 6] = [1, 17, 1000, 4099, 70_001, 150_000];
 const WIRES: [Wire; 3] = [Wire::F32, Wire::F16, Wire::Bf16];
@@ -74,6 +74,11 @@ fn same_bits(got: &[f32], want: &[f32], what: &str) {
     }
 }
 
+/// The models of these tests add values in the order of a ring.
+fn around_a_ring(lanes: u32, wire: Wire) -> Options {
+    Options { lanes, wire, algorithm: Some(Algorithm::Ring), ..Options::default() }
+}
+
 #[test]
 fn sums_match_the_model_bit_for_bit() {
     for (world, per_host) in [(2, 1), (3, 1), (4, 1), (5, 1), (3, 2), (4, 2), (5, 2)] {
@@ -84,21 +89,20 @@ fn sums_match_the_model_bit_for_bit() {
         for wire in WIRES {
             let wanted = LENS.map(|len| ring_model(&members(world, per_host, len), wire));
             for lanes in [1, 3] {
-                let bits =
-                    group_with(world, Options { lanes, wire, ..Options::default() }, change, &LENS, |mut comm| {
-                        for b in 0..LENS.len() {
-                            let rank = comm.group.rank();
-                            comm.reducer.bucket_mut(b).iter_mut().enumerate().for_each(|(i, x)| *x = input(rank, i));
-                            comm.reducer.start(b);
-                        }
-                        for (b, wanted) in wanted.iter().enumerate() {
-                            comm.reducer.wait(b).unwrap();
-                            same_bits(comm.reducer.bucket(b), wanted, &format!("{wire:?}, {world} ranks, bucket {b}"));
-                        }
-                        let bits: Vec<u32> = comm.reducer.bucket(4).iter().map(|x| x.to_bits()).collect();
-                        comm.leave().unwrap();
-                        bits
-                    });
+                let bits = group_with(world, around_a_ring(lanes, wire), change, &LENS, |mut comm| {
+                    for b in 0..LENS.len() {
+                        let rank = comm.group.rank();
+                        comm.reducer.bucket_mut(b).iter_mut().enumerate().for_each(|(i, x)| *x = input(rank, i));
+                        comm.reducer.start(b);
+                    }
+                    for (b, wanted) in wanted.iter().enumerate() {
+                        comm.reducer.wait(b).unwrap();
+                        same_bits(comm.reducer.bucket(b), wanted, &format!("{wire:?}, {world} ranks, bucket {b}"));
+                    }
+                    let bits: Vec<u32> = comm.reducer.bucket(4).iter().map(|x| x.to_bits()).collect();
+                    comm.leave().unwrap();
+                    bits
+                });
                 assert!(bits.windows(2).all(|pair| pair[0] == pair[1]), "ranks differ, not a number included");
             }
         }
@@ -153,7 +157,7 @@ fn two_byte_formats_halve_the_traffic() {
         let sent = |wire: Wire, force: Force| -> Vec<u64> {
             group_with(
                 world,
-                Options { lanes, wire, ..Options::default() },
+                around_a_ring(lanes, wire),
                 |c| c.transport = force,
                 &BUCKETS,
                 |mut comm| {

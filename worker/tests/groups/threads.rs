@@ -8,7 +8,7 @@ use switchyard_worker::comm::{Cause, Force, GroupConfig, Options, Wire};
 
 const WORLD: u32 = 4;
 const BUCKETS: [usize; 3] = [100_000, 200, 5000];
-const TWO_LANES: Options = Options { lanes: 2, wire: Wire::F32, exact_from: u32::MAX, probe: false };
+const TWO_LANES: Options = Options { lanes: 2, wire: Wire::F32, exact_from: u32::MAX, probe: false, algorithm: None };
 
 /// Shared memory, TCP between all, and both.
 const PATHS: [fn(&mut GroupConfig); 3] =

@@ -286,7 +286,7 @@ pub enum Transport {
     Shm,
     /// A ring of TCP connections.
     Tcp,
-    /// Shared memory within each host, a TCP ring between the hosts.
+    /// Shared memory within each host, TCP between the hosts.
     Hierarchical,
     /// NCCL, GPU to GPU.
     Nccl,

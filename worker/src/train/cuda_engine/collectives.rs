@@ -226,7 +226,7 @@ impl Collectives {
     /// See [`crate::train::engine::Engine::reductions`].
     pub fn reductions(&self) -> Reductions {
         let bytes = self.sums.iter().map(|sum| 4 * sum.numbers.len() as u64).collect();
-        Reductions { transport: Transport::Nccl, links: Vec::new(), probed: None, bytes }
+        Reductions { transport: Transport::Nccl, links: Vec::new(), probed: None, bytes, algorithms: Vec::new() }
     }
 }
 

@@ -357,7 +357,8 @@ impl Engine for CudaEngine {
             (Some(collectives), _) => collectives.reductions(),
             (None, Some((exchange, _))) => exchange.reductions(),
             (None, None) => {
-                Reductions { transport: Transport::None, links: Vec::new(), probed: None, bytes: Vec::new() }
+                let (transport, links, algorithms) = (Transport::None, Vec::new(), Vec::new());
+                Reductions { transport, links, probed: None, bytes: Vec::new(), algorithms }
             }
         }
     }

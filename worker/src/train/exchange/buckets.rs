@@ -93,7 +93,8 @@ impl Buckets {
         let check = training.config.bandwidth_check.map(|_| lens.len());
         lens.extend(check.map(|_| CHECK));
         let probe = check.is_some();
-        let options = Options { lanes: overlap.communicators, wire, exact_from: gradients as u32, probe };
+        let options =
+            Options { lanes: overlap.communicators, wire, exact_from: gradients as u32, probe, algorithm: None };
         let runs = (0..gradients).map(|bucket| bucket..bucket + 1).collect();
         Buckets { lens, options, gradients, runs, metrics, sums, averages, entries, check }
     }

@@ -73,14 +73,23 @@ impl Exchange {
 
     /// See [`super::engine::Engine::reductions`].
     pub fn reductions(&self) -> Reductions {
-        let bytes = |bucket: usize| 4 * self.ranges[bucket].range.len() as u64;
-        let entries = self.buckets.entries.map(|bucket| 4 * self.buckets.lens[bucket] as u64);
-        let runs = || self.buckets.runs.iter().map(|run| run.clone().map(bytes).sum()).collect();
+        // Of the buckets of a run, which are about equally long, the first one's algorithm stands
+        // for all.
+        let (bytes, first): (Vec<u64>, Vec<usize>) = match self.buckets.entries {
+            _ if self.world == 1 => (Vec::new(), Vec::new()),
+            Some(entries) => (vec![4 * self.buckets.lens[entries] as u64], vec![entries]),
+            None => {
+                let bytes = |bucket: usize| 4 * self.ranges[bucket].range.len() as u64;
+                self.buckets.runs.iter().map(|run| (run.clone().map(bytes).sum::<u64>(), run.start)).unzip()
+            }
+        };
+        let algorithm = |bucket| Some(self.reducer.algorithm(bucket)?.to_string());
         Reductions {
             transport: self.reducer.transport(),
             links: self.reducer.links().to_vec(),
             probed: self.reducer.probed(),
-            bytes: if self.world > 1 { entries.map_or_else(runs, |bytes| vec![bytes]) } else { Vec::new() },
+            algorithms: first.into_iter().filter_map(algorithm).collect(),
+            bytes,
         }
     }
 
