@@ -11,9 +11,7 @@ use crate::trace::Row;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_ledger::fairness::Weights;
-use switchyard_ledger::index::PlacementDelay;
-use switchyard_ledger::predictor::PredictorSettings;
+use switchyard_ledger::queue::{PlacementDelay, PredictorSettings, Weights};
 
 /// Two leaves of two hosts.
 fn fabric() -> Fabric {
@@ -228,7 +226,7 @@ fn with_weights_the_team_with_the_least_usage_goes_first() {
     for (weights, first) in [(None, 1), (Some(Weights::new(BTreeMap::new())), 2)] {
         let mut product = product(&Fabric::regular(1, 4));
         if let Some(weights) = weights {
-            product = product.with_fair_share(weights);
+            product = product.with_queue(|queue| queue.weights = Some(weights));
         }
         product.submitted(&job(0, 4, 0, None)).unwrap();
         assert_eq!(started(&mut product, 0.0).len(), 1);
@@ -245,7 +243,8 @@ fn with_weights_the_team_with_the_least_usage_goes_first() {
 #[test]
 fn a_gang_waits_for_a_better_placement_for_a_share_of_its_limit() {
     for (limit, waits) in [(20_000.0, true), (5000.0, false)] {
-        let mut product = product(&fabric()).with_placement_delay(PlacementDelay::default());
+        let mut product =
+            product(&fabric()).with_queue(|queue| queue.placement_delay = Some(PlacementDelay::default()));
         for (number, limit) in [(0, Some(1000.0)), (1, None), (2, None)] {
             product.submitted(&job(number, 1, 0, limit)).unwrap();
         }
@@ -412,8 +411,11 @@ fn wrong(
     jobs.sort_by(|a, b| a.0.total_cmp(&b.0));
     // At full speed everywhere, because slower jobs would exceed their limits.
     let fabric = Fabric { oversubscription: [1.0, 1.0], ..fabric() };
-    let product =
-        if predicts { product(&fabric).with_predictor(PredictorSettings::default()) } else { product(&fabric) };
+    let product = if predicts {
+        product(&fabric).with_queue(|queue| queue.predictor = Some(PredictorSettings::default()))
+    } else {
+        product(&fabric)
+    };
     let forecasts = failures.is_none().then(BTreeMap::new);
     let mut rule = Checked { product, forecasts, wrong: Vec::new() };
     replay(

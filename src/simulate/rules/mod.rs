@@ -13,7 +13,7 @@ pub use product::Product;
 use crate::fabric::Fabric;
 use crate::replay::Rule;
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_ledger::predictor::PredictorSettings;
+use switchyard_ledger::queue::{PredictorSettings, QueueSettings};
 
 /// The available rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +60,8 @@ impl Policy {
         match self {
             Policy::Switchyard => Ok(Box::new(Product::new(fabric, machine)?)),
             Policy::Predicting => {
-                Ok(Box::new(Product::new(fabric, machine)?.with_predictor(PredictorSettings::default())))
+                let predicts = |queue: &mut QueueSettings| queue.predictor = Some(PredictorSettings::default());
+                Ok(Box::new(Product::new(fabric, machine)?.with_queue(predicts)))
             }
             Policy::StrictFifo => peer(Order::Strict, HostOrder::Domains),
             Policy::KueueLike => peer(Order::Skip, HostOrder::Domains),

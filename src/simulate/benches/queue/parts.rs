@@ -3,9 +3,7 @@
 use jiff::SignedDuration;
 use std::collections::BTreeMap;
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_ledger::fairness::Weights;
-use switchyard_ledger::index::PlacementDelay;
-use switchyard_ledger::predictor::PredictorSettings;
+use switchyard_ledger::queue::{PlacementDelay, PredictorSettings, Weights};
 use switchyard_simulate::fabric::Fabric;
 use switchyard_simulate::failures::Failures;
 use switchyard_simulate::replay::{Limits, Rule, UrgentJobs};
@@ -153,19 +151,25 @@ const RULES: [Entry; 14] = [
 ];
 
 fn predicting(fabric: &Fabric, machine: &GPUTopology, settings: PredictorSettings) -> RuleResult {
-    Ok(Box::new(Product::new(fabric, machine)?.with_predictor(settings)))
+    Ok(Box::new(Product::new(fabric, machine)?.with_queue(|queue| queue.predictor = Some(settings))))
 }
 
 fn forecasting(fabric: &Fabric, machine: &GPUTopology, one_in: i32) -> RuleResult {
-    Ok(Box::new(Product::new(fabric, machine)?.with_forecast_quantile(one_in)))
+    Ok(Box::new(Product::new(fabric, machine)?.with_queue(|queue| queue.early = one_in)))
 }
 
 fn limits_within(fabric: &Fabric, machine: &GPUTopology, within_hours: i64) -> RuleResult {
-    Ok(Box::new(Product::new(fabric, machine)?.with_longest_limit(SignedDuration::from_hours(within_hours))))
+    Ok(Box::new(
+        Product::new(fabric, machine)?
+            .with_queue(|queue| queue.longest_limit = SignedDuration::from_hours(within_hours)),
+    ))
 }
 
 fn with_placement_delay_percent(fabric: &Fabric, machine: &GPUTopology, percent_of_limit: i32) -> RuleResult {
-    Ok(Box::new(Product::new(fabric, machine)?.with_placement_delay(PlacementDelay { percent_of_limit })))
+    Ok(Box::new(
+        Product::new(fabric, machine)?
+            .with_queue(|queue| queue.placement_delay = Some(PlacementDelay { percent_of_limit })),
+    ))
 }
 
 const PATIENCE: [Entry; 4] = [
@@ -195,7 +199,7 @@ const PRIORITIES: [Entry; 2] = [
 /// Equal weights for all teams, with this half-life of past usage.
 fn fair_share(fabric: &Fabric, machine: &GPUTopology, half_life_hours: i64) -> RuleResult {
     let equal = Weights { half_life: SignedDuration::from_hours(half_life_hours), ..Weights::new(BTreeMap::new()) };
-    Ok(Box::new(Product::new(fabric, machine)?.with_fair_share(equal)))
+    Ok(Box::new(Product::new(fabric, machine)?.with_queue(|queue| queue.weights = Some(equal))))
 }
 
 /// Usage half-lives of one week, half a week and two weeks.

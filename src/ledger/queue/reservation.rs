@@ -1,9 +1,9 @@
 //! The reservation of the head of the queue, and backfill: which jobs may use it until the head can
 //! start.
 
-use super::Index;
+use super::predictor::Predictor;
+use crate::index::Index;
 use crate::job::{JobId, is_live, placement_of};
-use crate::predictor::Predictor;
 use crate::usage::{RESERVED_PREFIX, Usage, UsageOverlay};
 use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,13 +55,13 @@ impl Reservation {
 }
 
 /// Reserved nodes, and when their holder can start there.
-pub(crate) type PlannedStart = (Vec<PlacedNode>, Option<(Timestamp, Basis)>);
+pub(super) type PlannedStart = (Vec<PlacedNode>, Option<(Timestamp, Basis)>);
 
 impl Index {
     /// Where and when a job without room can start, once enough running jobs have reached their
     /// limits. `None` if jobs without a limit would have to end too, and there is no estimate for
     /// them.
-    pub(crate) fn earliest_start(&mut self, request: &PlacementRequest<'_>) -> Option<PlannedStart> {
+    pub(super) fn earliest_start(&mut self, request: &PlacementRequest<'_>) -> Option<PlannedStart> {
         self.better_placement(request).or_else(|| self.start_where(request, gang::fits))
     }
 
@@ -80,7 +80,7 @@ impl Index {
             .filter_map(|id| {
                 let by_limit = || Some((self.end_of(id, now)?, Basis::Limits));
                 let estimated =
-                    || Some((self.predictor.as_ref()?.end_of_running(self.job_of(id)?, now)?, Basis::RunTimes));
+                    || Some((self.queue.predictor.as_ref()?.end_of_running(self.job_of(id)?, now)?, Basis::RunTimes));
                 let (end, basis) = by_limit().or_else(estimated)?;
                 Some((end.max(now), basis, id.clone()))
             })
@@ -98,7 +98,7 @@ impl Index {
     }
 
     /// The latest end of a placed job; `None` if unknown, or if the job is not placed.
-    pub(crate) fn end_of(&self, id: &JobId, now: Timestamp) -> Option<Timestamp> {
+    pub(super) fn end_of(&self, id: &JobId, now: Timestamp) -> Option<Timestamp> {
         let state = self.job_states.get(id)?;
         let known = state.key.as_ref().and_then(|key| self.jobs.get(key));
         let Some(job) = known.filter(|job| JobId::of(&job.metadata) == *id && is_live(job)) else {
@@ -137,7 +137,7 @@ fn end_from(job: &TrainJob, now: Timestamp) -> Option<Timestamp> {
 }
 
 /// Whether all reserved nodes are still usable.
-pub(crate) fn is_usable(held: &Reservation, usage: &Usage) -> bool {
+pub(super) fn is_usable(held: &Reservation, usage: &Usage) -> bool {
     let nodes = usage.nodes();
     held.nodes
         .iter()
