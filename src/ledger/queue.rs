@@ -44,6 +44,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::TrainJob;
 use switchyard_plan::cluster::forecast::EARLY;
 use switchyard_plan::cluster::queue_order::{JobAhead, Slowdown};
+use switchyard_plan::cluster::queue_policy::PolicySettings;
 use switchyard_plan::cluster::{Demand, PlacementRequest, PlacementRules, WaitReason};
 
 /// The administrator's settings of the queue.
@@ -55,6 +56,8 @@ pub struct QueueSettings {
     pub predictor: Option<PredictorSettings>,
     /// Orders the queue by past usage of the namespaces; `None` disables fair share.
     pub weights: Option<Weights>,
+    /// Which jobs of equal priority come first, and whether they preempt others.
+    pub policy: PolicySettings,
     /// How long gangs wait for a better placement; `None` if they do not.
     pub placement_delay: Option<PlacementDelay>,
     /// Priority classes whose `preemptionPolicy: Never` applies to the scheduler only.
@@ -73,6 +76,7 @@ impl Default for QueueSettings {
             longest_reservation: None,
             predictor: None,
             weights: None,
+            policy: PolicySettings::default(),
             placement_delay: None,
             gang_classes: BTreeSet::new(),
             names_others: false,
@@ -207,7 +211,8 @@ impl Index {
             Some(reason) => self.enqueue(&key, reason, rules),
             None => self.leave_queue(&key, &JobId::of(&job.metadata)),
         });
-        Settlement { jobs: self.in_order(others), recheck: self.reservation_ends(&key) }
+        let recheck = self.reservation_ends(&key).into_iter().chain(self.preemption_due(&key, rules.now)).min();
+        Settlement { jobs: self.in_order(others), recheck }
     }
 
     /// Queues jobs, first the one that comes first, so that the head gets its reservation.

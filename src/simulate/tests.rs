@@ -13,6 +13,8 @@ use std::collections::BTreeMap;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_ledger::queue::{PlacementDelay, PredictorSettings, Weights};
 
+mod preemption;
+
 /// Two leaves of two hosts.
 fn fabric() -> Fabric {
     Fabric::regular(2, 2)
@@ -53,8 +55,7 @@ fn all(fabric: &Fabric) -> Vec<(&'static str, Box<dyn Rule>)> {
 
 fn run(rule: &mut dyn Rule, jobs: &[(f64, f64, u32)], limits: Limits) -> ReplayOutcome {
     let fabric = fabric();
-    replay(&rows(jobs), Scenario { fabric: &fabric, model: Model::Levels, limits, failures: None, urgent: None }, rule)
-        .unwrap()
+    replay(&rows(jobs), Scenario::new(&fabric, Model::Levels, limits), rule).unwrap()
 }
 
 fn starts(outcome: &ReplayOutcome) -> Vec<f64> {
@@ -132,8 +133,7 @@ impl Rule for FixedHosts {
 #[test]
 fn a_rule_that_reuses_allocated_gpus_is_detected() {
     let fabric = fabric();
-    let scenario =
-        Scenario { fabric: &fabric, model: Model::Levels, limits: Limits::None, failures: None, urgent: None };
+    let scenario = Scenario::new(&fabric, Model::Levels, Limits::None);
     let error = replay(&rows(&[(0.0, 9.0, 8), (1.0, 9.0, 8)]), scenario, &mut FixedHosts::on(&[0])).unwrap_err();
     assert_eq!(error, "job 1: host 0 does not have 8 GPUs free");
     let error = replay(&rows(&[(0.0, 9.0, 8)]), scenario, &mut FixedHosts::nowhere()).unwrap_err();
@@ -148,13 +148,7 @@ fn under_every_rule_a_stopped_job_repeats_work_after_its_checkpoint() {
     let fabric = Fabric { oversubscription: [1.0, 1.0], ..fabric() };
     let jobs = rows(&[(0.0, 5000.0, 16), (1.0, 900.0, 8), (2.0, 50.0, 3), (9.0, 2000.0, 24), (10.0, 700.0, 8)]);
     for (name, mut rule) in all(&fabric).into_iter().filter(|(name, _)| *name != "pool") {
-        let scenario = Scenario {
-            fabric: &fabric,
-            model: Model::Levels,
-            limits: Limits::Coarse,
-            failures: Some(FAIL_OFTEN),
-            urgent: None,
-        };
+        let scenario = Scenario { failures: Some(FAIL_OFTEN), ..Scenario::new(&fabric, Model::Levels, Limits::Coarse) };
         let outcome = replay(&jobs, scenario, rule.as_mut()).unwrap();
         for job in &outcome.jobs {
             assert!((job.ran() - job.duration - job.lost).abs() < 1e-6, "{name}: {job:?}");
@@ -167,13 +161,7 @@ fn under_every_rule_a_stopped_job_repeats_work_after_its_checkpoint() {
 #[test]
 fn a_rule_that_uses_a_failed_host_is_detected() {
     let fabric = fabric();
-    let scenario = Scenario {
-        fabric: &fabric,
-        model: Model::Levels,
-        limits: Limits::None,
-        failures: Some(FAIL_OFTEN),
-        urgent: None,
-    };
+    let scenario = Scenario { failures: Some(FAIL_OFTEN), ..Scenario::new(&fabric, Model::Levels, Limits::None) };
     let error = replay(&rows(&[(0.0, 90_000.0, 8)]), scenario, &mut FixedHosts::on(&[0])).unwrap_err();
     assert_eq!(error, "job 0: host 0 does not have 8 GPUs free");
     let error = replay(&rows(&[(0.0, 9.0, 8)]), scenario, &mut Pool::new(&fabric, PoolOrder::BestEffort)).unwrap_err();
@@ -210,7 +198,7 @@ fn a_restarting_gang_keeps_its_remaining_hosts_while_it_waits() {
 
 fn job(number: usize, pods: u32, team: usize, limit: Option<f64>) -> Job {
     let (is_urgent, saves) = (false, false);
-    Job { number, submit: number as f64, pods, gpus: 8, limit, team, is_urgent, saves }
+    Job { number, submit: number as f64, pods, gpus: 8, limit, team, is_urgent, saves, checkpoint: None }
 }
 
 fn started(product: &mut Product, now: f64) -> Vec<(usize, Vec<usize>)> {
@@ -292,7 +280,7 @@ fn a_preempted_job_repeats_work_after_its_checkpoint() {
         .map(|at| (f64::from(at) * 30.0, 500.0 + f64::from(at % 7) * 100.0, [8, 8, 32][at as usize % 3]))
         .collect();
     let urgent = Some(UrgentJobs { one_in: 2, checkpoint: 100.0 });
-    let scenario = Scenario { fabric: &fabric, model: Model::Levels, limits: Limits::Coarse, failures: None, urgent };
+    let scenario = Scenario { urgent, ..Scenario::new(&fabric, Model::Levels, Limits::Coarse) };
     let outcome = replay(&rows(&jobs), scenario, &mut product(&fabric)).unwrap();
     for job in &outcome.jobs {
         assert!((job.ran() - job.duration - job.lost).abs() < 1e-6, "{job:?}");
@@ -307,7 +295,7 @@ fn a_preempted_job_repeats_work_after_its_checkpoint() {
 fn a_gang_over_two_leaves_is_slower_by_the_modelled_factor() {
     let fabric = fabric();
     let slow = |model| {
-        let scenario = Scenario { fabric: &fabric, model, limits: Limits::None, failures: None, urgent: None };
+        let scenario = Scenario::new(&fabric, model, Limits::None);
         let outcome = replay(&rows(&[(0.0, 1000.0, 16)]), scenario, &mut FixedHosts::on(&[0, 2])).unwrap();
         outcome.jobs[0].end
     };
@@ -339,7 +327,7 @@ proptest! {
         jobs.sort_by(|a, b| a.0.total_cmp(&b.0));
         let model = [Model::Levels, Model::Flows][usize::from(model)];
         for ((name, mut rule), (_, mut again)) in all(&fabric).into_iter().zip(all(&fabric)) {
-            let scenario = Scenario { fabric: &fabric, model, limits: Limits::Coarse, failures: None, urgent: None };
+            let scenario = Scenario::new(&fabric, model, Limits::Coarse);
             let outcome = replay(&rows(&jobs), scenario, rule.as_mut()).map_err(|error| TestCaseError::fail(format!("{name}: {error}")))?;
             let twice = replay(&rows(&jobs), scenario, again.as_mut()).map_err(TestCaseError::fail)?;
             prop_assert_eq!(&outcome.jobs, &twice.jobs);
@@ -418,11 +406,7 @@ fn wrong(
     };
     let forecasts = failures.is_none().then(BTreeMap::new);
     let mut rule = Checked { product, forecasts, wrong: Vec::new() };
-    replay(
-        &rows(&jobs),
-        Scenario { fabric: &fabric, model: Model::Levels, limits, failures, urgent: None },
-        &mut rule,
-    )?;
+    replay(&rows(&jobs), Scenario { failures, ..Scenario::new(&fabric, Model::Levels, limits) }, &mut rule)?;
     Ok(rule.wrong)
 }
 

@@ -10,7 +10,7 @@ use switchyard_plan::cluster::queue_order::{Basis, JobAhead};
 impl Index {
     /// Shares that a job may ignore: its own from earlier attempts that it is about to release, the
     /// held GPUs of its own and of lower-priority jobs, and the reservation of the head of the
-    /// queue if that job is behind it or can only start after this one ends.
+    /// queue if that job is behind it, or can only start after this one ends or makes way.
     pub(crate) fn ignorable_takers(&self, job: &TrainJob, now: Timestamp) -> Vec<String> {
         let id = &JobId::of(&job.metadata);
         let position = self.queue_position(job);
@@ -29,7 +29,9 @@ impl Index {
             }
         }
         if let Some(held) = &self.queue.reservation {
-            let is_free = held.job == *id || position < held.position || self.backfill_basis(held, job, now).is_some();
+            let makes_way = || held.is_open_to_preemptible(job, now, &self.queue.settings.policy);
+            let is_behind = held.job != *id && position >= held.position;
+            let is_free = !is_behind || self.backfill_basis(held, job, now).is_some() || makes_way();
             // Only a job of higher priority may take the nodes of a restarting gang.
             let can_keep_nodes = self.restart_holds.contains_key(id) && held.position.priority() <= position.priority();
             let own = job.status.as_ref().and_then(|status| status.placement.as_ref()).filter(|_| can_keep_nodes);

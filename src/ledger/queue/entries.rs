@@ -17,6 +17,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use switchyard_crds::TrainJob;
 use switchyard_plan::cluster::queue_order::QueuePosition;
+use switchyard_plan::cluster::queue_policy::PolicySettings;
 use switchyard_plan::cluster::view::NodeView;
 use switchyard_plan::cluster::{Demand, PlacementRules};
 
@@ -121,14 +122,17 @@ impl NodesWithRoom {
 
 impl Reservation {
     /// Whether reserved nodes count as free for a queued job: it comes before the holder, or ends
-    /// before the holder can start.
+    /// or makes way before the holder can start.
     fn is_usable_by(
         &self,
         position: &QueuePosition,
         job: Option<&Arc<TrainJob>>,
         predictor: Option<&Predictor>,
+        policy: &PolicySettings,
     ) -> bool {
-        *position <= self.position || job.is_some_and(|job| self.backfill_basis(job, self.at, predictor).is_some())
+        let by_end = |job: &TrainJob| self.backfill_basis(job, self.at, predictor).is_some();
+        let makes_way = |job: &TrainJob| self.is_open_to_preemptible(job, self.at, policy);
+        *position <= self.position || job.is_some_and(|job| by_end(job) || makes_way(job))
     }
 }
 
@@ -150,11 +154,13 @@ impl Index {
         let nodes_now = NodeAvailability { usage: &self.usage };
         let views: Vec<[NodeView; 2]> =
             nodes.iter().filter_map(|name| Some([nodes_now.node(name, false)?, nodes_now.node(name, true)?])).collect();
-        let (held, predictor) = (self.queue.reservation.as_ref(), self.queue.predictor.as_ref());
+        let (held, predictor, policy) =
+            (self.queue.reservation.as_ref(), self.queue.predictor.as_ref(), &self.queue.settings.policy);
         for (key, entry) in &mut self.queue.entries {
             // This matters even if none of these nodes is reserved, because nodes that changed
             // earlier may be.
-            let is_ahead = held.is_some_and(|held| held.is_usable_by(&entry.position, self.jobs.get(key), predictor));
+            let is_ahead =
+                held.is_some_and(|held| held.is_usable_by(&entry.position, self.jobs.get(key), predictor, policy));
             let is_woken = match &mut entry.wake_condition {
                 WakeCondition::Anything => true,
                 WakeCondition::NodesWithRoom(nodes) => {
@@ -182,8 +188,9 @@ impl Index {
         if entry.plan_due || job.map(|job| &job.metadata.resource_version) != Some(&entry.version) {
             return true;
         }
-        let (held, predictor) = (self.queue.reservation.as_ref(), self.queue.predictor.as_ref());
-        let is_ahead = held.is_some_and(|held| held.is_usable_by(&entry.position, job, predictor));
+        let (held, predictor, policy) =
+            (self.queue.reservation.as_ref(), self.queue.predictor.as_ref(), &self.queue.settings.policy);
+        let is_ahead = held.is_some_and(|held| held.is_usable_by(&entry.position, job, predictor, policy));
         let nodes_now = NodeAvailability { usage: &self.usage };
         nodes.is_enough(|demand, name| nodes_now.has_room(demand, name, is_ahead)) || self.head().as_ref() == Some(key)
     }
@@ -202,9 +209,10 @@ impl Index {
         let Some(job) = self.jobs.get(key).filter(|job| is_queued(job)).cloned() else { return false };
         let position = self.queue_position(&job);
         let found = self.with_request(&job, rules, |index, request| {
-            let (held, predictor) = (index.queue.reservation.as_ref(), index.queue.predictor.as_ref());
+            let (held, predictor, policy) =
+                (index.queue.reservation.as_ref(), index.queue.predictor.as_ref(), &index.queue.settings.policy);
             let can_use_reserved = |position: &QueuePosition, job| {
-                held.is_some_and(|held: &Reservation| held.is_usable_by(position, job, predictor))
+                held.is_some_and(|held: &Reservation| held.is_usable_by(position, job, predictor, policy))
             };
             let (demand, pods) = (Demand::of(request), request.valid.request.nodes);
             let can_use_more = can_use_reserved(&position, Some(&job));

@@ -31,9 +31,9 @@ impl Index {
         let mut overlay = UsageOverlay::new(self, &ignorable);
         // Reserve the nodes that the victims free, because the victims would otherwise be first to
         // retake them.
-        let (victims, reserved) = match overlay.plan_preemption(request, position) {
-            Some(PreemptionPlan { victims, nodes }) => (victims, Some(Some((nodes, None)))),
-            None => (Vec::new(), overlay.choose_reservation(&id, request)),
+        let (victims, reserved, is_vacated) = match overlay.plan_preemption(request, position) {
+            Some(PreemptionPlan { victims, nodes }) => (victims, Some(Some((nodes, None))), true),
+            None => (Vec::new(), overlay.choose_reservation(&id, request), false),
         };
         drop(overlay);
         let freed = match reserved {
@@ -45,7 +45,13 @@ impl Index {
                 }
                 self.release(&id)
             }
-            Some(Some(start)) => self.reserve(start, position.clone(), request),
+            Some(Some(start)) => {
+                let freed = self.reserve(start, position.clone(), request);
+                if let Some(held) = &mut self.queue.reservation {
+                    held.is_vacated = is_vacated;
+                }
+                freed
+            }
         };
         (victims, freed)
     }
@@ -132,8 +138,17 @@ impl Index {
             entry.position.clone_from(&position);
         }
         let at = request.rules.now;
-        let next =
-            Reservation { job, position, nodes, start, first_start, at, since: since.unwrap_or(at), is_stale: false };
+        let next = Reservation {
+            job,
+            position,
+            nodes,
+            start,
+            first_start,
+            at,
+            since: since.unwrap_or(at),
+            is_vacated: false,
+            is_stale: false,
+        };
         self.hold(request, next.takers(), &next.nodes);
         for PlacedNode { node_name, .. } in &next.nodes {
             if new_start > before {

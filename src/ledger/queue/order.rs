@@ -11,15 +11,20 @@ use switchyard_plan::cluster::waiting_period;
 
 impl Index {
     pub fn queue_position(&self, job: &TrainJob) -> QueuePosition {
+        let position = self.position_without_reservation(job);
+        let holds = self.queue.reservation.as_ref().is_some_and(|held| held.job == JobId::of(&job.metadata));
+        if holds { position.with_reservation() } else { position }
+    }
+
+    /// The position of a job as if it held no reservation.
+    pub(super) fn position_without_reservation(&self, job: &TrainJob) -> QueuePosition {
         let state = self.job_states.get(&JobId::of(&job.metadata));
         let priority = state.and_then(|state| state.pods.values().map(|pod| pod.priority).max()).unwrap_or(0);
         let namespace = job.metadata.namespace.as_deref().unwrap_or_default();
         let share = self.queue.fairness.as_ref().map_or(0, |fairness| fairness.share(namespace));
-        let position = QueuePosition::of(job, priority, share, self.queue.slowdown);
-        let position =
-            if self.refusals.is_demoted(namespace, self.queue.slowdown.at) { position.demoted() } else { position };
-        let holds = self.queue.reservation.as_ref().is_some_and(|held| held.job == JobId::of(&job.metadata));
-        if holds { position.with_reservation() } else { position }
+        let level = self.queue.settings.policy.level(job, self.queue.slowdown.at);
+        let position = QueuePosition::of(job, priority, share, self.queue.slowdown).at_level(level);
+        if self.refusals.is_demoted(namespace, self.queue.slowdown.at) { position.demoted() } else { position }
     }
 
     /// Sorts jobs to reconcile: first those that are not queued, then in queue order. The order

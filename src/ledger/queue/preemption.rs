@@ -1,13 +1,15 @@
 //! Preemption: which running jobs make way for the head of the queue.
 
 use crate::index::Index;
-use crate::job::{JobId, Key, attempt_of, is_live, placement_of};
+use crate::job::{JobId, Key, attempt_of, is_live, key_of, placement_of};
 use crate::usage::{Usage, UsageOverlay};
+use jiff::Timestamp;
 use switchyard_crds::{PlacedNode, Preemption, TrainJob};
 use switchyard_plan::cluster::PlacementRequest;
 use switchyard_plan::cluster::clock::exceeds_placed_limit;
 use switchyard_plan::cluster::place_with_fabric::place_with_fabric;
 use switchyard_plan::cluster::queue_order::{self, PreemptionOrder, QueuePosition};
+use switchyard_plan::job::gpus;
 
 /// Preemption victims, and the nodes that the preempting job would get.
 pub struct PreemptionPlan {
@@ -25,7 +27,48 @@ fn place_without_takers(
     place_with_fabric(request, overlay.nodes()).ok().map(|found| found.placed.status.nodes)
 }
 
+/// The head of the queue, as the queue policy sees it.
+pub(super) struct PolicyHead {
+    /// Its position without its reservation, which must not make it older than running jobs.
+    position: QueuePosition,
+    gpus: i64,
+}
+
+impl PolicyHead {
+    pub(super) fn of(index: &Index, request: &PlacementRequest<'_>) -> PolicyHead {
+        let gpus = i64::from(gpus(request.job)).saturating_mul(request.valid.request.nodes.into());
+        PolicyHead { position: index.position_without_reservation(request.job), gpus }
+    }
+
+    /// From when it may preempt a running job by the policy; `None` if never.
+    pub(super) fn preempts_from(
+        &self,
+        index: &Index,
+        job: &TrainJob,
+        theirs: &QueuePosition,
+        now: Timestamp,
+    ) -> Option<Timestamp> {
+        index.queue.settings.policy.preemptible_from(job, theirs, &self.position, self.gpus, now)
+    }
+
+    /// Whether preempting all of these jobs is worth it. Jobs that exceed the limit they were placed
+    /// with make way at any cost.
+    fn gains_more_than_it_costs(&self, index: &Index, jobs: Vec<&TrainJob>, now: Timestamp) -> bool {
+        let policy = &index.queue.settings.policy;
+        let jobs: Vec<&TrainJob> = jobs.into_iter().filter(|job| !exceeds_placed_limit(job, now)).collect();
+        let cost: i64 = jobs.iter().map(|job| policy.cost(job, now)).sum();
+        jobs.is_empty() || cost <= policy.gain(jobs.into_iter(), self.gpus, now)
+    }
+}
+
 impl Index {
+    /// When the head of the queue can next preempt jobs by the policy, if that is not now.
+    pub(super) fn preemption_due(&self, key: &Key, now: Timestamp) -> Option<Timestamp> {
+        let held = self.queue.reservation.as_ref().filter(|_| self.queue.settings.policy.preempts())?;
+        let holder = self.job_of(&held.job).filter(|holder| key_of(&holder.metadata) == *key);
+        holder.and(held.start).map(|(at, _)| at).filter(|at| *at > now && !held.is_vacated)
+    }
+
     /// Whether a job may preempt others, according to its policy and the priority classes of its
     /// pods.
     fn preempts(&self, job: &TrainJob) -> bool {
@@ -44,9 +87,12 @@ impl Index {
     ) -> Option<PreemptionPlan> {
         let now = request.rules.now;
         let preempts = self.preempts(request.job);
-        if position.is_demoted() || !(preempts || self.jobs.values().any(|job| exceeds_placed_limit(job, now))) {
+        let by_policy = self.queue.settings.policy.preempts();
+        let is_possible = preempts || by_policy || self.jobs.values().any(|job| exceeds_placed_limit(job, now));
+        if position.is_demoted() || !is_possible {
             return None;
         }
+        let head = PolicyHead::of(self, request);
         let mut leaving = Vec::new();
         let mut candidates = Vec::new();
         for (key, job) in &self.jobs {
@@ -57,7 +103,11 @@ impl Index {
             let theirs = self.queue_position(job);
             let is_lower = preempts && theirs.priority() < position.priority();
             let is_overdue = theirs.priority() <= position.priority() && exceeds_placed_limit(job, now);
-            if placement_of(job).is_some() && !is_preempted && (is_lower || is_overdue) {
+            if placement_of(job).is_none() || is_preempted {
+                continue;
+            }
+            let makes_way = || head.preempts_from(self, job, &theirs, now).is_some_and(|from| from <= now);
+            if is_lower || is_overdue || makes_way() {
                 let order = PreemptionOrder::of(job, &theirs, now);
                 candidates.push((order, key.clone(), self.takers_of(id, |of| of == attempt)));
             }
@@ -70,11 +120,21 @@ impl Index {
         };
         let chosen = queue_order::fewest(candidates.len(), |without| place_without(without).is_some())?;
         let nodes = place_without(&chosen)?;
+        let by_policy = |candidate: &&usize| !(preempts && candidates[**candidate].0.priority() < position.priority());
+        let jobs = chosen.iter().filter(by_policy).filter_map(|candidate| self.jobs.get(&candidates[*candidate].1));
+        if !head.gains_more_than_it_costs(self, jobs.map(|job| &**job).collect(), now) {
+            return None;
+        }
         let victims: Vec<Key> = chosen.into_iter().map(|candidate| candidates[candidate].1.clone()).collect();
         for key in &victims {
             let Some(job) = self.jobs.get(key) else { continue };
             let attempt = attempt_of(job);
-            let mut to = format!("{} (priority {})", self.name_for(job, position), position.priority());
+            let name = self.name_for(job, position);
+            let is_lower = preempts && self.queue_position(job).priority() < position.priority();
+            let mut to = match self.queue.settings.policy.policy {
+                _ if is_lower || exceeds_placed_limit(job, now) => format!("{name} (priority {})", position.priority()),
+                policy => format!("{name}, which comes first in the queue (queue policy {policy:?})"),
+            };
             if exceeds_placed_limit(job, now) {
                 to.push_str("; its limit was raised after placement, and the original limit has passed");
             }

@@ -2,6 +2,7 @@
 //! start.
 
 use super::predictor::Predictor;
+use super::preemption::PolicyHead;
 use crate::index::Index;
 use crate::job::{JobId, is_live, placement_of};
 use crate::usage::{RESERVED_PREFIX, Usage, UsageOverlay};
@@ -11,6 +12,7 @@ use switchyard_crds::{PlacedNode, TrainJob};
 use switchyard_plan::cluster::clock::{deadline, promised_end};
 use switchyard_plan::cluster::place_with_fabric::place_with_fabric;
 use switchyard_plan::cluster::queue_order::{Basis, QueuePosition};
+use switchyard_plan::cluster::queue_policy::PolicySettings;
 use switchyard_plan::cluster::reserve::{smallest_fitting, steps_until_room};
 use switchyard_plan::cluster::view::NodeView;
 use switchyard_plan::cluster::{Demand, PlacementRequest, gang};
@@ -30,6 +32,8 @@ pub struct Reservation {
     pub at: Timestamp,
     /// Since when the job has held a reservation.
     pub since: Timestamp,
+    /// Whether other jobs are being preempted for it.
+    pub is_vacated: bool,
     /// Whether resources were released or a limit changed since then.
     pub is_stale: bool,
 }
@@ -52,6 +56,13 @@ impl Reservation {
             .or_else(|| Some((predictor()?.end_of_next(job, now)?, Basis::RunTimes)))?;
         (end <= start).then_some(basis)
     }
+
+    /// Whether a job behind the holder may use the nodes because the holder can preempt it in time:
+    /// its quantum ends before the holder can start, or nobody knows when that is.
+    pub(super) fn is_open_to_preemptible(&self, job: &TrainJob, now: Timestamp, policy: &PolicySettings) -> bool {
+        let ends = now.saturating_add(policy.quantum).unwrap_or(Timestamp::MAX);
+        !self.is_vacated && policy.is_preemptible(job, now) && self.start.is_none_or(|(start, _)| ends <= start)
+    }
 }
 
 /// Reserved nodes, and when their holder can start there.
@@ -72,13 +83,20 @@ impl Index {
         good: impl Fn(&PlacementRequest<'_>, &BTreeMap<String, NodeView>) -> bool,
     ) -> Option<PlannedStart> {
         let now = request.rules.now;
+        let head = PolicyHead::of(self, request);
+        let makes_way = |id: &JobId| {
+            let job = self.job_of(id).filter(|job| placement_of(job).is_some())?;
+            Some((head.preempts_from(self, job, &self.queue_position(job), now)?, Basis::Limits))
+        };
+        let by_policy = self.queue.settings.policy.preempts();
         let mut ending: Vec<(Timestamp, Basis, JobId)> = self
             .job_states
             .keys()
             .filter(|id| **id != JobId::of(&request.job.metadata))
             // A job that ran past its limit can end at any moment.
             .filter_map(|id| {
-                let by_limit = || Some((self.end_of(id, now)?, Basis::Limits));
+                let end = self.end_of(id, now).map(|end| (end, Basis::Limits));
+                let by_limit = || end.into_iter().chain(by_policy.then(|| makes_way(id)).flatten()).min();
                 let estimated =
                     || Some((self.queue.predictor.as_ref()?.end_of_running(self.job_of(id)?, now)?, Basis::RunTimes));
                 let (end, basis) = by_limit().or_else(estimated)?;

@@ -21,6 +21,7 @@ use switchyard_plan::cluster::levels::{DomainLevel, Levels};
 use switchyard_plan::cluster::place_with_fabric::{PlacementFailure, PlacementWithFabric, place_with_fabric};
 #[cfg(test)]
 use switchyard_plan::cluster::queue_order::Basis;
+use switchyard_plan::cluster::queue_policy::attained;
 use switchyard_plan::cluster::view::NodeView;
 use switchyard_plan::cluster::{PlacementRequest, PlacementRules, WaitReason, allocation};
 use switchyard_plan::objects::{Defaults, pod};
@@ -53,6 +54,8 @@ pub struct Product {
     look: BTreeSet<usize>,
     /// The first forecast of each waiting job.
     forecasts: BTreeMap<usize, Option<[f64; 2]>>,
+    /// When waiting jobs must be reconciled even if nothing happens until then.
+    rechecks: BTreeMap<usize, Timestamp>,
 }
 
 impl Product {
@@ -86,6 +89,7 @@ impl Product {
             urgent: BTreeSet::new(),
             look: BTreeSet::new(),
             forecasts: BTreeMap::new(),
+            rechecks: BTreeMap::new(),
         })
     }
 
@@ -116,7 +120,10 @@ impl Product {
             self.urgent.insert(job.number);
             manifest["spec"]["topologyPolicy"] = json!({"preemption": "LowerPriority"});
         }
-        if job.saves {
+        if let Some(period) = job.checkpoint {
+            manifest["spec"]["checkpoint"] =
+                json!({"path": "/checkpoints", "periodSeconds": period as i64, "onSuspend": "Discard"});
+        } else if job.saves {
             // Only our own engine declares that it saves; for the queue, another framework's job is
             // otherwise the same.
             manifest["spec"]["checkpoint"] = json!({"path": "/checkpoints"});
@@ -177,13 +184,17 @@ impl Product {
     fn restart(&mut self, number: usize, why: Stopped, now: Timestamp) {
         let Some(mut object) = self.jobs.get(&number).cloned() else { return };
         let Ok(valid) = validate(&object) else { return };
+        let ran = attained(&object, now).as_secs();
         let status = object.status.get_or_insert_default();
+        status.ran_seconds = Some(ran);
         status.attempt = status.attempt.map(|attempt| attempt + 1);
         let reason = match why {
             Stopped::HostFailed => conditions::RESTARTING,
             Stopped::Preempted => {
                 let hour = RecentRestarts { since: Time(now), infrastructure: 0, preemption: 1 };
-                status.restarts.get_or_insert_default().recent.push(hour);
+                let restarts = status.restarts.get_or_insert_default();
+                restarts.recent.push(hour);
+                restarts.preemption += 1;
                 conditions::PREEMPTED
             }
         };
@@ -255,6 +266,10 @@ impl Product {
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now };
         let next = self.index.settle(&object, standing, waits, rules);
         self.look.extend(next.jobs.iter().filter_map(number_of));
+        match next.recheck {
+            Some(at) => self.rechecks.insert(number, at),
+            None => self.rechecks.remove(&number),
+        };
         if waits.is_some() {
             if !self.forecasts.contains_key(&number) {
                 let window = self.index.forecast(&key, now).and_then(|forecast| forecast.window.ok());
@@ -324,6 +339,7 @@ impl Rule for Product {
 
     fn ended(&mut self, job: usize, now: f64) {
         let Some(mut object) = self.jobs.remove(&job) else { return };
+        self.rechecks.remove(&job);
         let status = object.status.get_or_insert_default();
         (status.completion_time, status.conditions) =
             (Some(Time(at(now))), vec![condition(conditions::COMPLETE, "True", conditions::COMPLETE, at(now))]);
@@ -347,6 +363,9 @@ impl Rule for Product {
     fn decide(&mut self, now: f64) -> Result<Vec<Decision>, String> {
         let now = at(now);
         let mut decisions = Vec::new();
+        let due: Vec<usize> = self.rechecks.iter().filter(|(_, at)| **at <= now).map(|(number, _)| *number).collect();
+        self.rechecks.retain(|_, at| *at > now);
+        self.look.extend(due);
         while !self.look.is_empty() {
             let keys = std::mem::take(&mut self.look)
                 .into_iter()
@@ -361,6 +380,12 @@ impl Rule for Product {
             }
         }
         Ok(decisions)
+    }
+
+    fn next_decision(&self) -> Option<f64> {
+        let next = self.rechecks.values().min()?;
+        // Rounding must not bring it forward.
+        Some((next.duration_since(BEGIN).as_secs_f64() * 1000.0).ceil() / 1000.0)
     }
 }
 
