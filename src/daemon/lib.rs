@@ -4,7 +4,7 @@
 
 mod args;
 
-pub use args::{ControllerArgs, QueuePredictor, Toggle};
+pub use args::{ControllerArgs, QueuePolicyName, QueuePredictor, Toggle};
 
 use jiff::SignedDuration;
 use std::fmt::Display;
@@ -13,6 +13,7 @@ use std::time::Duration;
 use switchyard_controller::{self as controller, PredictorSettings, QueueSettings, Settings, Timing, Weights};
 use switchyard_fabric::profile::Profile;
 use switchyard_plan::cluster::levels::{DomainLevel, LevelError, Levels};
+use switchyard_plan::cluster::queue_policy::PolicySettings;
 use switchyard_plan::objects::Defaults;
 use switchyard_service::file::{self, ONE_OBJECT};
 use switchyard_service::{Connection, connect, telemetry};
@@ -95,6 +96,7 @@ fn queue_settings(args: &ControllerArgs) -> QueueSettings {
     QueueSettings {
         longest_reservation: Some(SignedDuration::from_secs(args.longest_reservation_seconds.into())),
         predictor: (args.queue_predictor == QueuePredictor::RunTimes).then(PredictorSettings::default),
+        policy: PolicySettings { policy: args.queue_policy.into(), ..PolicySettings::default() },
         weights,
         gang_classes: args.gang_priority_classes.iter().cloned().collect(),
         names_others: args.name_other_namespaces == Toggle::Enabled,
