@@ -32,6 +32,12 @@ pub struct TrainJobStatus {
     #[schemars(range(min = 1))]
     pub placed_limit_seconds: Option<i64>,
 
+    /// Seconds for which earlier attempts were placed. The queue policy `LeastAttainedService`
+    /// orders jobs by the time that they have run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub ran_seconds: Option<i64>,
+
     /// End of the job, successful or not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,

@@ -19,7 +19,7 @@ use switchyard_simulate::fabric::Fabric;
 use switchyard_simulate::failures::Failures;
 use switchyard_simulate::measure::{Figures, JobWindow, Waits, figures};
 use switchyard_simulate::picture::{Curve, picture};
-use switchyard_simulate::replay::{Decision, Job, ReplayOutcome, Rule, Scenario, replay};
+use switchyard_simulate::replay::{Decision, Job, PreemptibleJobs, ReplayOutcome, Rule, Scenario, replay};
 use switchyard_simulate::rules::Policy;
 use switchyard_simulate::trace::{self, Format, Row, Skipped, Trace, shaken};
 use switchyard_worker_contract::exit::Exit;
@@ -59,7 +59,12 @@ fn outcomes(cli: &Cli, args: &SimulateArgs) -> Result<(Input, Vec<Outcome>), Fai
                     let (model, limits) = (args.bandwidth.into(), input.limits.into());
                     let failures =
                         args.node_failures.map(|days| Failures { seed, ..Failures::every_days(days.into()) });
-                    let scenario = Scenario { fabric: &variant.fabric, model, limits, failures, urgent: None };
+                    let preemptible = Some(PreemptibleJobs {
+                        percent: args.preemptible_percent.into(),
+                        checkpoint: args.checkpoint_seconds.into(),
+                        overhead: args.preemption_seconds.into(),
+                    });
+                    let scenario = Scenario { failures, preemptible, ..Scenario::new(&variant.fabric, model, limits) };
                     let rule = policy.rule(&variant.fabric, &input.machine).map_err(Failure::unexpected)?;
                     let mut watched = WithProgress { rule, progress: &mut progress };
                     replay(rows, scenario, &mut watched).map_err(|why| {
@@ -114,7 +119,7 @@ impl Input {
             }
             Some(limits) => limits,
             None if has_limits => Limits::Trace,
-            None => Limits::Coarse,
+            None => Limits::None,
         };
         let counted = JobWindow::of(&rows);
         Ok(Input { trace, format, rows, skipped_jobs, cluster, machine, limits, counted })
@@ -133,6 +138,9 @@ impl Input {
             "bandwidth": word(&args.bandwidth),
             "countedJobs": word(&self.counted),
             "nodeFailuresEveryDays": args.node_failures,
+            "preemptiblePercent": args.preemptible_percent,
+            "checkpointSeconds": args.checkpoint_seconds,
+            "preemptionSeconds": args.preemption_seconds,
             "cluster": {
                 "hosts": fabric.hosts.len(), "gpusPerHost": fabric.gpus_per_host, "leaves": fabric.leaves.len(), "blocks": fabric.blocks.len(),
                 "oversubscription": fabric.oversubscription, "labels": keys, "reportOf": machine, "leftOut": skipped,
@@ -296,6 +304,10 @@ impl Rule for WithProgress<'_> {
 
     fn decide(&mut self, now: f64) -> Result<Vec<Decision>, String> {
         self.rule.decide(now)
+    }
+
+    fn next_decision(&self) -> Option<f64> {
+        self.rule.next_decision()
     }
 }
 

@@ -3,15 +3,16 @@
 
 mod args;
 
-pub use args::{ControllerArgs, QueuePredictor, Toggle};
+pub use args::{ControllerArgs, QueuePolicyName, QueuePredictor, Toggle};
 
-use crate::{Settings, Timing};
+use crate::{PredictorSettings, QueueSettings, Settings, Timing, Weights};
 use jiff::SignedDuration;
 use std::fmt::Display;
 use std::path::Path;
 use std::time::Duration;
 use switchyard_fabric::profile::Profile;
 use switchyard_plan::cluster::levels::{DomainLevel, LevelError, Levels};
+use switchyard_plan::cluster::queue_policy::PolicySettings;
 use switchyard_plan::objects::Defaults;
 use switchyard_service::file::{self, ONE_OBJECT};
 use switchyard_service::{Connection, connect, telemetry};
@@ -76,12 +77,8 @@ pub fn start(args: &ControllerArgs) -> Result<Exit, Failure> {
             levels,
             node_grace: SignedDuration::from_secs(args.node_grace_seconds.into()),
             longest_schedule_timeout: SignedDuration::from_secs(args.max_schedule_timeout_seconds.into()),
-            longest_reservation: SignedDuration::from_secs(args.longest_reservation_seconds.into()),
             mass_outage_percent: args.fleet_brake_percent,
-            predicts_run_times: args.queue_predictor == QueuePredictor::RunTimes,
-            weights: args.queue_weights.iter().cloned().collect(),
-            gang_classes: args.gang_priority_classes.iter().cloned().collect(),
-            names_other_namespaces: args.name_other_namespaces == Toggle::Enabled,
+            queue: queue_settings(args),
             provisioning_class: args.provisioning_class.clone(),
             admission_policies: args.admission_policies.clone(),
         };
@@ -91,6 +88,19 @@ pub fn start(args: &ControllerArgs) -> Result<Exit, Failure> {
         crate::run(settings, config, stopped).await.map_err(Failure::usage)?;
         Ok(*exit.borrow())
     })
+}
+
+fn queue_settings(args: &ControllerArgs) -> QueueSettings {
+    let weights = (!args.queue_weights.is_empty()).then(|| Weights::new(args.queue_weights.iter().cloned().collect()));
+    QueueSettings {
+        longest_reservation: Some(SignedDuration::from_secs(args.longest_reservation_seconds.into())),
+        predictor: (args.queue_predictor == QueuePredictor::RunTimes).then(PredictorSettings::default),
+        policy: PolicySettings { policy: args.queue_policy.into(), ..PolicySettings::default() },
+        weights,
+        gang_classes: args.gang_priority_classes.iter().cloned().collect(),
+        names_others: args.name_other_namespaces == Toggle::Enabled,
+        ..QueueSettings::default()
+    }
 }
 
 fn timing(args: &ControllerArgs) -> Result<Option<Timing>, String> {

@@ -35,6 +35,8 @@ pub mod daemon;
 
 pub use election::Timing;
 
+pub use switchyard_ledger::queue::{PredictorSettings, QueueSettings, Weights};
+
 use crate::apply::Executor;
 use election::Leadership;
 use endpoints::Health;
@@ -43,7 +45,6 @@ use kube::Client;
 use kube::runtime::events::Recorder;
 use metrics::Metrics;
 use queue::Queue;
-use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -79,19 +80,9 @@ pub struct Settings {
     pub node_grace: SignedDuration,
     /// Upper bound of `gangPolicy.scheduleTimeoutSeconds`.
     pub longest_schedule_timeout: SignedDuration,
-    /// How long the head of the queue may hold a reservation without starting.
-    pub longest_reservation: SignedDuration,
     /// Percentage of the nodes that must stop reporting together to trip the circuit breaker.
     pub mass_outage_percent: u8,
-    /// Whether estimated run times replace missing limits.
-    pub predicts_run_times: bool,
-    /// Fair-share weights by namespace; past usage does not affect the queue if empty.
-    pub weights: BTreeMap<String, u32>,
-    /// Priority classes whose `preemptionPolicy: Never` applies to the scheduler only. For their
-    /// jobs, `topologyPolicy.preemption` decides.
-    pub gang_classes: BTreeSet<String>,
-    /// Whether messages in a job's status name jobs of other namespaces.
-    pub names_other_namespaces: bool,
+    pub queue: QueueSettings,
     /// Class of the ProvisioningRequests with which gangs request nodes; `None` if they do not.
     pub provisioning_class: Option<String>,
     /// Admission policies that must be in force, each with a binding of the same name.

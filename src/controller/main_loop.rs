@@ -16,10 +16,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use switchyard_ledger::fairness::{Fairness, Weights};
 use switchyard_ledger::index::Index;
-use switchyard_ledger::leader_state::LeaderState;
-use switchyard_ledger::predictor::Predictor;
+use switchyard_ledger::queue::LeaderState;
 use switchyard_plan::cluster::events::{EventDraft, Severity};
 use switchyard_service::ServerClock;
 use tokio::net::TcpListener;
@@ -60,10 +58,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     let (leader, leadership) = election::channel(boot_time);
     let reporter = Reporter { controller: "switchyard-controller".into(), instance: Some(settings.identity.clone()) };
     let mut index = Index::default();
-    index.predictor = settings.predicts_run_times.then(Predictor::default);
-    index.longest_reservation = Some(settings.longest_reservation);
-    (index.gang_classes, index.names_others) = (settings.gang_classes.clone(), settings.names_other_namespaces);
-    index.fairness = (!settings.weights.is_empty()).then(|| Fairness::new(Weights::new(settings.weights.clone())));
+    index.queue.configure(|queue| queue.clone_from(&settings.queue));
     let context = Context {
         executor: Executor::new(client.clone()),
         recorder: Recorder::new(client.clone(), reporter),

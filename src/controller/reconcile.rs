@@ -131,16 +131,18 @@ impl Context {
             _ => {}
         }
         let rules = self.rules(now);
-        let mut others = index.refresh_reservation(&job, rules);
-        let ahead = index.job_ahead(&job, now);
+        let standing = index.standing(&job, rules);
         let forecast = index.forecast(key, now);
-        let cooldown_until = index.cooldown_until(key);
-        let ignored = index.ignorable_takers(&job, now);
         let quota_recipient = index.quota_recipient(&job, rules);
         let (avoided_nodes, avoidance_ends) = (index.avoided_nodes(&id, now), index.avoidance_ends(&id, now));
         match index.catch_up(&id, instant) {
             CacheState::Current => {}
-            CacheState::Behind { until } => return Err(until),
+            CacheState::Behind { until } => {
+                // The jobs that must make way are already chosen.
+                let others = index.in_order(standing.others);
+                others.into_iter().for_each(|other| self.queue.schedule(other, instant, Pass::Optional));
+                return Err(until);
+            }
             CacheState::TimedOut => {
                 warn!(job = %key, "the cache has not shown a write for {} s; continuing without it", pending_writes::CACHE_TIMEOUT.as_secs());
                 self.metrics.cache_timed_out();
@@ -166,7 +168,7 @@ impl Context {
         });
         let gives_way = family.preempted_by.clone().filter(|_| family.preempted_attempt == Some(attempt_of(&job)));
         // Ignore the shares that do not block this job.
-        let usage = UsageOverlay::new(&mut index.usage, &ignored);
+        let usage = UsageOverlay::new(&mut index.usage, &standing.ignorable);
         let actual_gpus = gpus_of_pods(&job, family, &index.devices, &usage);
         let snapshot = JobSnapshot {
             job: &job,
@@ -177,9 +179,9 @@ impl Context {
             missing: &index.missing,
             rules,
             actual: &actual_gpus,
-            ahead: ahead.as_ref(),
+            ahead: standing.ahead.as_ref(),
             forecast,
-            cooldown_until,
+            cooldown_until: standing.cooldown_until,
             queue_length: index.queue.len(),
             preempted_by: gives_way.as_deref(),
             write_error: family.write_error.as_ref().or(conflict.as_ref()),
@@ -233,16 +235,12 @@ impl Context {
         if plan.wait_reason.is_some() && !index.short_of_quota_in(&key.namespace).is_empty() {
             self.queue.add(key.clone(), instant + QUOTA_RECHECK);
         }
-        others.extend(match plan.wait_reason {
-            Some(waits) => index.enqueue(key, waits, rules),
-            None => index.leave_queue(key, &id),
-        });
-        if let Some(at) = index.reservation_ends(key) {
+        let next = index.settle(&job, standing, plan.wait_reason, rules);
+        drop(guard);
+        if let Some(at) = next.recheck {
             self.queue.add(key.clone(), instant + Duration::try_from(at.duration_since(now)).unwrap_or_default());
         }
-        let others = index.in_order(others);
-        drop(guard);
-        others.into_iter().for_each(|other| self.queue.schedule(other, instant, Pass::Optional));
+        next.jobs.into_iter().for_each(|other| self.queue.schedule(other, instant, Pass::Optional));
         Ok(Some(Planned { job, id, plan, held, is_contested }))
     }
 

@@ -5,36 +5,25 @@
 //! the jobs that must be reconciled.
 
 mod claims;
-mod forecast;
 mod missing;
-mod order;
-mod placement_delay;
 mod pods;
-mod queue;
-mod reservation;
-mod reservation_limit;
+mod request;
+mod restart_hold;
 mod slice_join;
 
-pub use placement_delay::PlacementDelay;
-pub use queue::QueueEntry;
-pub(crate) use queue::WakeCondition;
-pub use reservation::Reservation;
-pub(crate) use reservation::{PlannedStart, is_usable};
 pub use slice_join::{MissingSlice, SliceJoin};
 
 use crate::devices::Devices;
-use crate::fairness::Fairness;
 use crate::incidents::Incidents;
 use crate::job::{JobId, Key, attempt_of, is_live, key_of, placement_of};
 use crate::mass_outage::MassOutage;
 use crate::pending_writes::{CacheState, PendingWrites};
-use crate::predictor::Predictor;
 use crate::progress::Progress;
+use crate::queue::Queue;
 use crate::refusals::Refusals;
 use crate::schedulers::Schedulers;
 use crate::usage::Usage;
-use forecast::Forecasts;
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,7 +32,6 @@ use std::time::Instant;
 use switchyard_crds::{PlacementStatus, TrainJob, labels};
 use switchyard_plan::cluster::blocker::WriteError;
 use switchyard_plan::cluster::ownership;
-use switchyard_plan::cluster::queue_order::Slowdown;
 use switchyard_plan::cluster::transport::LogObservation;
 use switchyard_plan::cluster::view::{NodeView, ObjectView, PodView};
 use switchyard_plan::objects::Kind;
@@ -140,34 +128,9 @@ pub struct Index {
     /// Latest resource version of each kind in each namespace that has jobs. Versions are per
     /// namespace because each may have its own watch, and one may be ahead of another.
     versions: BTreeMap<String, BTreeMap<&'static str, u64>>,
-    /// Queued jobs, and what each waits for.
-    pub queue: BTreeMap<Key, QueueEntry>,
-    /// The time at which the queue was last ordered, which determines how late each job is.
-    pub slowdown: Slowdown,
-    /// The reservation of the head of the queue.
-    pub reservation: Option<Reservation>,
-    /// Upper bound on the time for which the head may hold its reservation; `None` if unbounded.
-    pub longest_reservation: Option<SignedDuration>,
-    /// Jobs that held a reservation for too long, and until when they get none.
-    pub(crate) cooldowns: BTreeMap<Key, Timestamp>,
-    /// UID of the job that held the reservation under an earlier leader, and since when.
-    pub(crate) previous_holder: Option<(String, Timestamp)>,
-    /// Estimates run times of jobs without limits; `None` disables the estimates.
-    pub predictor: Option<Predictor>,
-    /// Orders the queue by past usage of the namespaces; `None` disables fair share.
-    pub fairness: Option<Fairness>,
+    pub queue: Queue,
     /// Class of the ProvisioningRequests of gangs that lack nodes; `None` if none are created.
     pub provisioning_class: Option<String>,
-    /// Priority classes whose `preemptionPolicy: Never` applies to the scheduler only.
-    pub gang_classes: BTreeSet<String>,
-    /// Whether messages in a job's status name jobs of other namespaces.
-    pub names_others: bool,
-    /// How long gangs wait for a better placement; `None` if they do not.
-    pub placement_delay: Option<PlacementDelay>,
-    /// Jobs that wait for a better placement, and since when they could have started.
-    pub(crate) startable_since: BTreeMap<Key, Timestamp>,
-    /// Start time estimates of queued jobs.
-    pub forecasts: Forecasts,
     /// Jobs whose pods were last refused because of a ResourceQuota. Reading it drops those that
     /// have recovered.
     pub(crate) short_of_quota: BTreeSet<JobId>,
@@ -238,19 +201,10 @@ impl Index {
         let before = self.jobs.insert(key.clone(), Arc::new(job));
         let has_ended = |job: &&Arc<TrainJob>| !is_live(job) && before.as_ref().is_none_or(|before| is_live(before));
         if let Some(job) = self.jobs.get(&key).filter(has_ended) {
-            self.predictor.iter_mut().for_each(|predictor| predictor.learn(job));
-            self.fairness.iter_mut().for_each(|fairness| fairness.learn(job));
+            self.queue.learn(job);
         }
-        let limit = |job: Option<&Arc<TrainJob>>| job.and_then(|job| job.spec.active_deadline_seconds);
-        if let Some(held) = self.reservation.as_mut().filter(|_| limit(before.as_ref()) != limit(self.jobs.get(&key))) {
-            held.is_stale = true;
-        }
-        let limits = [before.as_ref(), self.jobs.get(&key)].map(|job| limit(job).unwrap_or(i64::MAX));
-        if before.is_some() && limits[1] > limits[0] {
-            // The job reached the head of the queue with a lower limit, so it loses its
-            // reservation.
-            effect.room.extend(self.unreserve(|held| held.job == id));
-        }
+        let [old, new] = [before.as_ref(), self.jobs.get(&key)].map(|job| job?.spec.active_deadline_seconds);
+        effect.room.extend(self.limit_changed(&id, old, new));
         effect.room.extend(self.update_restart_hold(&id));
         effect.room.extend(self.recount(&id));
         effect.jobs.insert(key);

@@ -23,7 +23,7 @@ use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::cluster::place_with_fabric::{PlacementFailure, PlacementWithFabric, place_with_fabric};
 use switchyard_plan::cluster::queue_order::JobAhead;
 use switchyard_plan::cluster::view::NodeView;
-use switchyard_plan::cluster::{PlacementRequest, PlacementRules, WaitReason};
+use switchyard_plan::cluster::{PlacementRequest, PlacementRules};
 use switchyard_plan::objects::{Defaults, observed_content, pod};
 use switchyard_plan::{Invalid, ValidJob, validate};
 
@@ -98,7 +98,7 @@ impl Cluster {
             cluster.add(kind, item).map_err(|error| format!("items[{position}] ({kind} {name}): {error}"))?;
         }
         // The user has these objects, and so already knows all names.
-        cluster.index.names_others = true;
+        cluster.index.queue.configure(|queue| queue.names_others = true);
         let ids: Vec<JobId> = cluster.index.job_states.keys().cloned().collect();
         ids.iter().for_each(|id| cluster.resolve(id));
         cluster.index.show_all();
@@ -161,17 +161,13 @@ impl Cluster {
         absent(state.into_iter().flat_map(|state| state.pods.values()))
     }
 
-    /// Queues the waiting jobs, in order, so that the head of the queue gets its reservation.
+    /// Queues the waiting jobs.
     fn fill_queue(&mut self) {
         let is_waiting = |job: &TrainJob| is_queued(job) && self.absent(job).is_none();
         let waiting = self.index.jobs.iter().filter(|(_, job)| is_waiting(job));
-        let mut waiting: Vec<Key> = waiting.map(|(key, _)| key.clone()).collect();
+        let waiting: Vec<Key> = waiting.map(|(key, _)| key.clone()).collect();
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now: self.now };
-        self.index.slowdown.at = self.now;
-        waiting.sort_by_key(|key| self.index.jobs.get(key).map(|job| self.index.queue_position(job)));
-        for key in waiting {
-            self.index.enqueue(&key, WaitReason::Room { open: 0 }, rules);
-        }
+        self.index.enqueue_all(waiting, rules);
     }
 
     /// All nodes by name.
@@ -233,13 +229,12 @@ impl Cluster {
             return Ok(PlacementVerdict { placement, ahead: None, forecast: None, victims: Vec::new(), fabric: None });
         }
         let avoided_nodes = self.index.avoided_nodes(&id, self.now);
+        let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now: self.now };
+        let standing = self.index.standing(&job, rules);
         // The job's own shares do not block it.
         let own = self.index.takers_of(&id, |_| true);
         let mut overlay = UsageOverlay::new(&mut self.index, &own);
-        let ahead = overlay.job_ahead(&job, self.now);
-        let free = overlay.ignorable_takers(&job, self.now);
-        overlay.remove(&free);
-        let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now: self.now };
+        overlay.remove(&standing.ignorable);
         let admitted = overlay.admitted(&job, &valid);
         let request =
             PlacementRequest { job: &job, valid: &valid, rules, admitted: &admitted, avoided_nodes: &avoided_nodes };
@@ -255,7 +250,7 @@ impl Cluster {
         let forecast = self.index.forecast(&key, self.now);
         Ok(PlacementVerdict {
             placement,
-            ahead,
+            ahead: standing.ahead,
             forecast,
             victims: victims.iter().map(ToString::to_string).collect(),
             fabric,

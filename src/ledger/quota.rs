@@ -56,7 +56,7 @@ impl Index {
             let (first, other) = short.first()?;
             return (*first < position).then(|| key_of(&other.metadata));
         }
-        if !self.queue.contains_key(&key_of(&job.metadata)) {
+        if !self.queue.contains(&key_of(&job.metadata)) {
             return None;
         }
         let has_room = |(_, other): &(QueuePosition, Arc<TrainJob>)| self.has_room_now(other, rules);

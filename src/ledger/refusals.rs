@@ -114,7 +114,7 @@ mod tests {
         let mut index = Index::default();
         let (old, new) = (job("z", "good", None), job("fresh", "evil", None));
         let is_first = |index: &mut Index, second: i64| {
-            index.slowdown.at = at(second);
+            index.queue.set_time(at(second));
             index.queue_position(&new) < index.queue_position(&old)
         };
         for number in 0..3 {

@@ -28,6 +28,8 @@ pub struct Job {
     /// Whether the job writes a checkpoint when it is stopped. The other jobs write checkpoints by
     /// the clock, which rules do not see.
     pub saves: bool,
+    /// Seconds between two checkpoints of a preemptible job; `None` if the job writes none.
+    pub checkpoint: Option<f64>,
 }
 
 impl Job {
@@ -72,6 +74,10 @@ pub trait Rule {
     /// # Errors
     /// The rule contradicts itself.
     fn decide(&mut self, now: f64) -> Result<Vec<Decision>, String>;
+    /// When the rule wants to decide again even if nothing happens until then.
+    fn next_decision(&self) -> Option<f64> {
+        None
+    }
 }
 
 /// Where the limits of the manifests come from.
@@ -99,6 +105,26 @@ pub struct Scenario<'a> {
     pub failures: Option<Failures>,
     /// `None` if all jobs have one class.
     pub urgent: Option<UrgentJobs>,
+    /// `None` if no job is preemptible, except for jobs of a higher class.
+    pub preemptible: Option<PreemptibleJobs>,
+}
+
+impl<'a> Scenario<'a> {
+    /// A scenario without failures, in which all jobs have one class and none is preemptible.
+    pub fn new(fabric: &'a Fabric, model: Model, limits: Limits) -> Scenario<'a> {
+        Scenario { fabric, model, limits, failures: None, urgent: None, preemptible: None }
+    }
+}
+
+/// Jobs that resume from checkpoints after a preemption.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PreemptibleJobs {
+    /// Percentage of the jobs, chosen by a hash. The others write no checkpoints.
+    pub percent: u64,
+    /// Work between two checkpoints; seconds at the best placement.
+    pub checkpoint: f64,
+    /// Seconds to save a job and to start it again, which every preemption costs.
+    pub overhead: f64,
 }
 
 /// Jobs of a higher class, which can preempt the others.
@@ -124,7 +150,7 @@ pub struct JobOutcome {
     pub is_urgent: bool,
     /// How often it was stopped, by a host failure or preemption.
     pub restarts: u32,
-    /// Repeated work, seconds at the best placement.
+    /// Repeated work and the overhead of preemptions, seconds at the best placement.
     pub lost: f64,
     /// Total seconds from each stop to the next start.
     pub waited_again: f64,
@@ -196,7 +222,9 @@ pub fn replay(rows: &[Row], scenario: Scenario<'_>, rule: &mut dyn Rule) -> Resu
         // Once nothing runs and nothing arrives, only a repair can help the waiting jobs.
         let is_active = end.is_some() || submit.is_some();
         let change = simulation.hosts.next(is_active).filter(|_| is_active || simulation.has_waiting());
-        let Some(next_event) = [end, submit, change].into_iter().flatten().reduce(f64::min) else { break };
+        let decision = rule.next_decision().filter(|_| is_active);
+        let next_event = [end, submit, change, decision].into_iter().flatten().reduce(f64::min);
+        let Some(next_event) = next_event else { break };
         let now = simulation.advance(next_event);
         while let Some(job) = simulation.end_at(now) {
             rule.ended(job, now);

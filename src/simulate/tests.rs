@@ -11,9 +11,9 @@ use crate::trace::Row;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_ledger::fairness::Weights;
-use switchyard_ledger::index::PlacementDelay;
-use switchyard_ledger::predictor::PredictorSettings;
+use switchyard_ledger::queue::{PlacementDelay, PredictorSettings, Weights};
+
+mod preemption;
 
 /// Two leaves of two hosts.
 fn fabric() -> Fabric {
@@ -55,8 +55,7 @@ fn all(fabric: &Fabric) -> Vec<(&'static str, Box<dyn Rule>)> {
 
 fn run(rule: &mut dyn Rule, jobs: &[(f64, f64, u32)], limits: Limits) -> ReplayOutcome {
     let fabric = fabric();
-    replay(&rows(jobs), Scenario { fabric: &fabric, model: Model::Levels, limits, failures: None, urgent: None }, rule)
-        .unwrap()
+    replay(&rows(jobs), Scenario::new(&fabric, Model::Levels, limits), rule).unwrap()
 }
 
 fn starts(outcome: &ReplayOutcome) -> Vec<f64> {
@@ -134,8 +133,7 @@ impl Rule for FixedHosts {
 #[test]
 fn a_rule_that_reuses_allocated_gpus_is_detected() {
     let fabric = fabric();
-    let scenario =
-        Scenario { fabric: &fabric, model: Model::Levels, limits: Limits::None, failures: None, urgent: None };
+    let scenario = Scenario::new(&fabric, Model::Levels, Limits::None);
     let error = replay(&rows(&[(0.0, 9.0, 8), (1.0, 9.0, 8)]), scenario, &mut FixedHosts::on(&[0])).unwrap_err();
     assert_eq!(error, "job 1: host 0 does not have 8 GPUs free");
     let error = replay(&rows(&[(0.0, 9.0, 8)]), scenario, &mut FixedHosts::nowhere()).unwrap_err();
@@ -150,13 +148,7 @@ fn under_every_rule_a_stopped_job_repeats_work_after_its_checkpoint() {
     let fabric = Fabric { oversubscription: [1.0, 1.0], ..fabric() };
     let jobs = rows(&[(0.0, 5000.0, 16), (1.0, 900.0, 8), (2.0, 50.0, 3), (9.0, 2000.0, 24), (10.0, 700.0, 8)]);
     for (name, mut rule) in all(&fabric).into_iter().filter(|(name, _)| *name != "pool") {
-        let scenario = Scenario {
-            fabric: &fabric,
-            model: Model::Levels,
-            limits: Limits::Coarse,
-            failures: Some(FAIL_OFTEN),
-            urgent: None,
-        };
+        let scenario = Scenario { failures: Some(FAIL_OFTEN), ..Scenario::new(&fabric, Model::Levels, Limits::Coarse) };
         let outcome = replay(&jobs, scenario, rule.as_mut()).unwrap();
         for job in &outcome.jobs {
             assert!((job.ran() - job.duration - job.lost).abs() < 1e-6, "{name}: {job:?}");
@@ -169,13 +161,7 @@ fn under_every_rule_a_stopped_job_repeats_work_after_its_checkpoint() {
 #[test]
 fn a_rule_that_uses_a_failed_host_is_detected() {
     let fabric = fabric();
-    let scenario = Scenario {
-        fabric: &fabric,
-        model: Model::Levels,
-        limits: Limits::None,
-        failures: Some(FAIL_OFTEN),
-        urgent: None,
-    };
+    let scenario = Scenario { failures: Some(FAIL_OFTEN), ..Scenario::new(&fabric, Model::Levels, Limits::None) };
     let error = replay(&rows(&[(0.0, 90_000.0, 8)]), scenario, &mut FixedHosts::on(&[0])).unwrap_err();
     assert_eq!(error, "job 0: host 0 does not have 8 GPUs free");
     let error = replay(&rows(&[(0.0, 9.0, 8)]), scenario, &mut Pool::new(&fabric, PoolOrder::BestEffort)).unwrap_err();
@@ -212,7 +198,7 @@ fn a_restarting_gang_keeps_its_remaining_hosts_while_it_waits() {
 
 fn job(number: usize, pods: u32, team: usize, limit: Option<f64>) -> Job {
     let (is_urgent, saves) = (false, false);
-    Job { number, submit: number as f64, pods, gpus: 8, limit, team, is_urgent, saves }
+    Job { number, submit: number as f64, pods, gpus: 8, limit, team, is_urgent, saves, checkpoint: None }
 }
 
 fn started(product: &mut Product, now: f64) -> Vec<(usize, Vec<usize>)> {
@@ -228,7 +214,7 @@ fn with_weights_the_team_with_the_least_usage_goes_first() {
     for (weights, first) in [(None, 1), (Some(Weights::new(BTreeMap::new())), 2)] {
         let mut product = product(&Fabric::regular(1, 4));
         if let Some(weights) = weights {
-            product = product.with_fair_share(weights);
+            product = product.with_queue(|queue| queue.weights = Some(weights));
         }
         product.submitted(&job(0, 4, 0, None)).unwrap();
         assert_eq!(started(&mut product, 0.0).len(), 1);
@@ -245,7 +231,8 @@ fn with_weights_the_team_with_the_least_usage_goes_first() {
 #[test]
 fn a_gang_waits_for_a_better_placement_for_a_share_of_its_limit() {
     for (limit, waits) in [(20_000.0, true), (5000.0, false)] {
-        let mut product = product(&fabric()).with_placement_delay(PlacementDelay::default());
+        let mut product =
+            product(&fabric()).with_queue(|queue| queue.placement_delay = Some(PlacementDelay::default()));
         for (number, limit) in [(0, Some(1000.0)), (1, None), (2, None)] {
             product.submitted(&job(number, 1, 0, limit)).unwrap();
         }
@@ -293,7 +280,7 @@ fn a_preempted_job_repeats_work_after_its_checkpoint() {
         .map(|at| (f64::from(at) * 30.0, 500.0 + f64::from(at % 7) * 100.0, [8, 8, 32][at as usize % 3]))
         .collect();
     let urgent = Some(UrgentJobs { one_in: 2, checkpoint: 100.0 });
-    let scenario = Scenario { fabric: &fabric, model: Model::Levels, limits: Limits::Coarse, failures: None, urgent };
+    let scenario = Scenario { urgent, ..Scenario::new(&fabric, Model::Levels, Limits::Coarse) };
     let outcome = replay(&rows(&jobs), scenario, &mut product(&fabric)).unwrap();
     for job in &outcome.jobs {
         assert!((job.ran() - job.duration - job.lost).abs() < 1e-6, "{job:?}");
@@ -308,7 +295,7 @@ fn a_preempted_job_repeats_work_after_its_checkpoint() {
 fn a_gang_over_two_leaves_is_slower_by_the_modelled_factor() {
     let fabric = fabric();
     let slow = |model| {
-        let scenario = Scenario { fabric: &fabric, model, limits: Limits::None, failures: None, urgent: None };
+        let scenario = Scenario::new(&fabric, model, Limits::None);
         let outcome = replay(&rows(&[(0.0, 1000.0, 16)]), scenario, &mut FixedHosts::on(&[0, 2])).unwrap();
         outcome.jobs[0].end
     };
@@ -340,7 +327,7 @@ proptest! {
         jobs.sort_by(|a, b| a.0.total_cmp(&b.0));
         let model = [Model::Levels, Model::Flows][usize::from(model)];
         for ((name, mut rule), (_, mut again)) in all(&fabric).into_iter().zip(all(&fabric)) {
-            let scenario = Scenario { fabric: &fabric, model, limits: Limits::Coarse, failures: None, urgent: None };
+            let scenario = Scenario::new(&fabric, model, Limits::Coarse);
             let outcome = replay(&rows(&jobs), scenario, rule.as_mut()).map_err(|error| TestCaseError::fail(format!("{name}: {error}")))?;
             let twice = replay(&rows(&jobs), scenario, again.as_mut()).map_err(TestCaseError::fail)?;
             prop_assert_eq!(&outcome.jobs, &twice.jobs);
@@ -412,15 +399,14 @@ fn wrong(
     jobs.sort_by(|a, b| a.0.total_cmp(&b.0));
     // At full speed everywhere, because slower jobs would exceed their limits.
     let fabric = Fabric { oversubscription: [1.0, 1.0], ..fabric() };
-    let product =
-        if predicts { product(&fabric).with_predictor(PredictorSettings::default()) } else { product(&fabric) };
+    let product = if predicts {
+        product(&fabric).with_queue(|queue| queue.predictor = Some(PredictorSettings::default()))
+    } else {
+        product(&fabric)
+    };
     let forecasts = failures.is_none().then(BTreeMap::new);
     let mut rule = Checked { product, forecasts, wrong: Vec::new() };
-    replay(
-        &rows(&jobs),
-        Scenario { fabric: &fabric, model: Model::Levels, limits, failures, urgent: None },
-        &mut rule,
-    )?;
+    replay(&rows(&jobs), Scenario { failures, ..Scenario::new(&fabric, Model::Levels, limits) }, &mut rule)?;
     Ok(rule.wrong)
 }
 

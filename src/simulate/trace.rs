@@ -243,8 +243,7 @@ mod tests {
     fn a_million_rows_are_replayed_in_less_than_a_gibibyte() {
         let fabric = Fabric::regular(32, 8);
         let rows = read(Million { row: 0, text: Vec::new() }, &fabric).unwrap().rows;
-        let scenario =
-            Scenario { fabric: &fabric, model: Model::Levels, limits: Limits::Coarse, failures: None, urgent: None };
+        let scenario = Scenario::new(&fabric, Model::Levels, Limits::Coarse);
         let outcome = replay(&rows, scenario, &mut Peer::new(&fabric, Order::Strict, HostOrder::Domains)).unwrap();
         assert_eq!(outcome.jobs.len(), 1_000_000);
         assert!(figures(&outcome, fabric.gpus(), JobWindow::Middle).completion_mean > 0.0);

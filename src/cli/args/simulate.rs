@@ -25,10 +25,23 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_enum, value_delimiter = ',', value_name = "RULE", default_values_t = Rule::value_variants().to_vec())]
     pub rules: Vec<Rule>,
 
-    /// Time limits (`activeDeadlineSeconds`) of the jobs. Default: those of the trace if it has
-    /// any, otherwise coarse ones.
+    /// Time limits (`activeDeadlineSeconds`) of the jobs. Default: those of the trace, which may have
+    /// none.
     #[arg(long, value_enum)]
     pub limits: Option<Limits>,
+
+    /// Percentage of the jobs that write checkpoints and can be preempted, chosen by a hash.
+    #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub preemptible_percent: u8,
+
+    /// Seconds of work between two checkpoints of a job. A preempted job repeats the work since the
+    /// last one.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub checkpoint_seconds: u32,
+
+    /// Seconds to save a preempted job and to start it again.
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(0..=86_400))]
+    pub preemption_seconds: u32,
 
     /// Model of a gang's bandwidth.
     #[arg(long, value_enum, default_value_t = Bandwidth::Flows)]
@@ -67,10 +80,17 @@ pub(crate) enum Rule {
     Switchyard,
     /// The same, with estimated run times instead of missing limits.
     SwitchyardPredictor,
+    /// The same, with the queue policy Opportunistic: preemptible jobs make way for older ones.
+    SwitchyardOpportunistic,
+    /// The same, with the queue policy LeastAttainedService: they also make way for jobs that have
+    /// run less.
+    SwitchyardLeastAttained,
     /// The first job blocks those behind it; places jobs like kueue-like.
     StrictFifo,
     /// Kueue's BestEffortFIFO with topology-aware scheduling.
     KueueLike,
+    /// The same, with preemption of newer jobs (LowerOrNewerEqualPriority).
+    KueuePreempting,
     /// Volcano's gang scheduling, which prefers the most used nodes.
     VolcanoLike,
     /// kube-scheduler's choice of the least used nodes; gangs start as a whole.
@@ -84,8 +104,11 @@ impl Rule {
         match self {
             Rule::Switchyard => Policy::Switchyard,
             Rule::SwitchyardPredictor => Policy::Predicting,
+            Rule::SwitchyardOpportunistic => Policy::Opportunistic,
+            Rule::SwitchyardLeastAttained => Policy::LeastAttainedService,
             Rule::StrictFifo => Policy::StrictFifo,
             Rule::KueueLike => Policy::KueueLike,
+            Rule::KueuePreempting => Policy::KueuePreempting,
             Rule::VolcanoLike => Policy::VolcanoLike,
             Rule::DefaultScheduler => Policy::DefaultScheduler,
             Rule::Easy => Policy::Easy,

@@ -27,7 +27,7 @@ pub(super) fn size(gpus: u32) -> &'static str {
 
 pub(super) fn table(input: &Input, args: &SimulateArgs, outcomes: &[Outcome], width: usize) -> String {
     let mut screen = Screen::new(width);
-    head(&mut screen, input, args);
+    head(&mut screen, input, args, outcomes);
     let (short, long) = (rules(outcomes, false), rules(outcomes, true));
     screen.line("");
     screen.table(vec![long, short]);
@@ -51,7 +51,7 @@ pub(super) fn table(input: &Input, args: &SimulateArgs, outcomes: &[Outcome], wi
     screen.into_text()
 }
 
-fn head(screen: &mut Screen, input: &Input, args: &SimulateArgs) {
+fn head(screen: &mut Screen, input: &Input, args: &SimulateArgs, outcomes: &[Outcome]) {
     let SimulatedCluster { fabric, keys, skipped, machine } = &input.cluster;
     let hours = gpu_hours(&input.rows);
     let first = input.rows.first().map_or(0.0, |row| row.submit);
@@ -107,6 +107,14 @@ fn head(screen: &mut Screen, input: &Input, args: &SimulateArgs) {
         .node_failures
         .map_or_else(String::new, |days| format!("; each node fails every {}", counted(days.into(), "day")));
     labelled(screen, "played", &format!("limits: {limits}{failures}; {of}{inputs}"));
+    if outcomes.iter().any(|outcome| outcome.policy.preempts()) {
+        let SimulateArgs { preemptible_percent, checkpoint_seconds, preemption_seconds, .. } = args;
+        let text = format!(
+            "{preemptible_percent} % of the jobs are preemptible, with a checkpoint every {checkpoint_seconds} s; a \
+             preemption costs {preemption_seconds} s"
+        );
+        labelled(screen, "", &text);
+    }
 }
 
 fn labelled(screen: &mut Screen, label: &str, text: &str) {

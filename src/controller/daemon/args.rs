@@ -2,6 +2,7 @@ use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use switchyard_plan::cluster::levels::DomainLevel;
+use switchyard_plan::cluster::queue_policy::QueuePolicy;
 use switchyard_service::telemetry;
 
 /// An on/off switch, spelled as in the API.
@@ -22,6 +23,30 @@ pub enum QueuePredictor {
     None,
     /// From the run times of this job and similar ones.
     RunTimes,
+}
+
+/// Which jobs of equal priority come first, and whether they preempt others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "PascalCase")]
+pub enum QueuePolicyName {
+    /// In order of submission, without preemption.
+    FirstComeFirstServed,
+    /// In order of submission. Jobs with checkpoints use nodes that the first job cannot use yet,
+    /// and make way for it.
+    Opportunistic,
+    /// Jobs that have run for less than four hours come first; jobs with checkpoints make way for
+    /// them.
+    LeastAttainedService,
+}
+
+impl From<QueuePolicyName> for QueuePolicy {
+    fn from(name: QueuePolicyName) -> QueuePolicy {
+        match name {
+            QueuePolicyName::FirstComeFirstServed => QueuePolicy::FirstComeFirstServed,
+            QueuePolicyName::Opportunistic => QueuePolicy::Opportunistic,
+            QueuePolicyName::LeastAttainedService => QueuePolicy::LeastAttainedService,
+        }
+    }
 }
 
 /// Arguments of the controller.
@@ -127,6 +152,10 @@ pub struct ControllerArgs {
     /// queue and never stops a job.
     #[arg(long, value_enum, default_value_t = QueuePredictor::None)]
     pub queue_predictor: QueuePredictor,
+
+    /// Which jobs of equal priority come first, and whether they preempt jobs with checkpoints.
+    #[arg(long, value_enum, default_value_t = QueuePolicyName::FirstComeFirstServed)]
+    pub queue_policy: QueuePolicyName,
 
     /// How long the first job of the queue can reserve nodes without starting; twice as long if the
     /// time limits of the running jobs show that it will start by then. After that it reserves none

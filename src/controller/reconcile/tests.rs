@@ -10,7 +10,7 @@ use crate::election::{self, boot_time};
 use crate::endpoints::Health;
 use crate::metrics::Metrics;
 use crate::queue::Queue;
-use crate::{Executor, Settings, watch};
+use crate::{Executor, QueueSettings, Settings, watch};
 use http::{Request, Response};
 use jiff::SignedDuration;
 use kube::Client;
@@ -37,14 +37,10 @@ fn context(leadership: election::Leadership) -> Context {
         defaults: Defaults::default(),
         levels: Levels::default(),
         node_grace: SignedDuration::from_secs(60),
-        gang_classes: Default::default(),
-        names_other_namespaces: false,
+        queue: QueueSettings { longest_reservation: Some(SignedDuration::from_hours(24)), ..QueueSettings::default() },
         longest_schedule_timeout: SignedDuration::from_secs(600),
-        longest_reservation: SignedDuration::from_hours(24),
         mass_outage_percent: 20,
-        predicts_run_times: false,
         provisioning_class: None,
-        weights: BTreeMap::new(),
         admission_policies: Vec::new(),
     };
     let reporter = Reporter { controller: "c".into(), instance: None };

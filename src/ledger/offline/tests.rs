@@ -239,7 +239,7 @@ fn a_never_preempting_class_does_not_preempt_unless_it_is_a_gang_class() {
         }
     });
     assert_eq!(preempted_by(&never, "ns"), None);
-    never.index.gang_classes.insert("polite".into());
+    never.index.queue.configure(|queue| queue.gang_classes = ["polite".into()].into());
     never.fill_queue();
     assert_eq!(preempted_by(&never, "ns").as_deref(), Some("ns/gang (priority 9)"));
 }
@@ -253,16 +253,16 @@ fn jobs_of_other_namespaces_are_not_named() {
         }
     });
     assert_eq!(preempted_by(&cluster, "theirs").as_deref(), Some("ns/gang (priority 9)"), "the reader has all objects");
-    cluster.index.names_others = false;
+    cluster.index.queue.configure(|queue| queue.names_others = false);
     let small = JobId { namespace: "theirs".into(), uid: "small".into() };
     cluster.index.job_states.get_mut(&small).unwrap().preempted_attempt = None;
     cluster.fill_queue();
     assert_eq!(preempted_by(&cluster, "theirs").as_deref(), Some("a job of another namespace (priority 9)"));
-    let ahead = |cluster: &Cluster, namespace: &str| {
+    let ahead = |cluster: &mut Cluster, namespace: &str| {
         let mut late = fresh("late", 1, json!({}));
         late.metadata.namespace = Some(namespace.into());
-        cluster.index.job_ahead(&late, cluster.now).map(|ahead| ahead.name)
+        cluster.explain(&late, PreviousPlacement::Ignored).unwrap().ahead.map(|ahead| ahead.name)
     };
-    assert_eq!(ahead(&cluster, "theirs").as_deref(), Some("a job of another namespace"));
-    assert_eq!(ahead(&cluster, "ns").as_deref(), Some("ns/gang"));
+    assert_eq!(ahead(&mut cluster, "theirs").as_deref(), Some("a job of another namespace"));
+    assert_eq!(ahead(&mut cluster, "ns").as_deref(), Some("ns/gang"));
 }

@@ -49,6 +49,7 @@ pub mod place_with_fabric;
 mod placement_request;
 mod provisioning;
 pub mod queue_order;
+pub mod queue_policy;
 mod ranks;
 mod refusal;
 mod replacement;

@@ -26,7 +26,8 @@
 //!    within a day are preempted first, and of these the ones that lose least work. A job whose
 //!    limit was raised after it was placed yields to a head of at least its priority once the limit
 //!    it was placed with (`status.placedLimitSeconds`) has passed, because forecasts relied on that
-//!    limit.
+//!    limit. Under other queue policies, the head also preempts jobs of its priority (see
+//!    [`super::queue_policy`]).
 //! 5. **Kept nodes**: a gang that restarts after a failure keeps the GPUs of its remaining nodes,
 //!    unless it finds no placement: gangs that each hold part of their nodes and wait for each
 //!    other would deadlock.
@@ -46,6 +47,8 @@ pub struct QueuePosition {
     priority: Reverse<i32>,
     /// The namespace's recent GPU usage relative to its weight, 0 if fair share is off.
     share: u64,
+    /// See [`super::queue_policy::PolicySettings::level`].
+    level: usize,
     slowdown: Reverse<i64>,
     created: Option<Timestamp>,
     /// Namespace and name, as a unique tie-break.
@@ -63,6 +66,7 @@ impl QueuePosition {
             is_demoted: refused_at(job).is_some_and(|at| is_recent(at, slowdown.at)),
             priority: Reverse(priority),
             share,
+            level: 0,
             slowdown: Reverse(thousandths),
             created,
             name,
@@ -73,6 +77,12 @@ impl QueuePosition {
     #[must_use]
     pub fn with_reservation(self) -> QueuePosition {
         QueuePosition { slowdown: Reverse(i64::MAX), ..self }
+    }
+
+    /// Moves it behind all jobs of lower levels.
+    #[must_use]
+    pub fn at_level(self, level: usize) -> QueuePosition {
+        QueuePosition { level, ..self }
     }
 
     /// Moves a job to the end because its namespace's jobs were refused repeatedly.
@@ -159,6 +169,11 @@ pub struct PreemptionOrder {
 }
 
 impl PreemptionOrder {
+    /// Priority of the job.
+    pub fn priority(&self) -> i32 {
+        self.priority
+    }
+
     /// Preemption rank of a job with this position in the queue.
     pub fn of(job: &TrainJob, position: &QueuePosition, now: Timestamp) -> PreemptionOrder {
         let recent =
@@ -170,20 +185,30 @@ impl PreemptionOrder {
     }
 }
 
-/// Work lost if the job were preempted now. A job that saves a checkpoint when it is stopped loses
-/// nothing. Others lose the work since their last time-based checkpoint. Step-based checkpoints,
-/// and those of other programs, have no known time and do not count.
+/// Work lost if the job were preempted now, in GPU seconds.
 fn work_lost(job: &TrainJob, now: Timestamp) -> i64 {
-    let Some(status) = &job.status else { return 0 };
-    let placed = status.condition(conditions::PLACED).filter(|placed| placed.status == "True");
+    gpus_held(job).saturating_mul(seconds_lost(job, now))
+}
+
+/// Seconds of work lost if the job were preempted now. A job that saves a checkpoint when it is
+/// stopped loses nothing. Others lose the work since their last time-based checkpoint. Step-based
+/// checkpoints, and those of other programs, have no known time and do not count.
+pub(super) fn seconds_lost(job: &TrainJob, now: Timestamp) -> i64 {
+    let placed = job.status.as_ref().and_then(|status| status.condition(conditions::PLACED));
+    let placed = placed.filter(|placed| placed.status == "True");
     let ran = placed.map_or(0, |placed| now.duration_since(placed.last_transition_time.0).as_secs().max(0));
-    let seconds = match &job.spec.checkpoint {
+    match &job.spec.checkpoint {
         Some(checkpoint) if checkpoint.on_suspend == OnSuspend::Save => 0,
         Some(checkpoint) if checkpoint.period_seconds > 0 => ran % checkpoint.period_seconds,
         _ => ran,
-    };
-    let nodes = status.placement.iter().flat_map(|placement| &placement.nodes);
-    nodes.map(|node| node.gpus.len().max(1) as i64).sum::<i64>().saturating_mul(seconds)
+    }
+}
+
+/// GPUs of a placed job; a node without GPUs counts as one.
+pub(super) fn gpus_held(job: &TrainJob) -> i64 {
+    let placement = job.status.as_ref().and_then(|status| status.placement.as_ref());
+    let nodes = placement.into_iter().flat_map(|placement| &placement.nodes);
+    nodes.map(|node| node.gpus.len().max(1) as i64).sum()
 }
 
 /// Basis of a predicted time.

@@ -5,6 +5,7 @@ use super::attempt::Attempt;
 use super::avoidance::{FIRST_PAUSE, MAX_NODES, NodeFault, UNSCHEDULABLE, record_faults};
 use super::events::{self, EventDraft};
 use super::failure::{PodFailure, preempted};
+use super::queue_policy::attained;
 use super::view::{PodView, Unschedulable};
 use super::{JobSnapshot, Premise, Reconciliation, allocation, avoidance, clock, end, fabric};
 use crate::restart::{self, Class};
@@ -314,6 +315,8 @@ fn restart_for_changed_nodes(attempt: &Attempt<'_>, reason: &'static str, change
 }
 
 fn next_attempt(attempt: &Attempt<'_>, draft: &mut Draft<'_>, not_before: Timestamp) {
+    let ran = attained(attempt.snapshot.job, attempt.now()).as_secs();
+    draft.next.ran_seconds = (ran > 0).then_some(ran);
     draft.next.attempt = Some(attempt.number as i32 + 1);
     draft.next.attempt_time = Some(status::time(not_before));
     let JobSnapshot { job, nodes, rules, .. } = attempt.snapshot;

@@ -41,9 +41,11 @@ struct StartedJob {
     at: f64,
     forecast: Option<[f64; 2]>,
     restarts: u32,
-    /// Work in the last checkpoint, and work lost after checkpoints; seconds at the best placement.
+    /// Work in the last checkpoint, work lost after checkpoints, and work before the job resumes;
+    /// seconds at the best placement.
     kept: f64,
     lost: f64,
+    overhead: f64,
     waited_again: f64,
     /// When it was stopped, until it restarts.
     stopped: Option<f64>,
@@ -198,8 +200,15 @@ impl<'a> Simulation<'a> {
         if !self.running.contains_key(&number) {
             return Err(format!("job {number} is preempted but does not run"));
         }
-        let every = self.scenario.urgent.map_or(f64::INFINITY, |urgent| urgent.checkpoint);
-        self.requeue(number, |_, job, done| if job.saves { done } else { (done / every).floor() * every })
+        let urgent = self.scenario.urgent.map(|urgent| urgent.checkpoint);
+        let last = |done: f64, every: Option<f64>| every.map_or(0.0, |every| (done / every).floor() * every);
+        self.requeue(number, |_, job, done| if job.saves { done } else { last(done, job.checkpoint.or(urgent)) })?;
+        let overhead = self.scenario.preemptible.map_or(0.0, |preemptible| preemptible.overhead);
+        if let Some(started) = self.started.get_mut(&number) {
+            started.overhead = overhead;
+            started.lost += overhead;
+        }
+        Ok(())
     }
 
     /// Stops a running job and queues it again. `kept` returns how much of the work done is in a
@@ -237,8 +246,10 @@ impl<'a> Simulation<'a> {
         };
         let team = self.teams.of_job[number];
         let is_urgent = self.scenario.urgent.is_some_and(|urgent| mix(row.line ^ 0x9a57).is_multiple_of(urgent.one_in));
-        let saves = mix(row.line ^ 0x5a4e).is_multiple_of(2);
-        let job = Job { number, submit: row.submit, pods, gpus, limit, team, is_urgent, saves };
+        let saves = self.scenario.urgent.is_some() && mix(row.line ^ 0x5a4e).is_multiple_of(2);
+        let preemptible = self.scenario.preemptible.filter(|jobs| mix(row.line ^ 0x9e37) % 100 < jobs.percent);
+        let checkpoint = preemptible.map(|jobs| jobs.checkpoint);
+        let job = Job { number, submit: row.submit, pods, gpus, limit, team, is_urgent, saves, checkpoint };
         self.enqueue(job.clone());
         job
     }
@@ -260,13 +271,15 @@ impl<'a> Simulation<'a> {
             restarts: 0,
             kept: 0.0,
             lost: 0.0,
+            overhead: 0.0,
             waited_again: 0.0,
             stopped: None,
             versions: 0,
         });
         started.waited_again += started.stopped.take().map_or(0.0, |stopped| self.now - stopped);
         started.versions += 1;
-        let (left, version) = (self.rows[number].duration - started.kept, started.versions);
+        let left = self.rows[number].duration - started.kept + std::mem::take(&mut started.overhead);
+        let version = started.versions;
         let gang = self.gang(number, hosts, left, version);
         self.changed |= !gang.crossings.is_empty();
         self.ends.push(End { at: self.now + left / gang.speed, job: number, version });

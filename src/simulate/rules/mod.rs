@@ -13,7 +13,8 @@ pub use product::Product;
 use crate::fabric::Fabric;
 use crate::replay::Rule;
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_ledger::predictor::PredictorSettings;
+use switchyard_ledger::queue::{PredictorSettings, QueueSettings};
+use switchyard_plan::cluster::queue_policy::QueuePolicy;
 
 /// The available rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,19 +22,28 @@ pub enum Policy {
     Switchyard,
     /// Switchyard with its run-time predictor.
     Predicting,
+    /// Switchyard with the queue policy `Opportunistic`.
+    Opportunistic,
+    /// Switchyard with the queue policy `LeastAttainedService`.
+    LeastAttainedService,
     StrictFifo,
     KueueLike,
+    /// Kueue-like, with `withinClusterQueue: LowerOrNewerEqualPriority`.
+    KueuePreempting,
     VolcanoLike,
     DefaultScheduler,
     Easy,
 }
 
 impl Policy {
-    pub const ALL: [Policy; 7] = [
+    pub const ALL: [Policy; 10] = [
         Policy::Switchyard,
         Policy::Predicting,
+        Policy::Opportunistic,
+        Policy::LeastAttainedService,
         Policy::StrictFifo,
         Policy::KueueLike,
+        Policy::KueuePreempting,
         Policy::VolcanoLike,
         Policy::DefaultScheduler,
         Policy::Easy,
@@ -43,12 +53,20 @@ impl Policy {
         match self {
             Policy::Switchyard => "Switchyard",
             Policy::Predicting => "Switchyard with predictor",
+            Policy::Opportunistic => "Switchyard, opportunistic",
+            Policy::LeastAttainedService => "Switchyard, least attained service",
             Policy::StrictFifo => "strict FIFO",
             Policy::KueueLike => "Kueue-like",
+            Policy::KueuePreempting => "Kueue-like, preempting newer",
             Policy::VolcanoLike => "Volcano-like",
             Policy::DefaultScheduler => "default scheduler",
             Policy::Easy => "EASY",
         }
+    }
+
+    /// Whether the rule preempts jobs of equal priority.
+    pub fn preempts(self) -> bool {
+        matches!(self, Policy::Opportunistic | Policy::LeastAttainedService | Policy::KueuePreempting)
     }
 
     /// Creates the rule for an empty cluster whose hosts all look like `machine`.
@@ -57,13 +75,20 @@ impl Policy {
     /// See [`Product::new`].
     pub fn rule(self, fabric: &Fabric, machine: &GPUTopology) -> Result<Box<dyn Rule>, String> {
         let peer = |order, places| Ok(Box::new(Peer::new(fabric, order, places)) as Box<dyn Rule>);
+        let preempting = |policy| -> Result<Box<dyn Rule>, String> {
+            Ok(Box::new(Product::new(fabric, machine)?.with_queue(|queue| queue.policy.policy = policy)))
+        };
         match self {
             Policy::Switchyard => Ok(Box::new(Product::new(fabric, machine)?)),
             Policy::Predicting => {
-                Ok(Box::new(Product::new(fabric, machine)?.with_predictor(PredictorSettings::default())))
+                let predicts = |queue: &mut QueueSettings| queue.predictor = Some(PredictorSettings::default());
+                Ok(Box::new(Product::new(fabric, machine)?.with_queue(predicts)))
             }
+            Policy::Opportunistic => preempting(QueuePolicy::Opportunistic),
+            Policy::LeastAttainedService => preempting(QueuePolicy::LeastAttainedService),
             Policy::StrictFifo => peer(Order::Strict, HostOrder::Domains),
             Policy::KueueLike => peer(Order::Skip, HostOrder::Domains),
+            Policy::KueuePreempting => peer(Order::PreemptNewer, HostOrder::Domains),
             Policy::VolcanoLike => peer(Order::Skip, HostOrder::MostUsed),
             Policy::DefaultScheduler => peer(Order::Skip, HostOrder::LeastUsed),
             Policy::Easy => peer(Order::Easy, HostOrder::Domains),

@@ -14,6 +14,9 @@ pub enum Order {
     /// The job is skipped until another one ends: Kueue's `BestEffortFIFO`, Volcano, the default
     /// scheduler.
     Skip,
+    /// The same, but a job that does not fit preempts newer jobs if it fits then: Kueue's
+    /// `LowerOrNewerEqualPriority`. Kueue does not know of checkpoints.
+    PreemptNewer,
     /// Others start if they end before it can start or leave enough GPUs for it: EASY backfill
     /// (Lifka, JSSPP 1995), using the manifests' limits.
     Easy,
@@ -36,6 +39,7 @@ pub enum HostOrder {
 struct Running {
     job: Job,
     hosts: Vec<usize>,
+    started: f64,
     /// Latest end.
     end: f64,
 }
@@ -92,7 +96,7 @@ impl Peer {
     fn start(&mut self, job: &Job, hosts: Vec<usize>, now: f64) -> Start {
         hosts.iter().for_each(|host| self.free[*host] -= job.gpus);
         let end = now + job.limit.unwrap_or(f64::INFINITY);
-        self.running.insert(job.number, Running { job: job.clone(), hosts: hosts.clone(), end });
+        self.running.insert(job.number, Running { job: job.clone(), hosts: hosts.clone(), started: now, end });
         Start { job: job.number, hosts, forecast: None }
     }
 
@@ -102,6 +106,34 @@ impl Peer {
         run.hosts.iter().for_each(|host| self.free[*host] += run.job.gpus);
         self.has_room = true;
         Some(run)
+    }
+
+    /// The newer jobs to preempt for a job that does not fit: the last started ones, until it fits,
+    /// without those that need not stop after all (Kueue's `minimalPreemptions`). Empty if it does
+    /// not fit without all of them either.
+    fn newer_victims(&mut self, job: &Job) -> Vec<usize> {
+        let newer = self.running.iter().filter(|(number, _)| **number > job.number);
+        let mut newer: Vec<(f64, usize)> = newer.map(|(number, run)| (run.started, *number)).collect();
+        newer.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
+        let mut free = self.free.clone();
+        let mut victims = Vec::new();
+        for (_, number) in newer {
+            change(&mut free, &self.running[&number], true);
+            victims.push(number);
+            if self.place(job, &free).is_some() {
+                let mut kept = victims.clone();
+                for number in victims.into_iter().rev().skip(1) {
+                    change(&mut free, &self.running[&number], false);
+                    if self.place(job, &free).is_some() {
+                        kept.retain(|victim| *victim != number);
+                    } else {
+                        change(&mut free, &self.running[&number], true);
+                    }
+                }
+                return kept;
+            }
+        }
+        Vec::new()
     }
 
     /// The head's earliest start if all jobs run up to their limits, and the GPUs that are free
@@ -130,6 +162,13 @@ impl Peer {
         let hosts = self.place(head, &free)?;
         hosts.iter().for_each(|host| free[*host] -= head.gpus);
         Some((ends.get(enough.checked_sub(1)?)?.0, free))
+    }
+}
+
+/// Adds the GPUs of a running job to the free ones, or takes them away again.
+fn change(free: &mut [u32], run: &Running, add: bool) {
+    for host in &run.hosts {
+        if add { free[*host] += run.job.gpus } else { free[*host] -= run.job.gpus }
     }
 }
 
@@ -242,15 +281,19 @@ impl Rule for Peer {
     }
 
     fn decide(&mut self, now: f64) -> Result<Vec<Decision>, String> {
-        let waiting = std::mem::take(&mut self.waiting);
+        let mut waiting = std::mem::take(&mut self.waiting);
         // If nothing was freed, jobs that already waited still do not fit.
-        let known = if std::mem::take(&mut self.has_room) { 0 } else { waiting.len() - self.fresh };
+        let has_room = std::mem::take(&mut self.has_room) || self.order == Order::PreemptNewer;
+        let known = if has_room { 0 } else { waiting.len() - self.fresh };
         self.fresh = 0;
         let mut starts = Vec::new();
         let mut refused: Vec<(u32, u32)> = Vec::new();
         // Once the head is known not to fit: its earliest start, and the GPUs free besides it then.
         let mut head: Option<Option<(f64, Vec<u32>)>> = None;
-        for (at, job) in waiting.iter().enumerate() {
+        let mut next = 0;
+        while let Some(job) = waiting.get(next).cloned() {
+            let (at, job) = (next, &job);
+            next += 1;
             let is_behind = !self.waiting.is_empty();
             let is_known = at < known && (is_behind || self.order != Order::Easy);
             let is_like = |(pods, gpus): &(u32, u32)| job.pods >= *pods && job.gpus >= *gpus;
@@ -259,7 +302,18 @@ impl Rule for Peer {
                 continue;
             }
             let free = self.free.clone();
-            let Some(hosts) = self.place(job, &free) else {
+            let mut hosts = self.place(job, &free);
+            if hosts.is_none() && self.order == Order::PreemptNewer {
+                for victim in self.newer_victims(job) {
+                    let Some(Running { job, .. }) = self.stop(victim) else { continue };
+                    starts.push(Decision::Preempt(victim));
+                    let at = waiting.partition_point(|other| other.number < job.number);
+                    waiting.insert(at, job);
+                }
+                let free = self.free.clone();
+                hosts = self.place(job, &free);
+            }
+            let Some(hosts) = hosts else {
                 refused.push((job.pods, job.gpus));
                 if self.order == Order::Easy && head.is_none() {
                     head = Some(self.head_start(job));

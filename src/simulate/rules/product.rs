@@ -11,10 +11,9 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{PlacementStatus, RecentRestarts, TrainJob, conditions};
-use switchyard_ledger::fairness::{Fairness, Weights};
-use switchyard_ledger::index::{Index, PlacementDelay};
+use switchyard_ledger::index::Index;
 use switchyard_ledger::job::{JobId, Key, attempt_of, key_of, placement_of};
-use switchyard_ledger::predictor::{Predictor, PredictorSettings};
+use switchyard_ledger::queue::{QueueSettings, Standing};
 use switchyard_ledger::usage::UsageOverlay;
 #[cfg(test)]
 use switchyard_plan::cluster::gang::fits;
@@ -22,6 +21,7 @@ use switchyard_plan::cluster::levels::{DomainLevel, Levels};
 use switchyard_plan::cluster::place_with_fabric::{PlacementFailure, PlacementWithFabric, place_with_fabric};
 #[cfg(test)]
 use switchyard_plan::cluster::queue_order::Basis;
+use switchyard_plan::cluster::queue_policy::attained;
 use switchyard_plan::cluster::view::NodeView;
 use switchyard_plan::cluster::{PlacementRequest, PlacementRules, WaitReason, allocation};
 use switchyard_plan::objects::{Defaults, pod};
@@ -54,6 +54,8 @@ pub struct Product {
     look: BTreeSet<usize>,
     /// The first forecast of each waiting job.
     forecasts: BTreeMap<usize, Option<[f64; 2]>>,
+    /// When waiting jobs must be reconciled even if nothing happens until then.
+    rechecks: BTreeMap<usize, Timestamp>,
 }
 
 impl Product {
@@ -87,41 +89,14 @@ impl Product {
             urgent: BTreeSet::new(),
             look: BTreeSet::new(),
             forecasts: BTreeMap::new(),
+            rechecks: BTreeMap::new(),
         })
     }
 
-    /// Estimates missing limits from run times.
+    /// Changes the settings of the queue.
     #[must_use]
-    pub fn with_predictor(mut self, settings: PredictorSettings) -> Product {
-        self.index.predictor = Some(Predictor::new(settings));
-        self
-    }
-
-    /// Lets gangs wait for a better placement.
-    #[must_use]
-    pub fn with_placement_delay(mut self, placement_delay: PlacementDelay) -> Product {
-        self.index.placement_delay = Some(placement_delay);
-        self
-    }
-
-    /// Enables fair-share ordering.
-    #[must_use]
-    pub fn with_fair_share(mut self, weights: Weights) -> Product {
-        self.index.fairness = Some(Fairness::new(weights));
-        self
-    }
-
-    /// Caps limits at `longest` when ordering the queue.
-    #[must_use]
-    pub fn with_longest_limit(mut self, longest: SignedDuration) -> Product {
-        self.index.slowdown.longest = longest;
-        self
-    }
-
-    /// Sets the forecasts' earliest time to the moment when one in `early` jobs has ended.
-    #[must_use]
-    pub fn with_forecast_quantile(mut self, early: i32) -> Product {
-        self.index.forecasts.early = early;
+    pub fn with_queue(mut self, change: impl FnOnce(&mut QueueSettings)) -> Product {
+        self.index.queue.configure(change);
         self
     }
 
@@ -145,7 +120,10 @@ impl Product {
             self.urgent.insert(job.number);
             manifest["spec"]["topologyPolicy"] = json!({"preemption": "LowerPriority"});
         }
-        if job.saves {
+        if let Some(period) = job.checkpoint {
+            manifest["spec"]["checkpoint"] =
+                json!({"path": "/checkpoints", "periodSeconds": period as i64, "onSuspend": "Discard"});
+        } else if job.saves {
             // Only our own engine declares that it saves; for the queue, another framework's job is
             // otherwise the same.
             manifest["spec"]["checkpoint"] = json!({"path": "/checkpoints"});
@@ -206,13 +184,17 @@ impl Product {
     fn restart(&mut self, number: usize, why: Stopped, now: Timestamp) {
         let Some(mut object) = self.jobs.get(&number).cloned() else { return };
         let Ok(valid) = validate(&object) else { return };
+        let ran = attained(&object, now).as_secs();
         let status = object.status.get_or_insert_default();
+        status.ran_seconds = Some(ran);
         status.attempt = status.attempt.map(|attempt| attempt + 1);
         let reason = match why {
             Stopped::HostFailed => conditions::RESTARTING,
             Stopped::Preempted => {
                 let hour = RecentRestarts { since: Time(now), infrastructure: 0, preemption: 1 };
-                status.restarts.get_or_insert_default().recent.push(hour);
+                let restarts = status.restarts.get_or_insert_default();
+                restarts.recent.push(hour);
+                restarts.preemption += 1;
                 conditions::PREEMPTED
             }
         };
@@ -230,25 +212,24 @@ impl Product {
         self.wake(&effect.room);
     }
 
-    /// Runs `ask` for a waiting job with the same inputs as a reconcile. Also returns the jobs to
-    /// reconcile because the head's reservation was recomputed.
+    /// Runs `ask` for a waiting job with the same inputs as a reconcile. Also returns the job's
+    /// standing in the queue.
     fn with_request<R>(
         &mut self,
         number: usize,
         now: Timestamp,
         ask: impl FnOnce(&PlacementRequest<'_>, &BTreeMap<String, NodeView>) -> R,
-    ) -> Result<(R, BTreeSet<Key>), String> {
+    ) -> Result<(R, Standing), String> {
         let object = &self.jobs[&number];
         let valid = validate(object).map_err(|faults| format!("{}: {faults:?}", name(number)))?;
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now };
-        let others = self.index.refresh_reservation(object, rules);
-        let ignorable = self.index.ignorable_takers(object, now);
+        let standing = self.index.standing(object, rules);
         let avoided_nodes = self.index.avoided_nodes(&JobId::of(&object.metadata), now);
         let admitted = self.index.admitted(object, &valid);
         let request =
             PlacementRequest { job: object, valid: &valid, rules, admitted: &admitted, avoided_nodes: &avoided_nodes };
-        let without = UsageOverlay::new(&mut self.index.usage, &ignorable);
-        Ok((ask(&request, without.nodes()), others))
+        let without = UsageOverlay::new(&mut self.index.usage, &standing.ignorable);
+        Ok((ask(&request, without.nodes()), standing))
     }
 
     /// Whether a placed job must make way for one of a higher class.
@@ -266,41 +247,44 @@ impl Product {
         let Some(object) = self.jobs.get(&number).filter(|job| placement_of(job).is_none()).cloned() else {
             return Ok(None);
         };
-        let (key, id) = (key_of(&object.metadata), JobId::of(&object.metadata));
-        let (found, mut others) = self.with_request(number, now, place_with_fabric)?;
+        let key = key_of(&object.metadata);
+        let (found, standing) = self.with_request(number, now, place_with_fabric)?;
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now };
-        let decision = match found {
+        let wait = |open| Some(WaitReason::Room { open });
+        let (waits, decision) = match found {
             Ok(PlacementWithFabric { placed, .. }) if self.index.should_delay(&key, &placed.status, rules) => {
-                let open = placed.status.nodes.len() as u32;
-                others.extend(self.index.enqueue(&key, WaitReason::Room { open }, rules));
-                None
+                (wait(placed.status.nodes.len() as u32), None)
             }
             Ok(PlacementWithFabric { placed, .. }) => {
-                let hosts = self.placed(number, object, placed.status, now)?;
-                others.extend(self.index.leave_queue(&key, &id));
+                let hosts = self.placed(number, object.clone(), placed.status, now)?;
                 let forecast = self.forecasts.remove(&number).flatten();
-                Some(Decision::Start(Start { job: number, hosts, forecast }))
+                (None, Some(Decision::Start(Start { job: number, hosts, forecast })))
             }
-            Err(PlacementFailure::NoRoom(why)) => {
-                others.extend(self.index.enqueue(&key, WaitReason::Room { open: why.open }, rules));
-                if !self.forecasts.contains_key(&number) {
-                    let window = self.index.forecast(&key, now).and_then(|forecast| forecast.window.ok());
-                    let seconds = |at: Timestamp| at.duration_since(BEGIN).as_secs_f64();
-                    self.forecasts.insert(number, window.map(|window| [window.earliest, window.latest].map(seconds)));
-                }
-                self.release_kept_nodes(number, object, now);
-                None
-            }
+            Err(PlacementFailure::NoRoom(why)) => (wait(why.open), None),
             Err(PlacementFailure::WrongFabric(found)) => return Err(format!("{key}: {}", found.why)),
         };
-        self.look.extend(others.iter().filter_map(number_of));
+        let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now };
+        let next = self.index.settle(&object, standing, waits, rules);
+        self.look.extend(next.jobs.iter().filter_map(number_of));
+        match next.recheck {
+            Some(at) => self.rechecks.insert(number, at),
+            None => self.rechecks.remove(&number),
+        };
+        if waits.is_some() {
+            if !self.forecasts.contains_key(&number) {
+                let window = self.index.forecast(&key, now).and_then(|forecast| forecast.window.ok());
+                let seconds = |at: Timestamp| at.duration_since(BEGIN).as_secs_f64();
+                self.forecasts.insert(number, window.map(|window| [window.earliest, window.latest].map(seconds)));
+            }
+            self.release_kept_nodes(number, object, now);
+        }
         Ok(decision)
     }
 
     /// The job at the head of the queue, and the latest time at which it can start.
     #[cfg(test)]
     pub(crate) fn forecast(&self) -> Option<(usize, f64)> {
-        let held = self.index.reservation.as_ref()?;
+        let held = self.index.queue.reservation()?;
         let (namespace, name) = held.position.name().split_once('/')?;
         let job = number_of(&Key { namespace: namespace.into(), name: name.into() })?;
         let (start, _) = held.start.filter(|(_, basis)| *basis == Basis::Limits)?;
@@ -355,6 +339,7 @@ impl Rule for Product {
 
     fn ended(&mut self, job: usize, now: f64) {
         let Some(mut object) = self.jobs.remove(&job) else { return };
+        self.rechecks.remove(&job);
         let status = object.status.get_or_insert_default();
         (status.completion_time, status.conditions) =
             (Some(Time(at(now))), vec![condition(conditions::COMPLETE, "True", conditions::COMPLETE, at(now))]);
@@ -378,6 +363,9 @@ impl Rule for Product {
     fn decide(&mut self, now: f64) -> Result<Vec<Decision>, String> {
         let now = at(now);
         let mut decisions = Vec::new();
+        let due: Vec<usize> = self.rechecks.iter().filter(|(_, at)| **at <= now).map(|(number, _)| *number).collect();
+        self.rechecks.retain(|_, at| *at > now);
+        self.look.extend(due);
         while !self.look.is_empty() {
             let keys = std::mem::take(&mut self.look)
                 .into_iter()
@@ -392,6 +380,12 @@ impl Rule for Product {
             }
         }
         Ok(decisions)
+    }
+
+    fn next_decision(&self) -> Option<f64> {
+        let next = self.rechecks.values().min()?;
+        // Rounding must not bring it forward.
+        Some((next.duration_since(BEGIN).as_secs_f64() * 1000.0).ceil() / 1000.0)
     }
 }
 

@@ -99,10 +99,9 @@ async fn a_new_leader_plans_a_placeable_job_before_the_whole_queue() {
     simulation.run_until(Duration::from_secs(1));
     assert_eq!(simulation.context.index().queue.len(), JOBS);
     // The next leader knows nothing of the last leader's plans.
-    let last = simulation.context.index().reservation.take();
-    let held: Vec<String> = last.iter().flat_map(|held| held.takers()).collect();
+    let last = std::mem::take(&mut simulation.context.index().queue);
+    let held: Vec<String> = last.reservation().into_iter().flat_map(|held| held.takers()).collect();
     held.iter().for_each(|taker| drop(simulation.context.index().usage.set_share(taker, None)));
-    simulation.context.index().queue.clear();
     simulation.apply_job(JOBS, 1, "1");
     simulation.context.queue.with(Schedule::clear);
     let keys = simulation.context.index().all_in_order(simulation.epoch);

@@ -1,7 +1,7 @@
 //! Backfill: which jobs may use the reserved nodes until the head of the queue can start.
 
 use super::*;
-use crate::predictor::Predictor;
+use crate::queue::PredictorSettings;
 use jiff::SignedDuration;
 use switchyard_plan::cluster::queue_order::Basis;
 
@@ -117,7 +117,7 @@ fn predicting(now: Timestamp, ended: i64) -> Cluster {
 /// minutes.
 fn with_past(items: &[Value], now: Timestamp, ended: i64) -> Cluster {
     let mut cluster = Cluster::of(items, Defaults::default(), Levels::default(), now).unwrap();
-    cluster.index.predictor = Some(Predictor::default());
+    cluster.index.queue.configure(|queue| queue.predictor = Some(PredictorSettings::default()));
     for minutes in 1..=ended {
         let mut job = fresh(&format!("past-{minutes}"), 1, json!({}));
         job.metadata.uid = job.metadata.name.clone();
@@ -137,7 +137,7 @@ fn with_past(items: &[Value], now: Timestamp, ended: i64) -> Cluster {
 impl Cluster {
     /// Recomputes the reservation, as after a change.
     fn look_again(&mut self) {
-        self.index.reservation.as_mut().unwrap().is_stale = true;
+        self.index.queue.invalidate_reservation();
         self.fill_queue();
     }
 }

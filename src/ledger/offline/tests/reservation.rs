@@ -2,6 +2,7 @@
 
 use super::*;
 use jiff::SignedDuration;
+use switchyard_plan::cluster::WaitReason;
 
 const DAY: SignedDuration = SignedDuration::from_hours(24);
 
@@ -88,14 +89,14 @@ fn a_gpu_claimed_by_a_lasting_pod_is_not_waited_for() {
 fn the_reservation_expires_and_is_followed_by_an_equal_cooldown() {
     let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();
     let mut cluster = Cluster::of(&gang_waits(0), Defaults::default(), Levels::default(), now).unwrap();
-    cluster.index.longest_reservation = Some(DAY);
+    cluster.index.queue.configure(|queue| queue.longest_reservation = Some(DAY));
     let late = fresh("late", 1, json!({}));
     let gang = Key { namespace: "ns".into(), name: "gang".into() };
     let at = |cluster: &mut Cluster, now: Timestamp| {
         cluster.now = now;
         let (defaults, levels) = (cluster.defaults.clone(), cluster.levels.clone());
         let rules = PlacementRules { defaults: &defaults, levels: &levels, now };
-        cluster.index.refresh_reservation(&late, rules);
+        cluster.index.standing(&late, rules);
         cluster.index.enqueue(&gang, WaitReason::Room { open: 2 }, rules);
         (
             cluster.explain(&late, PreviousPlacement::Ignored).unwrap().placement.is_ok(),
@@ -119,7 +120,7 @@ fn a_promised_start_doubles_the_reservation_limit() {
         items[3]["spec"]["activeDeadlineSeconds"] = json!(hours * 3600);
         items[3]["status"]["placedTime"] = json!(now);
         let mut cluster = Cluster::of(&items, Defaults::default(), Levels::default(), now).unwrap();
-        cluster.index.longest_reservation = Some(DAY);
+        cluster.index.queue.configure(|queue| queue.longest_reservation = Some(DAY));
         let gang = Key { namespace: "ns".into(), name: "gang".into() };
         assert_eq!(cluster.index.reservation_ends(&gang), Some(now + DAY * days), "{hours} h");
     }

@@ -45,6 +45,9 @@ struct Args {
     /// Default: both.
     #[arg(long, value_enum, value_delimiter = ',')]
     model: Vec<ModelName>,
+    /// Replay the traces as they are. Use with one seed.
+    #[arg(long)]
+    exact: bool,
     /// Only rules whose name contains this word.
     #[arg(long)]
     only: Option<String>,
@@ -150,10 +153,12 @@ fn replay_all(
         let (mut inputs, mut longest) = (Vec::new(), 0.0_f64);
         for seed in 0..args.seeds {
             let failures = part.failures().map(|failures| Failures { seed, ..failures });
+            let (urgent, preemptible) = (part.urgent(), part.preemptible());
             let scenario =
-                Scenario { fabric, model: model.model(), limits: entry.limits, failures, urgent: part.urgent() };
+                Scenario { fabric, model: model.model(), limits: entry.limits, failures, urgent, preemptible };
             let mut rule = (entry.make)(fabric, machine)?;
-            let outcome = replay(&shaken(rows, seed), scenario, rule.as_mut())?;
+            let rows = if args.exact { rows.clone() } else { shaken(rows, seed) };
+            let outcome = replay(&rows, scenario, rule.as_mut())?;
             longest = longest.max(outcome.longest.as_secs_f64() * 1e3);
             inputs.push(figures(&outcome, gpus, JobWindow::Middle));
         }

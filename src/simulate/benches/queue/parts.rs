@@ -3,12 +3,11 @@
 use jiff::SignedDuration;
 use std::collections::BTreeMap;
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_ledger::fairness::Weights;
-use switchyard_ledger::index::PlacementDelay;
-use switchyard_ledger::predictor::PredictorSettings;
+use switchyard_ledger::queue::{PlacementDelay, PredictorSettings, Weights};
+use switchyard_plan::cluster::queue_policy::{PolicySettings, QueuePolicy};
 use switchyard_simulate::fabric::Fabric;
 use switchyard_simulate::failures::Failures;
-use switchyard_simulate::replay::{Limits, Rule, UrgentJobs};
+use switchyard_simulate::replay::{Limits, PreemptibleJobs, Rule, UrgentJobs};
 use switchyard_simulate::rules::{Policy, Pool, PoolOrder, Product};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -56,6 +55,16 @@ pub(crate) enum Part {
     Patience,
     /// Our queue when one job in ten has a higher priority class and can preempt.
     Priorities,
+    /// Queue policies without limits, if all jobs are preemptible.
+    Preemptible,
+    /// The same, if four of five jobs are.
+    MostlyPreemptible,
+    /// The same, if half of the jobs are.
+    HalfPreemptible,
+    /// The same, if no job is.
+    NotPreemptible,
+    /// The same with checkpoints every 30 min and 300 s per preemption.
+    CostlyPreemption,
 }
 
 pub(crate) type RuleResult = Result<Box<dyn Rule>, String>;
@@ -68,8 +77,19 @@ pub(crate) struct Entry {
 }
 
 impl Part {
-    pub(crate) const ALL: [Part; 6] =
-        [Part::Rules, Part::Failures, Part::Constants, Part::Teams, Part::Patience, Part::Priorities];
+    pub(crate) const ALL: [Part; 11] = [
+        Part::Rules,
+        Part::Failures,
+        Part::Constants,
+        Part::Teams,
+        Part::Patience,
+        Part::Priorities,
+        Part::Preemptible,
+        Part::MostlyPreemptible,
+        Part::HalfPreemptible,
+        Part::NotPreemptible,
+        Part::CostlyPreemption,
+    ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -79,23 +99,30 @@ impl Part {
             Part::Teams => "teams",
             Part::Patience => "patience",
             Part::Priorities => "priorities",
+            Part::Preemptible => "preemptible",
+            Part::MostlyPreemptible => "mostlyPreemptible",
+            Part::HalfPreemptible => "halfPreemptible",
+            Part::NotPreemptible => "notPreemptible",
+            Part::CostlyPreemption => "costlyPreemption",
         }
     }
 
     pub(crate) fn traces(self) -> &'static [TraceName] {
         match self {
-            Part::Rules => &[TraceName::Lingjun, TraceName::Philly],
-            Part::Failures | Part::Constants | Part::Patience | Part::Priorities => &[TraceName::Lingjun],
+            Part::Rules | Part::Preemptible => &[TraceName::Lingjun, TraceName::Philly],
             Part::Teams => &[TraceName::Philly],
+            _ => &[TraceName::Lingjun],
         }
     }
 
     pub(crate) fn loads(self, trace: TraceName) -> &'static [f64] {
         match (self, trace) {
-            (Part::Rules, TraceName::Lingjun) => &[0.8, 0.71, 0.64],
+            (Part::Rules | Part::Preemptible, TraceName::Lingjun) => &[0.8, 0.71, 0.64],
             // At loads below 0.86 hardly any job of this trace waits, because one week has most of
             // the submissions.
             (Part::Rules, TraceName::Philly) => &[1.01, 0.86, 0.8, 0.71, 0.64],
+            (Part::Preemptible, _) => &[1.01, 0.86],
+            (Part::HalfPreemptible, _) => &[0.8, 0.71],
             (Part::Teams, _) => &[1.01],
             (Part::Patience | Part::Priorities, _) => &[0.71, 0.64],
             _ => &[0.71],
@@ -115,6 +142,7 @@ impl Part {
             Part::Teams => &TEAMS,
             Part::Patience => &PATIENCE,
             Part::Priorities => &PRIORITIES,
+            _ => &PREEMPTION,
         }
     }
 
@@ -122,6 +150,48 @@ impl Part {
     pub(crate) fn urgent(self) -> Option<UrgentJobs> {
         (self == Part::Priorities).then_some(UrgentJobs { one_in: 10, checkpoint: 3600.0 })
     }
+}
+
+impl Part {
+    pub(crate) fn preemptible(self) -> Option<PreemptibleJobs> {
+        let with = |percent| Some(PreemptibleJobs { percent, checkpoint: 600.0, overhead: 120.0 });
+        match self {
+            Part::Preemptible => with(100),
+            Part::MostlyPreemptible => with(80),
+            Part::HalfPreemptible => with(50),
+            Part::NotPreemptible => with(0),
+            Part::CostlyPreemption => Some(PreemptibleJobs { percent: 100, checkpoint: 1800.0, overhead: 300.0 }),
+            _ => None,
+        }
+    }
+}
+
+const PREEMPTION: [Entry; 7] = [
+    Entry { name: "Switchyard, no limits", limits: Limits::None, make: |f, m| Policy::Switchyard.rule(f, m) },
+    Entry { name: "with predictor, no limits", limits: Limits::None, make: |f, m| Policy::Predicting.rule(f, m) },
+    Entry { name: "opportunistic", limits: Limits::None, make: |f, m| Policy::Opportunistic.rule(f, m) },
+    Entry {
+        name: "least attained service",
+        limits: Limits::None,
+        make: |f, m| Policy::LeastAttainedService.rule(f, m),
+    },
+    Entry { name: "the same, at most 8 preemptions", limits: Limits::None, make: |f, m| preempting(f, m, 8) },
+    Entry { name: "Kueue-like", limits: Limits::None, make: |f, m| Policy::KueueLike.rule(f, m) },
+    Entry {
+        name: "Kueue-like, preempting newer",
+        limits: Limits::None,
+        make: |f, m| Policy::KueuePreempting.rule(f, m),
+    },
+];
+
+fn preempting(fabric: &Fabric, machine: &GPUTopology, max_preemptions: i32) -> RuleResult {
+    let policy = PolicySettings {
+        policy: QueuePolicy::LeastAttainedService,
+        max_preemptions,
+        max_preemptions_per_day: max_preemptions,
+        ..PolicySettings::default()
+    };
+    Ok(Box::new(Product::new(fabric, machine)?.with_queue(|queue| queue.policy = policy)))
 }
 
 fn pool(fabric: &Fabric, order: PoolOrder) -> RuleResult {
@@ -153,19 +223,25 @@ const RULES: [Entry; 14] = [
 ];
 
 fn predicting(fabric: &Fabric, machine: &GPUTopology, settings: PredictorSettings) -> RuleResult {
-    Ok(Box::new(Product::new(fabric, machine)?.with_predictor(settings)))
+    Ok(Box::new(Product::new(fabric, machine)?.with_queue(|queue| queue.predictor = Some(settings))))
 }
 
 fn forecasting(fabric: &Fabric, machine: &GPUTopology, one_in: i32) -> RuleResult {
-    Ok(Box::new(Product::new(fabric, machine)?.with_forecast_quantile(one_in)))
+    Ok(Box::new(Product::new(fabric, machine)?.with_queue(|queue| queue.early = one_in)))
 }
 
 fn limits_within(fabric: &Fabric, machine: &GPUTopology, within_hours: i64) -> RuleResult {
-    Ok(Box::new(Product::new(fabric, machine)?.with_longest_limit(SignedDuration::from_hours(within_hours))))
+    Ok(Box::new(
+        Product::new(fabric, machine)?
+            .with_queue(|queue| queue.longest_limit = SignedDuration::from_hours(within_hours)),
+    ))
 }
 
 fn with_placement_delay_percent(fabric: &Fabric, machine: &GPUTopology, percent_of_limit: i32) -> RuleResult {
-    Ok(Box::new(Product::new(fabric, machine)?.with_placement_delay(PlacementDelay { percent_of_limit })))
+    Ok(Box::new(
+        Product::new(fabric, machine)?
+            .with_queue(|queue| queue.placement_delay = Some(PlacementDelay { percent_of_limit })),
+    ))
 }
 
 const PATIENCE: [Entry; 4] = [
@@ -195,7 +271,7 @@ const PRIORITIES: [Entry; 2] = [
 /// Equal weights for all teams, with this half-life of past usage.
 fn fair_share(fabric: &Fabric, machine: &GPUTopology, half_life_hours: i64) -> RuleResult {
     let equal = Weights { half_life: SignedDuration::from_hours(half_life_hours), ..Weights::new(BTreeMap::new()) };
-    Ok(Box::new(Product::new(fabric, machine)?.with_fair_share(equal)))
+    Ok(Box::new(Product::new(fabric, machine)?.with_queue(|queue| queue.weights = Some(equal))))
 }
 
 /// Usage half-lives of one week, half a week and two weeks.

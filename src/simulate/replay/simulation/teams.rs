@@ -83,6 +83,7 @@ mod tests {
             team,
             is_urgent: false,
             saves: false,
+            checkpoint: None,
         };
         for (team, gpus) in [(0, 90), (1, 10), (2, 60)] {
             teams.request(&job(team, gpus));

@@ -1,31 +1,24 @@
 //! Start time estimates of queued jobs, from the running jobs and the queue. The rules are in
 //! `plan::cluster::forecast`; this module applies them to the index.
 
-use super::{Index, QueueEntry};
+use super::entries::QueueEntry;
+use crate::index::Index;
 use crate::job::{JobId, Key};
 use crate::usage::RESERVED_PREFIX;
 use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
 use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_plan::cluster::forecast::{
-    EARLY, Forecast, ForecastInput, HeldResources, MAX_AHEAD, QueuedJob, RunningJob, Unknown,
+    Forecast, ForecastInput, HeldResources, MAX_AHEAD, QueuedJob, RunningJob, Unknown,
 };
 use switchyard_plan::cluster::queue_order::{Basis, QueuePosition};
 use switchyard_plan::cluster::waiting_period;
 
 /// Forecasts computed together.
-#[derive(Debug)]
-pub struct Forecasts {
+#[derive(Debug, Default)]
+pub(super) struct Forecasts {
     at: Timestamp,
     by_job: BTreeMap<Key, Forecast>,
-    /// See `plan::cluster::forecast::EARLY`.
-    pub early: i32,
-}
-
-impl Default for Forecasts {
-    fn default() -> Forecasts {
-        Forecasts { at: Timestamp::default(), by_job: BTreeMap::new(), early: EARLY }
-    }
 }
 
 impl Index {
@@ -33,14 +26,14 @@ impl Index {
     /// forecasts are computed together, and only as often as their statuses may be written. Even
     /// with hundreds of queued jobs their cost is negligible next to the plans.
     pub fn forecast(&mut self, key: &Key, now: Timestamp) -> Option<Forecast> {
-        let position = self.queue.get(key).filter(|entry| can_get_room(entry))?.position.clone();
+        let position = self.queue.entries.get(key).filter(|entry| can_get_room(entry))?.position.clone();
         let ahead = self.ahead_of_position(&position).count();
         if ahead >= MAX_AHEAD {
             return Some(Forecast { ahead, window: Err(Unknown::Far) });
         }
-        let age = now.duration_since(self.forecasts.at);
-        let is_fresh = (SignedDuration::ZERO..waiting_period(self.queue.len())).contains(&age);
-        let cached = self.forecasts.by_job.get(key).filter(|_| is_fresh);
+        let age = now.duration_since(self.queue.forecasts.at);
+        let is_fresh = (SignedDuration::ZERO..waiting_period(self.queue.entries.len())).contains(&age);
+        let cached = self.queue.forecasts.by_job.get(key).filter(|_| is_fresh);
         // The queue may have moved since the forecast was computed, so recompute the position and
         // the reason together.
         if let Some(Forecast { window: Err(Unknown::Ahead { .. }), .. }) = cached {
@@ -51,13 +44,14 @@ impl Index {
         } else if let Some(cached) = cached {
             return Some(Forecast { ahead, ..*cached });
         }
-        (self.forecasts.at, self.forecasts.by_job) = (now, self.compute_forecasts(now));
-        self.forecasts.by_job.get(key).map(|forecast| Forecast { ahead, ..*forecast })
+        (self.queue.forecasts.at, self.queue.forecasts.by_job) = (now, self.compute_forecasts(now));
+        self.queue.forecasts.by_job.get(key).map(|forecast| Forecast { ahead, ..*forecast })
     }
 
     /// Queued jobs that are ahead of this position.
     fn ahead_of_position(&self, position: &QueuePosition) -> impl Iterator<Item = &Key> {
-        let before = self.queue.iter().filter(move |(_, other)| can_get_room(other) && other.position < *position);
+        let before =
+            self.queue.entries.iter().filter(move |(_, other)| can_get_room(other) && other.position < *position);
         before.map(|(key, _)| key)
     }
 
@@ -67,7 +61,7 @@ impl Index {
 
     fn compute_forecasts(&self, now: Timestamp) -> BTreeMap<Key, Forecast> {
         let mut waiting: Vec<(&Key, &QueueEntry)> =
-            self.queue.iter().filter(|(_, entry)| can_get_room(entry)).collect();
+            self.queue.entries.iter().filter(|(_, entry)| can_get_room(entry)).collect();
         waiting.sort_by_key(|(_, entry)| &entry.position);
         waiting.truncate(MAX_AHEAD);
         let queued = waiting.iter().copied().filter_map(|(key, entry)| {
@@ -80,7 +74,7 @@ impl Index {
         let names: BTreeMap<&str, usize> =
             self.usage.nodes().keys().enumerate().map(|(at, name)| (name.as_str(), at)).collect();
         let is_held = |taker: &str| taker.starts_with(RESERVED_PREFIX);
-        let nodes = self.reservation.iter().flat_map(|held| &held.nodes).map(|placed| placed.node_name.as_str());
+        let nodes = self.queue.reservation.iter().flat_map(|held| &held.nodes).map(|placed| placed.node_name.as_str());
         let reserved =
             nodes.filter_map(|name| Some((*names.get(name)?, self.usage.node_without(name, is_held)?))).collect();
         let held_resources = |taker: &String| {
@@ -106,13 +100,13 @@ impl Index {
                 .filter(|job: &RunningJob<'_>| !job.held.is_empty())
                 .collect(),
             queue,
-            early: self.forecasts.early,
+            early: self.queue.settings.early,
         };
         let mut forecasts = input.forecasts();
         // The nodes reserved for the head also satisfy its levels and links, which the forecast
         // ignores.
         let is_head = |position: &QueuePosition| waiting.first().is_some_and(|(_, first)| first.position == *position);
-        let start = self.reservation.as_ref().filter(|held| is_head(&held.position)).and_then(|held| held.start);
+        let start = self.queue.reservation.as_ref().filter(|held| is_head(&held.position)).and_then(|held| held.start);
         if let (Some(Forecast { window: Ok(window), .. }), Some((start, Basis::Limits))) =
             (forecasts.first_mut(), start)
         {

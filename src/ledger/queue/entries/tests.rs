@@ -106,7 +106,7 @@ fn when_the_head_leaves_the_next_job_is_reconciled() {
     fixture.enqueue("first", 0, 2, json!({}), WaitReason::Room { open: 0 });
     fixture.enqueue("second", 1, 2, json!({}), WaitReason::Room { open: 0 });
     fixture.enqueue("third", 2, 2, json!({}), WaitReason::Room { open: 0 });
-    assert_eq!(fixture.0.reservation.as_ref().unwrap().job.uid, "first");
+    assert_eq!(fixture.0.queue.reservation.as_ref().unwrap().job.uid, "first");
     let gone = fixture.0.jobs[&key("first")].metadata.clone();
     assert!(fixture.0.delete_job(&gone).jobs.contains(&key("second")));
     // A job that can never be placed comes after those that can.
@@ -123,7 +123,7 @@ impl Fixture {
         let rules = PlacementRules { defaults: &defaults, levels: &levels, now };
         let job = self.0.jobs[&key(behind)].clone();
         self.0.refresh_reservation(&job, rules);
-        let held = self.0.reservation.as_ref().unwrap();
+        let held = self.0.queue.reservation.as_ref().unwrap();
         let mut nodes: Vec<String> = held.nodes.iter().map(|node| node.node_name.clone()).collect();
         nodes.sort();
         (nodes, held.start.map(|(at, _)| at))
@@ -186,7 +186,7 @@ fn a_later_head_start_wakes_jobs_that_end_before_it() {
 /// Queues a job through its status only. Returns whether it waits like another job.
 fn enqueue_by_status(fixture: &mut Fixture, name: &str, created: i64, nodes: u32, spec: serde_json::Value) -> bool {
     fixture.enqueue(name, created, nodes, spec, WaitReason::Room { open: 0 });
-    fixture.0.queue.remove(&key(name));
+    fixture.0.queue.entries.remove(&key(name));
     let mut job = (*fixture.0.jobs[&key(name)]).clone();
     let placed = json!({"type": "Placed", "status": "False", "reason": "NoRoom", "message": "", "lastTransitionTime": Timestamp::UNIX_EPOCH});
     job.status.as_mut().unwrap().conditions = vec![serde_json::from_value(placed).unwrap()];
@@ -228,7 +228,7 @@ fn a_job_that_can_use_the_reservation_is_planned() {
     fixture.busy(0, "0");
     fixture.enqueue("head", 0, 3, json!({}), WaitReason::Room { open: 1 });
     fixture.enqueue("long", 1, 1, json!({}), WaitReason::Room { open: 0 });
-    fixture.0.reservation.as_mut().unwrap().start = Some((Timestamp::from_second(100).unwrap(), Basis::Limits));
+    fixture.0.queue.reservation.as_mut().unwrap().start = Some((Timestamp::from_second(100).unwrap(), Basis::Limits));
     assert!(enqueue_by_status(&mut fixture, "longer", 2, 1, json!({})));
     assert!(!enqueue_by_status(&mut fixture, "short", 3, 1, json!({"activeDeadlineSeconds": 60})));
 }
@@ -238,17 +238,17 @@ fn a_job_that_can_use_the_reservation_is_planned() {
 #[test]
 fn raising_the_limit_of_a_queued_job_drops_its_reservation() {
     let mut fixture = Fixture::new(2);
-    fixture.0.slowdown.at = Timestamp::from_second(10_000).unwrap();
+    fixture.0.queue.slowdown.at = Timestamp::from_second(10_000).unwrap();
     let room = WaitReason::Room { open: 0 };
     fixture.enqueue("short", 9000, 2, json!({"activeDeadlineSeconds": 300}), room);
     fixture.enqueue("old", 1000, 2, json!({}), room);
-    assert_eq!((fixture.0.head(), fixture.0.reservation.is_some()), (Some(key("short")), true));
+    assert_eq!((fixture.0.head(), fixture.0.queue.reservation.is_some()), (Some(key("short")), true));
     let mut raised = (*fixture.0.jobs[&key("short")]).clone();
     raised.spec.active_deadline_seconds = Some(200);
     fixture.0.apply_job(raised.clone());
     assert_eq!(fixture.0.head(), Some(key("short")), "a lower limit harms no other job");
     raised.spec.active_deadline_seconds = Some(2_592_000);
     let freed = fixture.0.apply_job(raised).room;
-    assert_eq!((fixture.0.head(), fixture.0.reservation.is_none()), (Some(key("old")), true));
+    assert_eq!((fixture.0.head(), fixture.0.queue.reservation.is_none()), (Some(key("old")), true));
     assert_eq!(freed, BTreeSet::from(["n0".to_string(), "n1".to_string()]));
 }

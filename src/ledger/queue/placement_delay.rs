@@ -6,8 +6,8 @@
 //! and jobs behind it use the poor one. No program enables this until it has been evaluated on
 //! traces in both speed models (`cargo xtask bench queue`, part `placement_delay`).
 
-use super::Index;
 use super::reservation::PlannedStart;
+use crate::index::Index;
 use crate::job::{Key, key_of};
 use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::{PlacementStatus, TrainJob};
@@ -38,25 +38,27 @@ fn is_poor(placement: &PlacementStatus) -> bool {
 impl Index {
     /// Whether a job should wait for a better placement than this one.
     pub fn should_delay(&mut self, key: &Key, placement: &PlacementStatus, rules: PlacementRules<'_>) -> bool {
-        let Some(job) = self.jobs.get(key).filter(|_| self.placement_delay.is_some() && is_poor(placement)).cloned()
+        let Some(job) =
+            self.jobs.get(key).filter(|_| self.queue.settings.placement_delay.is_some() && is_poor(placement)).cloned()
         else {
             return false;
         };
         let position = self.queue_position(&job);
-        let is_ahead =
-            |(other, entry): (&Key, &super::QueueEntry)| other != key && !entry.hopeless && entry.position < position;
-        if self.queue.iter().any(is_ahead) {
+        let is_ahead = |(other, entry): (&Key, &super::entries::QueueEntry)| {
+            other != key && !entry.hopeless && entry.position < position
+        };
+        if self.queue.entries.iter().any(is_ahead) {
             return false;
         }
-        self.startable_since.entry(key.clone()).or_insert(rules.now);
+        self.queue.startable_since.entry(key.clone()).or_insert(rules.now);
         self.with_request(&job, rules, |index, request| index.better_placement(request)).flatten().is_some()
     }
 
     /// The end of the placement delay of a job that could already have started.
     fn delay_ends(&self, job: &TrainJob) -> Option<Timestamp> {
-        let since = self.startable_since.get(&key_of(&job.metadata))?;
+        let since = self.queue.startable_since.get(&key_of(&job.metadata))?;
         let limit = SignedDuration::from_secs(job.spec.active_deadline_seconds?);
-        since.checked_add(limit.saturating_mul(self.placement_delay?.percent_of_limit) / 100).ok()
+        since.checked_add(limit.saturating_mul(self.queue.settings.placement_delay?.percent_of_limit) / 100).ok()
     }
 
     /// A placement that is not poor, and when it becomes free according to the limits of running

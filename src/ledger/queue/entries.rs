@@ -8,36 +8,38 @@
 //! Of the jobs that a change may help, the first one planned often takes what was released. The
 //! others need no new plan then.
 
-use super::{Index, Reservation};
+use super::predictor::Predictor;
+use super::reservation::Reservation;
+use crate::index::Index;
 use crate::job::{Key, is_queued};
-use crate::predictor::Predictor;
 use crate::usage::{RESERVED_PREFIX, RESTART_PREFIX, Usage};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use switchyard_crds::TrainJob;
 use switchyard_plan::cluster::queue_order::QueuePosition;
+use switchyard_plan::cluster::queue_policy::PolicySettings;
 use switchyard_plan::cluster::view::NodeView;
 use switchyard_plan::cluster::{Demand, PlacementRules};
 
 /// A queued job, as its last plan left it.
 #[derive(Debug)]
-pub struct QueueEntry {
+pub(super) struct QueueEntry {
     /// Queue position. It is stored because every plan compares it with all others.
-    pub(crate) position: QueuePosition,
+    pub(super) position: QueuePosition,
     /// Whether room alone would not help, because the job does not fit into the empty cluster or
     /// must not start there. It does not block other jobs.
-    pub(crate) hopeless: bool,
-    pub(crate) wake_condition: WakeCondition,
+    pub(super) hopeless: bool,
+    pub(super) wake_condition: WakeCondition,
     /// Resource version of the job after the last plan: the planned version, or the version of the
     /// status write.
-    pub(crate) version: Option<String>,
+    pub(super) version: Option<String>,
     /// Whether a plan was due but skipped because the cache was behind.
-    pub(crate) plan_due: bool,
+    pub(super) plan_due: bool,
 }
 
 /// The change that a job waits for.
 #[derive(Debug)]
-pub(crate) enum WakeCondition {
+pub(super) enum WakeCondition {
     /// Another fabric, which any change may provide.
     Anything,
     NodesWithRoom(Box<NodesWithRoom>),
@@ -45,7 +47,7 @@ pub(crate) enum WakeCondition {
 
 /// A number of nodes with room for a pod.
 #[derive(Debug)]
-pub(crate) struct NodesWithRoom {
+pub(super) struct NodesWithRoom {
     demand: Demand,
     /// Number of nodes with room in the last plan.
     open: usize,
@@ -64,7 +66,7 @@ const MAX_SPARE: usize = 16;
 
 impl WakeCondition {
     /// For a job with this number of pods, whose last plan found `open` nodes with room for one.
-    pub(crate) fn nodes(demand: Demand, pods: u32, open: u32) -> WakeCondition {
+    pub(super) fn nodes(demand: Demand, pods: u32, open: u32) -> WakeCondition {
         let (open, missing) = (open as usize, pods.saturating_sub(open).max(1) as usize);
         WakeCondition::NodesWithRoom(Box::new(NodesWithRoom {
             demand,
@@ -76,7 +78,7 @@ impl WakeCondition {
     }
 
     /// Resource requests of a pod, if the job waits for room.
-    pub(crate) fn demand(&self) -> Option<&Demand> {
+    pub(super) fn demand(&self) -> Option<&Demand> {
         match self {
             WakeCondition::Anything => None,
             WakeCondition::NodesWithRoom(nodes) => Some(&nodes.demand),
@@ -120,40 +122,45 @@ impl NodesWithRoom {
 
 impl Reservation {
     /// Whether reserved nodes count as free for a queued job: it comes before the holder, or ends
-    /// before the holder can start.
+    /// or makes way before the holder can start.
     fn is_usable_by(
         &self,
         position: &QueuePosition,
         job: Option<&Arc<TrainJob>>,
         predictor: Option<&Predictor>,
+        policy: &PolicySettings,
     ) -> bool {
-        *position <= self.position || job.is_some_and(|job| self.backfill_basis(job, self.at, predictor).is_some())
+        let by_end = |job: &TrainJob| self.backfill_basis(job, self.at, predictor).is_some();
+        let makes_way = |job: &TrainJob| self.is_open_to_preemptible(job, self.at, policy);
+        *position <= self.position || job.is_some_and(|job| by_end(job) || makes_way(job))
     }
 }
 
 impl Index {
     /// Jobs that resources released on these nodes may help. Marks the reservation as stale.
     pub fn wake(&mut self, nodes: &BTreeSet<String>) -> BTreeSet<Key> {
-        if let Some(held) = self.reservation.as_mut().filter(|_| !nodes.is_empty()) {
-            held.is_stale = true;
+        if !nodes.is_empty() {
+            self.queue.invalidate_reservation();
         }
         self.jobs_helped_by(nodes)
     }
 
     /// Jobs that may use these nodes now.
     pub(crate) fn jobs_helped_by(&mut self, nodes: &BTreeSet<String>) -> BTreeSet<Key> {
-        if nodes.is_empty() || self.queue.is_empty() {
+        if nodes.is_empty() || self.queue.entries.is_empty() {
             return BTreeSet::new();
         }
         let mut woken: BTreeSet<Key> = self.head().into_iter().collect();
         let nodes_now = NodeAvailability { usage: &self.usage };
         let views: Vec<[NodeView; 2]> =
             nodes.iter().filter_map(|name| Some([nodes_now.node(name, false)?, nodes_now.node(name, true)?])).collect();
-        let (held, predictor) = (self.reservation.as_ref(), self.predictor.as_ref());
-        for (key, entry) in &mut self.queue {
+        let (held, predictor, policy) =
+            (self.queue.reservation.as_ref(), self.queue.predictor.as_ref(), &self.queue.settings.policy);
+        for (key, entry) in &mut self.queue.entries {
             // This matters even if none of these nodes is reserved, because nodes that changed
             // earlier may be.
-            let is_ahead = held.is_some_and(|held| held.is_usable_by(&entry.position, self.jobs.get(key), predictor));
+            let is_ahead =
+                held.is_some_and(|held| held.is_usable_by(&entry.position, self.jobs.get(key), predictor, policy));
             let is_woken = match &mut entry.wake_condition {
                 WakeCondition::Anything => true,
                 WakeCondition::NodesWithRoom(nodes) => {
@@ -175,14 +182,15 @@ impl Index {
         if self.unreadable.contains_key(key) || self.missing_slice(key).is_some() {
             return true;
         }
-        let Some(entry) = self.queue.get_mut(key) else { return true };
+        let Some(entry) = self.queue.entries.get_mut(key) else { return true };
         let WakeCondition::NodesWithRoom(nodes) = &mut entry.wake_condition else { return true };
         let job = self.jobs.get(key);
         if entry.plan_due || job.map(|job| &job.metadata.resource_version) != Some(&entry.version) {
             return true;
         }
-        let (held, predictor) = (self.reservation.as_ref(), self.predictor.as_ref());
-        let is_ahead = held.is_some_and(|held| held.is_usable_by(&entry.position, job, predictor));
+        let (held, predictor, policy) =
+            (self.queue.reservation.as_ref(), self.queue.predictor.as_ref(), &self.queue.settings.policy);
+        let is_ahead = held.is_some_and(|held| held.is_usable_by(&entry.position, job, predictor, policy));
         let nodes_now = NodeAvailability { usage: &self.usage };
         nodes.is_enough(|demand, name| nodes_now.has_room(demand, name, is_ahead)) || self.head().as_ref() == Some(key)
     }
@@ -195,15 +203,16 @@ impl Index {
     /// After a failover this applies to most of the queue, and plans that find no placement are the
     /// most expensive ones.
     pub fn enqueue_unplanned(&mut self, key: &Key, rules: PlacementRules<'_>) -> bool {
-        if self.queue.contains_key(key) {
+        if self.queue.entries.contains_key(key) {
             return false;
         }
         let Some(job) = self.jobs.get(key).filter(|job| is_queued(job)).cloned() else { return false };
         let position = self.queue_position(&job);
         let found = self.with_request(&job, rules, |index, request| {
-            let (held, predictor) = (index.reservation.as_ref(), index.predictor.as_ref());
+            let (held, predictor, policy) =
+                (index.queue.reservation.as_ref(), index.queue.predictor.as_ref(), &index.queue.settings.policy);
             let can_use_reserved = |position: &QueuePosition, job| {
-                held.is_some_and(|held: &Reservation| held.is_usable_by(position, job, predictor))
+                held.is_some_and(|held: &Reservation| held.is_usable_by(position, job, predictor, policy))
             };
             let (demand, pods) = (Demand::of(request), request.valid.request.nodes);
             let can_use_more = can_use_reserved(&position, Some(&job));
@@ -214,11 +223,11 @@ impl Index {
                 let open = nodes.at_most().filter(|open| *open < pods as usize)?;
                 (is_ahead && saw_same_nodes && nodes.demand == demand).then_some(open as u32)
             };
-            let open = index.queue.iter().find_map(similar_entry)?;
+            let open = index.queue.entries.iter().find_map(similar_entry)?;
             Some(WakeCondition::nodes(demand, pods, open))
         });
         let Some(wake_condition) = found.flatten() else { return false };
-        self.queue.insert(
+        self.queue.entries.insert(
             key.clone(),
             QueueEntry { position, hopeless: false, wake_condition, version: None, plan_due: true },
         );
@@ -227,14 +236,14 @@ impl Index {
 
     /// Records the resource version of a status write.
     pub fn record_status_version(&mut self, key: &Key, version: &str) {
-        if let Some(entry) = self.queue.get_mut(key) {
+        if let Some(entry) = self.queue.entries.get_mut(key) {
             entry.version = Some(version.to_string());
         }
     }
 
     /// Records that a job was not planned although it may have been worthwhile.
     pub fn mark_plan_due(&mut self, key: &Key) {
-        if let Some(entry) = self.queue.get_mut(key) {
+        if let Some(entry) = self.queue.entries.get_mut(key) {
             entry.plan_due = true;
         }
     }

@@ -1,9 +1,10 @@
 //! The reservation of the head of the queue, and backfill: which jobs may use it until the head can
 //! start.
 
-use super::Index;
+use super::predictor::Predictor;
+use super::preemption::PolicyHead;
+use crate::index::Index;
 use crate::job::{JobId, is_live, placement_of};
-use crate::predictor::Predictor;
 use crate::usage::{RESERVED_PREFIX, Usage, UsageOverlay};
 use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,6 +12,7 @@ use switchyard_crds::{PlacedNode, TrainJob};
 use switchyard_plan::cluster::clock::{deadline, promised_end};
 use switchyard_plan::cluster::place_with_fabric::place_with_fabric;
 use switchyard_plan::cluster::queue_order::{Basis, QueuePosition};
+use switchyard_plan::cluster::queue_policy::PolicySettings;
 use switchyard_plan::cluster::reserve::{smallest_fitting, steps_until_room};
 use switchyard_plan::cluster::view::NodeView;
 use switchyard_plan::cluster::{Demand, PlacementRequest, gang};
@@ -30,6 +32,8 @@ pub struct Reservation {
     pub at: Timestamp,
     /// Since when the job has held a reservation.
     pub since: Timestamp,
+    /// Whether other jobs are being preempted for it.
+    pub is_vacated: bool,
     /// Whether resources were released or a limit changed since then.
     pub is_stale: bool,
 }
@@ -52,16 +56,23 @@ impl Reservation {
             .or_else(|| Some((predictor()?.end_of_next(job, now)?, Basis::RunTimes)))?;
         (end <= start).then_some(basis)
     }
+
+    /// Whether a job behind the holder may use the nodes because the holder can preempt it in time:
+    /// its quantum ends before the holder can start, or nobody knows when that is.
+    pub(super) fn is_open_to_preemptible(&self, job: &TrainJob, now: Timestamp, policy: &PolicySettings) -> bool {
+        let ends = now.saturating_add(policy.quantum).unwrap_or(Timestamp::MAX);
+        !self.is_vacated && policy.is_preemptible(job, now) && self.start.is_none_or(|(start, _)| ends <= start)
+    }
 }
 
 /// Reserved nodes, and when their holder can start there.
-pub(crate) type PlannedStart = (Vec<PlacedNode>, Option<(Timestamp, Basis)>);
+pub(super) type PlannedStart = (Vec<PlacedNode>, Option<(Timestamp, Basis)>);
 
 impl Index {
     /// Where and when a job without room can start, once enough running jobs have reached their
     /// limits. `None` if jobs without a limit would have to end too, and there is no estimate for
     /// them.
-    pub(crate) fn earliest_start(&mut self, request: &PlacementRequest<'_>) -> Option<PlannedStart> {
+    pub(super) fn earliest_start(&mut self, request: &PlacementRequest<'_>) -> Option<PlannedStart> {
         self.better_placement(request).or_else(|| self.start_where(request, gang::fits))
     }
 
@@ -72,15 +83,22 @@ impl Index {
         good: impl Fn(&PlacementRequest<'_>, &BTreeMap<String, NodeView>) -> bool,
     ) -> Option<PlannedStart> {
         let now = request.rules.now;
+        let head = PolicyHead::of(self, request);
+        let makes_way = |id: &JobId| {
+            let job = self.job_of(id).filter(|job| placement_of(job).is_some())?;
+            Some((head.preempts_from(self, job, &self.queue_position(job), now)?, Basis::Limits))
+        };
+        let by_policy = self.queue.settings.policy.preempts();
         let mut ending: Vec<(Timestamp, Basis, JobId)> = self
             .job_states
             .keys()
             .filter(|id| **id != JobId::of(&request.job.metadata))
             // A job that ran past its limit can end at any moment.
             .filter_map(|id| {
-                let by_limit = || Some((self.end_of(id, now)?, Basis::Limits));
+                let end = self.end_of(id, now).map(|end| (end, Basis::Limits));
+                let by_limit = || end.into_iter().chain(by_policy.then(|| makes_way(id)).flatten()).min();
                 let estimated =
-                    || Some((self.predictor.as_ref()?.end_of_running(self.job_of(id)?, now)?, Basis::RunTimes));
+                    || Some((self.queue.predictor.as_ref()?.end_of_running(self.job_of(id)?, now)?, Basis::RunTimes));
                 let (end, basis) = by_limit().or_else(estimated)?;
                 Some((end.max(now), basis, id.clone()))
             })
@@ -98,7 +116,7 @@ impl Index {
     }
 
     /// The latest end of a placed job; `None` if unknown, or if the job is not placed.
-    pub(crate) fn end_of(&self, id: &JobId, now: Timestamp) -> Option<Timestamp> {
+    pub(super) fn end_of(&self, id: &JobId, now: Timestamp) -> Option<Timestamp> {
         let state = self.job_states.get(id)?;
         let known = state.key.as_ref().and_then(|key| self.jobs.get(key));
         let Some(job) = known.filter(|job| JobId::of(&job.metadata) == *id && is_live(job)) else {
@@ -137,7 +155,7 @@ fn end_from(job: &TrainJob, now: Timestamp) -> Option<Timestamp> {
 }
 
 /// Whether all reserved nodes are still usable.
-pub(crate) fn is_usable(held: &Reservation, usage: &Usage) -> bool {
+pub(super) fn is_usable(held: &Reservation, usage: &Usage) -> bool {
     let nodes = usage.nodes();
     held.nodes
         .iter()

@@ -42,10 +42,11 @@ impl LeaderState {
 
 impl Index {
     pub fn leader_state(&self) -> LeaderState {
-        let holder = self.reservation.as_ref().map(|held| (held.job.uid.clone(), held.since));
-        let rests = self.cooldowns.iter().take(MAX_ENTRIES).map(|(key, until)| (key.to_string(), *until)).collect();
+        let holder = self.queue.reservation.as_ref().map(|held| (held.job.uid.clone(), held.since));
+        let rests =
+            self.queue.cooldowns.iter().take(MAX_ENTRIES).map(|(key, until)| (key.to_string(), *until)).collect();
         LeaderState {
-            holder: holder.or_else(|| self.previous_holder.clone()),
+            holder: holder.or_else(|| self.queue.previous_holder.clone()),
             rests,
             refusals: self.refusals.latest(MAX_ENTRIES),
         }
@@ -54,15 +55,15 @@ impl Index {
     /// Takes over the state of the previous leader.
     pub fn restore(&mut self, state: LeaderState) {
         let LeaderState { holder, rests, refusals } = state;
-        match (&mut self.reservation, &holder) {
+        match (&mut self.queue.reservation, &holder) {
             (Some(held), Some((uid, since))) if held.job.uid == *uid => held.since = held.since.min(*since),
-            _ => self.previous_holder = holder,
+            _ => self.queue.previous_holder = holder,
         }
         let rests = rests.into_iter().filter_map(|(name, until)| {
             let (namespace, name) = name.split_once('/')?;
             Some((Key { namespace: namespace.into(), name: name.into() }, until))
         });
-        self.cooldowns.extend(rests);
+        self.queue.cooldowns.extend(rests);
         for (namespace, jobs) in refusals {
             for (uid, at) in jobs {
                 self.refusals.record(JobId { namespace: namespace.clone(), uid }, at);
@@ -72,7 +73,7 @@ impl Index {
 
     /// Since when a job held the reservation under an earlier leader.
     pub(crate) fn take_held_since(&mut self, job: &JobId) -> Option<Timestamp> {
-        self.previous_holder.take_if(|(uid, _)| *uid == job.uid).map(|(_, since)| since)
+        self.queue.previous_holder.take_if(|(uid, _)| *uid == job.uid).map(|(_, since)| since)
     }
 }
 
@@ -97,8 +98,8 @@ mod tests {
         assert_eq!(last.leader_state().to_json(), None);
         (0..5).for_each(|number| last.refusals.record(id("evil", &format!("j{number}")), at(number)));
         let rests = Key { namespace: "a".into(), name: "big".into() };
-        last.cooldowns.insert(rests.clone(), at(60));
-        last.previous_holder = Some(("u".into(), at(7)));
+        last.queue.cooldowns.insert(rests.clone(), at(60));
+        last.queue.previous_holder = Some(("u".into(), at(7)));
         let text = last.leader_state().to_json().unwrap();
         next.restore(LeaderState::parse(&text));
         assert!(next.refusals.is_demoted("evil", at(10)) && !next.refusals.is_demoted("good", at(10)));

@@ -1,0 +1,148 @@
+//! Preemption: which running jobs make way for the head of the queue.
+
+use crate::index::Index;
+use crate::job::{JobId, Key, attempt_of, is_live, key_of, placement_of};
+use crate::usage::{Usage, UsageOverlay};
+use jiff::Timestamp;
+use switchyard_crds::{PlacedNode, Preemption, TrainJob};
+use switchyard_plan::cluster::PlacementRequest;
+use switchyard_plan::cluster::clock::exceeds_placed_limit;
+use switchyard_plan::cluster::place_with_fabric::place_with_fabric;
+use switchyard_plan::cluster::queue_order::{self, PreemptionOrder, QueuePosition};
+use switchyard_plan::job::gpus;
+
+/// Preemption victims, and the nodes that the preempting job would get.
+pub struct PreemptionPlan {
+    pub victims: Vec<Key>,
+    pub(super) nodes: Vec<PlacedNode>,
+}
+
+/// The nodes a job would get if the shares of these takers were free.
+fn place_without_takers(
+    request: &PlacementRequest<'_>,
+    usage: &mut Usage,
+    takers: &[String],
+) -> Option<Vec<PlacedNode>> {
+    let overlay = UsageOverlay::new(usage, takers);
+    place_with_fabric(request, overlay.nodes()).ok().map(|found| found.placed.status.nodes)
+}
+
+/// The head of the queue, as the queue policy sees it.
+pub(super) struct PolicyHead {
+    /// Its position without its reservation, which must not make it older than running jobs.
+    position: QueuePosition,
+    gpus: i64,
+}
+
+impl PolicyHead {
+    pub(super) fn of(index: &Index, request: &PlacementRequest<'_>) -> PolicyHead {
+        let gpus = i64::from(gpus(request.job)).saturating_mul(request.valid.request.nodes.into());
+        PolicyHead { position: index.position_without_reservation(request.job), gpus }
+    }
+
+    /// From when it may preempt a running job by the policy; `None` if never.
+    pub(super) fn preempts_from(
+        &self,
+        index: &Index,
+        job: &TrainJob,
+        theirs: &QueuePosition,
+        now: Timestamp,
+    ) -> Option<Timestamp> {
+        index.queue.settings.policy.preemptible_from(job, theirs, &self.position, self.gpus, now)
+    }
+
+    /// Whether preempting all of these jobs is worth it. Jobs that exceed the limit they were placed
+    /// with make way at any cost.
+    fn gains_more_than_it_costs(&self, index: &Index, jobs: Vec<&TrainJob>, now: Timestamp) -> bool {
+        let policy = &index.queue.settings.policy;
+        let jobs: Vec<&TrainJob> = jobs.into_iter().filter(|job| !exceeds_placed_limit(job, now)).collect();
+        let cost: i64 = jobs.iter().map(|job| policy.cost(job, now)).sum();
+        jobs.is_empty() || cost <= policy.gain(jobs.into_iter(), self.gpus, now)
+    }
+}
+
+impl Index {
+    /// When the head of the queue can next preempt jobs by the policy, if that is not now.
+    pub(super) fn preemption_due(&self, key: &Key, now: Timestamp) -> Option<Timestamp> {
+        let held = self.queue.reservation.as_ref().filter(|_| self.queue.settings.policy.preempts())?;
+        let holder = self.job_of(&held.job).filter(|holder| key_of(&holder.metadata) == *key);
+        holder.and(held.start).map(|(at, _)| at).filter(|at| *at > now && !held.is_vacated)
+    }
+
+    /// Whether a job may preempt others, according to its policy and the priority classes of its
+    /// pods.
+    fn preempts(&self, job: &TrainJob) -> bool {
+        let pods = self.job_states.get(&JobId::of(&job.metadata)).into_iter().flat_map(|state| state.pods.values());
+        let mut never = pods.filter_map(|pod| pod.never_preempts.as_ref());
+        job.spec.topology_policy.preemption == Preemption::LowerPriority
+            && never.all(|class| self.queue.settings.gang_classes.contains(class))
+    }
+
+    /// Selects the jobs to preempt; none if enough nodes are already being vacated. `None` if
+    /// preemption would not help.
+    pub fn plan_preemption(
+        &mut self,
+        request: &PlacementRequest<'_>,
+        position: &QueuePosition,
+    ) -> Option<PreemptionPlan> {
+        let now = request.rules.now;
+        let preempts = self.preempts(request.job);
+        let by_policy = self.queue.settings.policy.preempts();
+        let is_possible = preempts || by_policy || self.jobs.values().any(|job| exceeds_placed_limit(job, now));
+        if position.is_demoted() || !is_possible {
+            return None;
+        }
+        let head = PolicyHead::of(self, request);
+        let mut leaving = Vec::new();
+        let mut candidates = Vec::new();
+        for (key, job) in &self.jobs {
+            let id = &JobId::of(&job.metadata);
+            let attempt = attempt_of(job);
+            let is_preempted = self.job_states.get(id).is_some_and(|state| state.preempted_attempt == Some(attempt));
+            leaving.extend(self.takers_of(id, |of| of < attempt || is_preempted || !is_live(job)));
+            let theirs = self.queue_position(job);
+            let is_lower = preempts && theirs.priority() < position.priority();
+            let is_overdue = theirs.priority() <= position.priority() && exceeds_placed_limit(job, now);
+            if placement_of(job).is_none() || is_preempted {
+                continue;
+            }
+            let makes_way = || head.preempts_from(self, job, &theirs, now).is_some_and(|from| from <= now);
+            if is_lower || is_overdue || makes_way() {
+                let order = PreemptionOrder::of(job, &theirs, now);
+                candidates.push((order, key.clone(), self.takers_of(id, |of| of == attempt)));
+            }
+        }
+        candidates.sort_by(|a, b| a.0.cmp(&b.0));
+        let mut place_without = |without: &[usize]| {
+            let theirs = without.iter().flat_map(|candidate| candidates[*candidate].2.iter());
+            let takers: Vec<String> = leaving.iter().chain(theirs).cloned().collect();
+            place_without_takers(request, &mut self.usage, &takers)
+        };
+        let chosen = queue_order::fewest(candidates.len(), |without| place_without(without).is_some())?;
+        let nodes = place_without(&chosen)?;
+        let by_policy = |candidate: &&usize| !(preempts && candidates[**candidate].0.priority() < position.priority());
+        let jobs = chosen.iter().filter(by_policy).filter_map(|candidate| self.jobs.get(&candidates[*candidate].1));
+        if !head.gains_more_than_it_costs(self, jobs.map(|job| &**job).collect(), now) {
+            return None;
+        }
+        let victims: Vec<Key> = chosen.into_iter().map(|candidate| candidates[candidate].1.clone()).collect();
+        for key in &victims {
+            let Some(job) = self.jobs.get(key) else { continue };
+            let attempt = attempt_of(job);
+            let name = self.name_for(job, position);
+            let is_lower = preempts && self.queue_position(job).priority() < position.priority();
+            let mut to = match self.queue.settings.policy.policy {
+                _ if is_lower || exceeds_placed_limit(job, now) => format!("{name} (priority {})", position.priority()),
+                policy => format!("{name}, which comes first in the queue (queue policy {policy:?})"),
+            };
+            if exceeds_placed_limit(job, now) {
+                to.push_str("; its limit was raised after placement, and the original limit has passed");
+            }
+            if let Some(state) = self.job_states.get_mut(&JobId::of(&job.metadata)) {
+                state.preempted_attempt = Some(attempt);
+                state.preempted_by = Some(to);
+            }
+        }
+        Some(PreemptionPlan { victims, nodes })
+    }
+}

@@ -1,0 +1,124 @@
+//! Queue policies that preempt jobs with checkpoints.
+
+use super::*;
+use crate::replay::PreemptibleJobs;
+use switchyard_plan::cluster::queue_policy::{PolicySettings, QueuePolicy};
+
+const HOUR: f64 = 3600.0;
+
+/// Records when jobs start and are preempted.
+struct Recorder {
+    rule: Product,
+    events: Vec<(f64, Decision)>,
+}
+
+impl Rule for Recorder {
+    fn submitted(&mut self, job: &Job) -> Result<(), String> {
+        self.rule.submitted(job)
+    }
+
+    fn ended(&mut self, job: usize, now: f64) {
+        self.rule.ended(job, now);
+    }
+
+    fn failed(&mut self, host: usize, jobs: &[usize], now: f64) {
+        self.rule.failed(host, jobs, now);
+    }
+
+    fn repaired(&mut self, host: usize, now: f64) {
+        self.rule.repaired(host, now);
+    }
+
+    fn decide(&mut self, now: f64) -> Result<Vec<Decision>, String> {
+        let decisions = self.rule.decide(now)?;
+        self.events.extend(decisions.iter().map(|decision| (now, decision.clone())));
+        Ok(decisions)
+    }
+
+    fn next_decision(&self) -> Option<f64> {
+        self.rule.next_decision()
+    }
+}
+
+fn played(jobs: &[(f64, f64, u32)], policy: QueuePolicy, percent: u64) -> (ReplayOutcome, Vec<(f64, Decision)>) {
+    let fabric = fabric();
+    let settings = PolicySettings { policy, ..PolicySettings::default() };
+    let mut recorder =
+        Recorder { rule: product(&fabric).with_queue(|queue| queue.policy = settings), events: Vec::new() };
+    let preemptible = Some(PreemptibleJobs { percent, checkpoint: 600.0, overhead: 120.0 });
+    let scenario = Scenario { preemptible, ..Scenario::new(&fabric, Model::Levels, Limits::None) };
+    let outcome = replay(&rows(jobs), scenario, &mut recorder).unwrap();
+    (outcome, recorder.events)
+}
+
+/// A job of 20 h has all hosts; a job of an hour arrives after five hours.
+const LONG_FIRST: [(f64, f64, u32); 2] = [(0.0, 20.0 * HOUR, 32), (5.0 * HOUR, HOUR, 32)];
+
+#[test]
+fn a_job_that_ran_longer_makes_way_and_resumes_from_its_checkpoint() {
+    let (outcome, _) = played(&LONG_FIRST, QueuePolicy::LeastAttainedService, 100);
+    let [long, short] = &outcome.jobs[..] else { panic!("two jobs") };
+    assert_eq!((short.start, short.end), (5.0 * HOUR, 6.0 * HOUR));
+    // Its last checkpoint was due at this very moment.
+    assert_eq!((long.restarts, long.lost, long.end), (1, 120.0, 21.0 * HOUR + 120.0));
+    for (policy, percent) in [
+        (QueuePolicy::FirstComeFirstServed, 100),
+        (QueuePolicy::Opportunistic, 100),
+        (QueuePolicy::LeastAttainedService, 0),
+    ] {
+        let (outcome, _) = played(&LONG_FIRST, policy, percent);
+        assert_eq!(outcome.jobs[1].start, 20.0 * HOUR, "{policy:?}, {percent} %");
+    }
+}
+
+/// The gang of all hosts waits for the first job, and later jobs use the other hosts meanwhile.
+#[test]
+fn jobs_that_overtook_an_older_one_make_way_after_their_quantum() {
+    let jobs = [(0.0, 2.0 * HOUR, 24), (60.0, HOUR, 32), (120.0, 9.0 * HOUR, 8)];
+    let starts =
+        |policy, percent| played(&jobs, policy, percent).0.jobs.iter().map(|job| job.start).collect::<Vec<_>>();
+    assert_eq!(starts(QueuePolicy::FirstComeFirstServed, 100), [0.0, 2.0 * HOUR, 3.0 * HOUR]);
+    assert_eq!(starts(QueuePolicy::Opportunistic, 0), [0.0, 2.0 * HOUR, 3.0 * HOUR]);
+    assert_eq!(starts(QueuePolicy::Opportunistic, 100), [0.0, 2.0 * HOUR, 120.0]);
+}
+
+/// It runs as soon as its quantum is over, without any event at that time.
+#[test]
+fn the_head_preempts_when_a_quantum_ends() {
+    let jobs = [(0.0, 3.5 * HOUR, 16), (0.0, 20.0 * HOUR, 16), (4.5 * HOUR - 60.0, HOUR, 32)];
+    let (outcome, _) = played(&jobs, QueuePolicy::LeastAttainedService, 100);
+    assert_eq!(outcome.jobs[2].start, 4.5 * HOUR - 60.0);
+    let late = [(0.0, 20.0 * HOUR, 32), (HOUR, HOUR, 32)];
+    let (outcome, _) = played(&late, QueuePolicy::LeastAttainedService, 100);
+    assert_eq!(outcome.jobs[1].start, 4.0 * HOUR, "when the first job reaches the threshold");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn no_job_is_preempted_more_often_or_sooner_than_allowed(
+        jobs in prop::collection::vec((0_u32..40, 1_u32..60, 0_u32..4), 1..14),
+        is_opportunistic in any::<bool>(),
+    ) {
+        let mut jobs: Vec<(f64, f64, u32)> = jobs
+            .into_iter()
+            .map(|(submit, duration, size)| (f64::from(submit) * 1800.0, f64::from(duration) * 900.0, 8 << size.min(2)))
+            .collect();
+        jobs.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let policy =
+            if is_opportunistic { QueuePolicy::Opportunistic } else { QueuePolicy::LeastAttainedService };
+        let (outcome, events) = played(&jobs, policy, 100);
+        let allowed = PolicySettings::default();
+        prop_assert!(outcome.jobs.iter().all(|job| job.restarts <= allowed.max_preemptions as u32));
+        let mut started = BTreeMap::new();
+        for (at, decision) in events {
+            match decision {
+                Decision::Start(start) => drop(started.insert(start.job, at)),
+                Decision::Preempt(job) => {
+                    let ran = at - started[&job];
+                    prop_assert!(ran >= allowed.quantum.as_secs_f64(), "job {job} was preempted after {ran} s");
+                }
+            }
+        }
+    }
+}
