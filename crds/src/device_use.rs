@@ -32,7 +32,7 @@ pub struct DeviceUse {
     pub container: String,
     /// How the device was assigned.
     pub source: DeviceUseSource,
-    /// The claim for which the device was assigned. Absent for `DevicePlugin`.
+    /// The claim that holds the device. Absent for `DevicePlugin`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<DeviceClaim>,
 }

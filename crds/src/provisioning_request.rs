@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResource;
 use serde::{Deserialize, Serialize};
 
-/// Pods for which room is requested. Immutable.
+/// Pods that need room. Immutable.
 #[derive(CustomResource, Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
 #[kube(
     group = "autoscaling.x-k8s.io",

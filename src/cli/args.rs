@@ -275,7 +275,7 @@ pub(super) struct PlanArgs {
     #[arg(long, requires = "of a cluster", conflicts_with = "fabric")]
     pub svg: bool,
 
-    /// Namespace in which the job will be created. Default: the manifest's, otherwise the
+    /// Namespace of the job. Default: the manifest's, otherwise the
     /// context's.
     #[arg(short, long, requires = "of a cluster")]
     pub namespace: Option<String>,

@@ -145,7 +145,7 @@ pub struct Data {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub augmentation: Option<Augmentation>,
 
-    /// Mean and deviation with which image channels or features are normalised. Default: the
+    /// Mean and deviation for normalising image channels or features. Default: the
     /// statistics of the data set for formats `CIFAR10` and `IDX` (MNIST), of ImageNet for
     /// `ImageFolder`, otherwise mean 0 and deviation 1.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -6,7 +6,7 @@ use kube::KubeSchema;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-/// Format in which gradients travel between hosts.
+/// Format of gradients between hosts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum WireType {
     /// 4 bytes per value.
@@ -40,7 +40,7 @@ pub struct Overlap {
     #[schemars(range(min = 1, max = 8))]
     pub communicators: Option<i32>,
 
-    /// Format in which gradients travel between hosts; they are summed in 32 bits. Default `FP32`.
+    /// Format of gradients between hosts; they are summed in 32 bits. Default `FP32`.
     /// 16-bit formats halve the traffic, and the result is no longer bit-identical.
     #[serde(default)]
     pub wire_type: WireType,
