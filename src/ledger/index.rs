@@ -7,6 +7,7 @@
 mod claims;
 mod missing;
 mod pods;
+pub mod queue;
 mod request;
 mod restart_hold;
 mod slice_join;
@@ -15,11 +16,11 @@ pub use slice_join::{MissingSlice, SliceJoin};
 
 use crate::devices::Devices;
 use crate::incidents::Incidents;
+use crate::index::queue::Queue;
 use crate::job::{JobId, Key, attempt_of, is_live, key_of, placement_of};
 use crate::mass_outage::MassOutage;
 use crate::pending_writes::{CacheState, PendingWrites};
 use crate::progress::Progress;
-use crate::queue::Queue;
 use crate::refusals::Refusals;
 use crate::schedulers::Schedulers;
 use crate::usage::Usage;

@@ -20,8 +20,9 @@ pub mod mass_outage;
 pub mod offline;
 pub mod pending_writes;
 pub mod progress;
-pub mod queue;
 pub mod quota;
 pub mod refusals;
 pub mod schedulers;
 pub mod usage;
+
+pub use index::queue;

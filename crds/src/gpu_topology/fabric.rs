@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct NvSwitch {
-    /// Switches on the PCI bus. Absent if there are none: an NVL72 has its switches in separate trays,
-    /// and a virtual machine can have the GPUs without the switches.
+    /// Switches on the PCI bus. Absent if there are none: an NVL72 has its switches in separate
+    /// trays, and a virtual machine can have the GPUs without the switches.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub devices: Option<u32>,
     /// GPUs with at least one active NVLink to a switch.

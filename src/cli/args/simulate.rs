@@ -25,8 +25,8 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_enum, value_delimiter = ',', value_name = "RULE", default_values_t = Rule::value_variants().to_vec())]
     pub rules: Vec<Rule>,
 
-    /// Time limits (`activeDeadlineSeconds`) of the jobs. Default: those of the trace, which may have
-    /// none.
+    /// Time limits (`activeDeadlineSeconds`) of the jobs. Default: the trace's, if it has
+    /// any.
     #[arg(long, value_enum)]
     pub limits: Option<Limits>,
 

@@ -1,4 +1,4 @@
-//! The inputs of a job's placement: its pods' requests, the nodes it avoids, and the shares it holds.
+//! The inputs of a job's placement: its pods' requests, the nodes it avoids, its shares.
 
 use super::Index;
 use crate::devices::taker;

@@ -38,8 +38,8 @@ pub struct PolicySettings {
     /// Run times that separate the levels, ascending. One threshold of four hours: in a prototype,
     /// one hour gave the same mean on the lingjun trace with more than twice the preemptions.
     pub thresholds: Vec<SignedDuration>,
-    /// How long a job runs at least before it is preempted. One hour: with checkpoints every ten
-    /// minutes, a preemption then costs at most a fifth of what the job has computed since its start.
+    /// Shortest time that a job runs before it is preempted. One hour: with checkpoints every ten
+    /// minutes, a preemption costs at most a fifth of the job's work since its start.
     pub quantum: SignedDuration,
     /// How often a job is preempted at most. Four: on the lingjun trace at load 0.71, eight shorten
     /// the mean completion by 7 %, and lose half more GPU time (`docs/dev/queue.md`).
@@ -91,8 +91,8 @@ impl PolicySettings {
         self.thresholds.iter().filter(|threshold| **threshold <= attained).count()
     }
 
-    /// Whether a job can be saved and moved, and was not preempted too often. `maxPreemptionRestarts`
-    /// of its failure policy counts too, because a job that used up that budget would fail.
+    /// Whether a job can be saved and moved, and was not preempted too often. Its failure policy's
+    /// `maxPreemptionRestarts` counts too, because a job that used up that budget would fail.
     pub fn is_preemptible(&self, job: &TrainJob, now: Timestamp) -> bool {
         let restarts = job.status.as_ref().and_then(|status| status.restarts.as_ref());
         let recent = restarts.into_iter().flat_map(|restarts| &restarts.recent);

@@ -71,10 +71,13 @@ fn check_dependencies(metadata: &Value, allowed: &[String]) -> Vec<String> {
 }
 
 fn check_manifest(file: &str, text: &str) -> Option<String> {
-    let line =
-        if text.contains("\n[workspace.package]") { "license = \"Apache-2.0\"" } else { "license.workspace = true" };
-    let fine = text.lines().any(|found| found == line) && text.contains("[lints]\nworkspace = true");
-    (!fine).then(|| format!("{file}: expected a line `{line}`, and `[lints]` with `workspace = true`"))
+    let (line, section) = if text.contains("\n[workspace.package]") {
+        ("license = \"Apache-2.0\"", "[workspace.lints")
+    } else {
+        ("license.workspace = true", "[lints]\nworkspace = true")
+    };
+    let fine = text.lines().any(|found| found == line) && text.contains(section);
+    (!fine).then(|| format!("{file}: expected a line `{line}`, and `{section}`"))
 }
 
 #[test]

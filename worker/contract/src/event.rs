@@ -122,8 +122,8 @@ pub struct Ready {
     /// rank 0 only; empty with a single rank.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bucket_bytes: Vec<u64>,
-    /// Algorithm of each of these all-reduces between hosts: `ring`, for example; empty if all ranks
-    /// share memory, and with NCCL, which chooses by itself.
+    /// Algorithm of each of these all-reduces between hosts, such as `ring`. Empty if all ranks
+    /// share memory, and with NCCL, which chooses its own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub algorithms: Vec<String>,
     /// Measured total time of these all-reduces, milliseconds; 0 with a single rank.

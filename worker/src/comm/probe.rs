@@ -1,6 +1,6 @@
-//! Measures the rate of each connection between neighbours before it is used. All members send to the right at
-//! once, as in an all-reduce, but none waits for data from the left, so each connection shows its
-//! own rate and not that of the slowest.
+//! Measures the rate of each connection between neighbours before it is used. All members send to
+//! the right at once, as in an all-reduce, but none waits for data from the left, so each
+//! connection shows its own rate and not the slowest one's.
 
 use super::error::CommError;
 use super::socket::{poll_one, try_recv, try_send};

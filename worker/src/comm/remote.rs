@@ -60,7 +60,8 @@ impl Choices {
         &self.by_bucket
     }
 
-    /// Members to which this rank sends, and from which it receives, in some plan or as a neighbour.
+    /// Members that this rank sends to, and members that it receives from, as a neighbour or in a
+    /// plan.
     pub fn peers(&self, (left, right): (usize, usize)) -> (Vec<usize>, Vec<usize>) {
         let (mut targets, mut sources) = (BTreeSet::from([right]), BTreeSet::from([left]));
         for (_, plan) in self.plans() {

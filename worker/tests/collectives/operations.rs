@@ -228,7 +228,7 @@ fn every_operation_over_tcp() {
 #[test]
 fn every_operation_through_shared_memory_with_the_bits_of_tcp() {
     for world in 1..=9 {
-        // The other algorithms cannot all-reduce on one host and leave the choice to the cost model.
+        // The other algorithms cannot all-reduce on one host, so the cost model would choose.
         for algorithm in [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling, Algorithm::Tree] {
             let bits = exercise_all(world, Some(algorithm), |_| {});
             // All ranks are on one host both times, so the plans are the same.

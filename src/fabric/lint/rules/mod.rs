@@ -64,7 +64,7 @@ pub const RULES: [Rule; 21] = [
     rule("renamed-key", Warning, "a variable that was renamed, removed, or that the user guide advises against"),
     rule("not-in-version", Warning, "a variable that the NCCL of the image (`--nccl`) does not read"),
     rule("gid-index", Warning, "a fixed GID index, which NCCL finds by itself since 2.21"),
-    rule("contradiction", Error, "settings of which one makes the other void or impossible"),
+    rule("contradiction", Error, "two settings, one of which makes the other void or impossible"),
     rule("value", Error, "a value that NCCL cannot read: it takes its default without an error"),
     rule("not-text", Error, "a value that is no text in YAML: the API server refuses it"),
     rule("too-long", Error, "a value of more than 1023 characters, where NCCL cuts lines of nccl.conf"),

@@ -1,7 +1,7 @@
 //! Backfill: which jobs may use the reserved nodes until the head of the queue can start.
 
 use super::*;
-use crate::queue::PredictorSettings;
+use crate::index::queue::PredictorSettings;
 use jiff::SignedDuration;
 use switchyard_plan::cluster::queue_order::Basis;
 

@@ -481,13 +481,12 @@ fn advised_threads_stay_within_the_pods_limit() {
 
 #[test]
 fn the_report_compares_what_is_sent_with_every_gradient_in_32_bits() {
-    let mut facts = healthy();
-    (facts.transport, facts.reduce_alone_ms) = (Some(Transport::Tcp), Some(38.0));
+    let mut facts = Facts { transport: Some(Transport::Tcp), reduce_alone_ms: Some(38.0), ..healthy() };
     set(&mut facts, Part::Communication, 36.0);
     let sent = |facts: &Facts| {
         let reduce = crate::report::curves::all_reduce(facts).unwrap();
-        let advice = format!("{:?}", finding_of("communication-bound", facts));
-        (reduce.sent_bytes.unwrap(), reduce.sent_bytes_in_full.unwrap(), advice.contains("wireType"))
+        let is_advised = format!("{:?}", finding_of("communication-bound", facts)).contains("wireType");
+        (reduce.sent_bytes.unwrap(), reduce.sent_bytes_in_full.unwrap(), is_advised)
     };
     assert_eq!(sent(&facts), (24e6, 24e6, true));
     facts.reduce = Some(Reduce { busy_ms: 8.0, bytes: 1.5e6, left_bytes: None });

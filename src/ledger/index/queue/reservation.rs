@@ -58,7 +58,7 @@ impl Reservation {
     }
 
     /// Whether a job behind the holder may use the nodes because the holder can preempt it in time:
-    /// its quantum ends before the holder can start, or nobody knows when that is.
+    /// its quantum ends before the holder can start, or that start is unknown.
     pub(super) fn is_open_to_preemptible(&self, job: &TrainJob, now: Timestamp, policy: &PolicySettings) -> bool {
         let ends = now.saturating_add(policy.quantum).unwrap_or(Timestamp::MAX);
         !self.is_vacated && policy.is_preemptible(job, now) && self.start.is_none_or(|(start, _)| ends <= start)

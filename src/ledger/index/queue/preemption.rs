@@ -51,8 +51,8 @@ impl PolicyHead {
         index.queue.settings.policy.preemptible_from(job, theirs, &self.position, self.gpus, now)
     }
 
-    /// Whether preempting all of these jobs is worth it. Jobs that exceed the limit they were placed
-    /// with make way at any cost.
+    /// Whether preempting all of these jobs is worth it. Jobs that exceed the limit of their
+    /// placement make way at any cost.
     fn gains_more_than_it_costs(&self, index: &Index, jobs: Vec<&TrainJob>, now: Timestamp) -> bool {
         let policy = &index.queue.settings.policy;
         let jobs: Vec<&TrainJob> = jobs.into_iter().filter(|job| !exceeds_placed_limit(job, now)).collect();
