@@ -117,7 +117,7 @@ pub(crate) const CASES: &[Case] = &[
         "a number of another optimizer",
         ["steps: 3", "steps: 3\n    optimizer: {momentum: \"0.9\"}"],
         2,
-        &["SY0100", "spec.engine.optimizer.momentum", "momentum is for SGD and LARS", "got text \"0.9\""],
+        &["SY0100", "spec.engine.optimizer.momentum", "momentum is for type SGD and LARS", "got text \"0.9\""],
     ),
     field(
         "a last learning rate above the first",
