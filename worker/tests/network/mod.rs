@@ -27,7 +27,7 @@ const LENGTH: std::ops::Range<usize> = 20..28;
 /// ranks, in order.
 const ALL_GATHER: u8 = 18;
 /// The text before an address in these frames.
-const RING: &[u8] = b"\"ring\":\"";
+const DATA: &[u8] = b"\"data\":\"";
 /// How often a proxy checks for a connection.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -36,7 +36,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 pub enum Traffic {
     /// Membership and failures: between a rank and rank 0.
     Control,
-    /// Gradients: from a rank to the next one.
+    /// Gradients: from a rank to another.
     Data,
 }
 
@@ -56,8 +56,8 @@ struct Shared {
     /// Delay in microseconds per chunk of at most 16 KiB, by rank.
     slow: Vec<AtomicU64>,
     links: Mutex<Vec<Link>>,
-    /// Proxies for ranks' listeners, by address.
-    proxies: Mutex<HashMap<SocketAddr, SocketAddr>>,
+    /// Proxies for ranks' listeners, by the rank that connects and the address.
+    proxies: Mutex<HashMap<(usize, SocketAddr), SocketAddr>>,
     /// Bytes forwarded so far.
     passed: AtomicU64,
     over: AtomicBool,
@@ -210,33 +210,34 @@ impl Shared {
         }
     }
 
-    /// Forwards a frame of `rank`'s control connection with its addresses replaced.
+    /// Forwards a frame of `rank`'s control connection with its addresses replaced: those for rank 0
+    /// in a request, those for `rank` in a reply.
     fn frame(self: &Arc<Self>, rank: usize, mut from: &TcpStream) -> io::Result<Vec<u8>> {
         let mut frame = vec![0; HEADER];
         from.read_exact(&mut frame)?;
         let length = u64::from_le_bytes(frame[LENGTH].try_into().unwrap());
         frame.resize(HEADER + length as usize, 0);
         from.read_exact(&mut frame[HEADER..])?;
-        let (mut at, mut rank) = (HEADER, if frame[KIND] == ALL_GATHER { rank } else { 0 });
-        while let Some(found) = frame[at..].windows(RING.len()).position(|bytes| bytes == RING) {
-            let start = at + found + RING.len();
+        let (reader, mut owner) = if frame[KIND] == ALL_GATHER { (0, rank) } else { (rank, 0) };
+        let mut at = HEADER;
+        while let Some(found) = frame[at..].windows(DATA.len()).position(|bytes| bytes == DATA) {
+            let start = at + found + DATA.len();
             let end = start + frame[start..].iter().position(|byte| *byte == b'"').unwrap();
             let announced: SocketAddr = std::str::from_utf8(&frame[start..end]).unwrap().parse().unwrap();
-            let proxy = self.proxy(rank, announced).to_string();
+            let proxy = self.proxy([reader, owner], announced).to_string();
             assert_eq!(proxy.len(), end - start, "{announced} becomes {proxy}");
             frame[start..end].copy_from_slice(proxy.as_bytes());
-            (at, rank) = (end, rank + 1);
+            (at, owner) = (end, owner + 1);
         }
         Ok(frame)
     }
 
-    /// The proxy for the address where this rank listens for the previous one.
-    fn proxy(self: &Arc<Self>, rank: usize, announced: SocketAddr) -> SocketAddr {
+    /// The proxy through which the first of two ranks reaches the second one's listener, or the
+    /// proxy that rank 0 uses for it.
+    fn proxy(self: &Arc<Self>, ends: [usize; 2], announced: SocketAddr) -> SocketAddr {
         let mut proxies = self.proxies.lock().unwrap_or_else(PoisonError::into_inner);
-        if proxies.values().any(|proxy| *proxy == announced) {
-            return announced;
-        }
-        let before = (rank + self.cut.len() - 1) % self.cut.len();
-        *proxies.entry(announced).or_insert_with(|| self.open([before, rank], Traffic::Data, announced))
+        let original = proxies.iter().find_map(|((_, listener), proxy)| (*proxy == announced).then_some(*listener));
+        let listener = original.unwrap_or(announced);
+        *proxies.entry((ends[0], listener)).or_insert_with(|| self.open(ends, Traffic::Data, listener))
     }
 }
