@@ -8,6 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
+/// One in this many lost events ends its watch with [`EXPIRED`] instead of silently.
+const EXPIRED_ONE_IN: u64 = 4;
+/// The API server's last line for a watch that fell behind its history: the client must list again.
+const EXPIRED: &[u8] = b"{\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"apiVersion\":\"v1\",\"metadata\":{},\
+\"status\":\"Failure\",\"message\":\"too old resource version\",\"reason\":\"Expired\",\"code\":410}}\n";
+
 /// Faults of a watch's events.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Events {
@@ -50,19 +56,21 @@ where
 {
     let (lines, received) = mpsc::unbounded_channel();
     tokio::spawn(read(source, lines));
-    futures::stream::unfold((received, events), |(mut received, mut events)| async move {
+    futures::stream::unfold((Some(received), events), |(received, mut events)| async move {
+        let mut received = received?;
         let (arrived, line): (Instant, Result<Bytes, E>) = received.recv().await?;
         if !line.as_ref().is_ok_and(|line| events.spares(line)) {
             if events.cut_one_in > 0 && events.random.next().is_multiple_of(events.cut_one_in) {
                 events.cut.fetch_add(1, Ordering::Relaxed);
-                return None;
+                let expired = events.random.next().is_multiple_of(EXPIRED_ONE_IN);
+                return expired.then(|| (Ok(Bytes::from_static(EXPIRED)), (None, events)));
             }
             tokio::time::sleep_until((arrived + events.delay).into()).await;
         }
         if let Some(held) = &mut events.held {
             held.wait_for(|held| !held).await.ok()?;
         }
-        Some((line, (received, events)))
+        Some((line, (Some(received), events)))
     })
 }
 

@@ -156,13 +156,13 @@ fn other(file: &[u8]) -> Result<Decoded, String> {
     if let Some(indices) = palette_tiff::indices(file).filter(|_| format == ImageFormat::Tiff) {
         return palette_tiff::decode(&indices);
     }
-    let file = Cursor::new(file);
+    let content = Cursor::new(file);
     let mut decoder: Box<dyn ImageDecoder> = match format {
-        ImageFormat::Bmp => Box::new(BmpDecoder::new(file).map_err(wrong)?),
-        ImageFormat::Gif => Box::new(GifDecoder::new(file).map_err(wrong)?),
-        ImageFormat::Pnm => Box::new(PnmDecoder::new(file).map_err(wrong)?),
-        ImageFormat::Tiff => Box::new(TiffDecoder::new(file).map_err(wrong)?),
-        ImageFormat::WebP => Box::new(WebPDecoder::new(file).map_err(wrong)?),
+        ImageFormat::Bmp => Box::new(BmpDecoder::new(content).map_err(wrong)?),
+        ImageFormat::Gif => Box::new(GifDecoder::new(content).map_err(wrong)?),
+        ImageFormat::Pnm => Box::new(PnmDecoder::new(content).map_err(wrong)?),
+        ImageFormat::Tiff => Box::new(TiffDecoder::new(content).map_err(wrong)?),
+        ImageFormat::WebP => Box::new(WebPDecoder::new(content).map_err(wrong)?),
         _ => return Err(format!("is {name}: expected {read}")),
     };
     let (width, height) = decoder.dimensions();
@@ -170,10 +170,28 @@ fn other(file: &[u8]) -> Result<Decoded, String> {
     if decoder.total_bytes() > MAX_BYTES {
         return Err(format!("decodes to {} bytes: expected at most {MAX_BYTES}", decoder.total_bytes()));
     }
-    let orientation = decoder.orientation().map_err(wrong)?;
+    let orientation = match format {
+        ImageFormat::WebP => webp_exif(file)?.and_then(Orientation::from_exif_chunk),
+        _ => Some(decoder.orientation().map_err(wrong)?),
+    };
     let pixels = DynamicImage::from_decoder(decoder).map_err(wrong)?.into_rgb8().into_raw();
     let image = Decoded { height: height as usize, width: width as usize, pixels };
-    upright(check_length(image)?, Some(orientation))
+    upright(check_length(image)?, orientation)
+}
+
+/// The content of a WebP's EXIF chunk. The decoder would allocate the length that the chunk
+/// declares, up to 4 GiB, before reading it.
+fn webp_exif(file: &[u8]) -> Result<Option<&[u8]>, String> {
+    let mut chunks = file.get(12..).unwrap_or_default();
+    while let [a, b, c, d, l0, l1, l2, l3, rest @ ..] = chunks {
+        let length = u32::from_le_bytes([*l0, *l1, *l2, *l3]) as usize;
+        if [*a, *b, *c, *d] == *b"EXIF" {
+            let content = rest.get(..length);
+            return content.map(Some).ok_or_else(|| "is a WEBP that is cut off in its EXIF data".to_owned());
+        }
+        chunks = rest.get(length.next_multiple_of(2)..).unwrap_or_default();
+    }
+    Ok(None)
 }
 
 /// Applies the orientation noted in a file.

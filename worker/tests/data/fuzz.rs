@@ -72,7 +72,9 @@ fn fuzz(directory: &Dir, names: &[&str], data: &Data, task: &Task, allowed: impl
     let good: Vec<Vec<u8>> = names.iter().map(|name| std::fs::read(directory.path(name)).unwrap()).collect();
     assert!(read(data, task, 0).is_ok(), "the files are valid before");
     while Instant::now() < end {
-        let mut runner = TestRunner::new(Config { cases: 200, failure_persistence: None, ..Config::default() });
+        // A failing file with a large image is slow to shrink.
+        let config = Config { cases: 200, failure_persistence: None, max_shrink_time: 20_000, ..Config::default() };
+        let mut runner = TestRunner::new(config);
         let case = (any::<Index>(), change());
         let result = runner.run(&case, |(file, change)| {
             let file = file.index(names.len());

@@ -108,11 +108,13 @@ impl Fault {
             Fault::Kill => kill_process(pid_of(job, victim as u32, victim as u32), Signal::KILL).unwrap(),
             Fault::Hang => kill_process(pid_of(job, victim as u32, victim as u32), Signal::STOP).unwrap(),
             Fault::Exit => drop(pods[victim].ended()),
-            Fault::ResetControl => assert_eq!(network.reset(victim, Traffic::Control), 1),
+            Fault::ResetControl => assert_eq!(network.reset(victim, Traffic::Control), [0]),
             Fault::ResetData => {
-                assert!(network.reset(victim, Traffic::Data) > 0);
+                let mut ends = network.reset(victim, Traffic::Data);
+                assert!(!ends.is_empty());
                 // Both ends notice it, and either may report it first.
-                return (vec![victim, (victim + 1) % world()], (0..world()).collect());
+                ends.push(victim);
+                return (ends, (0..world()).collect());
             }
             Fault::Partition => network.cut(victim, true),
         }

@@ -90,13 +90,15 @@ impl Network {
         self.proxies[rank]
     }
 
-    /// Resets the connections of this kind that a rank has made; returns their number.
-    pub fn reset(&self, rank: usize, traffic: Traffic) -> usize {
+    /// Resets the connections of this kind that a rank has made; returns the rank at the other end
+    /// of each.
+    pub fn reset(&self, rank: usize, traffic: Traffic) -> Vec<usize> {
         let mut links = self.shared.links();
-        let before = links.len();
+        let mut others = Vec::new();
         links.retain(|link| {
             let chosen = link.ends[0] == rank && link.traffic == traffic;
             if chosen {
+                others.push(link.ends[1]);
                 link.reset.store(true, Ordering::SeqCst);
                 for stream in &*link.streams {
                     // With this linger setting, closing the last handle sends a reset, and the
@@ -107,7 +109,7 @@ impl Network {
             }
             !chosen
         });
-        before - links.len()
+        others
     }
 
     /// Starts or ends a partition, which blocks everything to or from a rank, including the end of
@@ -210,8 +212,8 @@ impl Shared {
         }
     }
 
-    /// Forwards a frame of `rank`'s control connection with its addresses replaced: those for rank 0
-    /// in a request, those for `rank` in a reply.
+    /// Forwards a frame of `rank`'s control connection with its addresses replaced: rank 0 reads
+    /// those in a request, `rank` those in a reply.
     fn frame(self: &Arc<Self>, rank: usize, mut from: &TcpStream) -> io::Result<Vec<u8>> {
         let mut frame = vec![0; HEADER];
         from.read_exact(&mut frame)?;

@@ -175,6 +175,15 @@ fn oversized_images_are_rejected_before_allocation() {
     assert!(error.contains("is 10000x10000 pixels: expected"), "{error}");
 }
 
+/// Found by `fuzz::webp_files`: the decoder allocated 1 GiB for a file of 820 bytes.
+#[test]
+fn an_exif_length_beyond_the_end_of_a_webp_is_an_error() {
+    let mut file = fixture("upright.webp");
+    let chunk = file.windows(4).position(|name| name == b"EXIF").unwrap();
+    file[chunk + 7] = 0x40;
+    assert_eq!(decode(&file).unwrap_err(), "is a WEBP that is cut off in its EXIF data");
+}
+
 /// The PNG CRC-32.
 fn checksum(bytes: &[u8]) -> u32 {
     !bytes
