@@ -5,8 +5,8 @@ mod palette_tiff;
 use super::loaded;
 use image::codecs::{bmp::BmpDecoder, gif::GifDecoder, pnm::PnmDecoder, tiff::TiffDecoder, webp::WebPDecoder};
 use image::metadata::Orientation;
-use image::{DynamicImage, ImageDecoder, ImageFormat, RgbImage};
-use png::{ColorType, Limits, Transformations};
+use image::{DynamicImage, ImageDecoder, ImageFormat, Limits, RgbImage};
+use png::{ColorType, Transformations};
 use std::io::Cursor;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use zune_jpeg::JpegDecoder;
@@ -124,7 +124,7 @@ fn segments(file: &[u8]) -> impl Iterator<Item = (u8, usize)> {
 
 fn png(file: &[u8]) -> Result<Decoded, String> {
     let wrong = |error| format!("is not a PNG that can be decoded: {error}");
-    let mut decoder = png::Decoder::new_with_limits(Cursor::new(file), Limits { bytes: 8 * MAX_PIXELS });
+    let mut decoder = png::Decoder::new_with_limits(Cursor::new(file), png::Limits { bytes: 8 * MAX_PIXELS });
     decoder.set_transformations(Transformations::EXPAND | Transformations::STRIP_16);
     decoder.set_ignore_text_chunk(true);
     decoder.set_ignore_iccp_chunk(true);
@@ -159,7 +159,14 @@ fn other(file: &[u8]) -> Result<Decoded, String> {
     let content = Cursor::new(file);
     let mut decoder: Box<dyn ImageDecoder> = match format {
         ImageFormat::Bmp => Box::new(BmpDecoder::new(content).map_err(wrong)?),
-        ImageFormat::Gif => Box::new(GifDecoder::new(content).map_err(wrong)?),
+        ImageFormat::Gif => {
+            let mut decoder = GifDecoder::new(content).map_err(wrong)?;
+            // For a frame, which can be larger than the image.
+            let mut limits = Limits::no_limits();
+            limits.max_alloc = Some(MAX_BYTES);
+            decoder.set_limits(limits).map_err(wrong)?;
+            Box::new(decoder)
+        }
         ImageFormat::Pnm => Box::new(PnmDecoder::new(content).map_err(wrong)?),
         ImageFormat::Tiff => Box::new(TiffDecoder::new(content).map_err(wrong)?),
         ImageFormat::WebP => Box::new(WebPDecoder::new(content).map_err(wrong)?),

@@ -175,6 +175,18 @@ fn oversized_images_are_rejected_before_allocation() {
     assert!(error.contains("is 10000x10000 pixels: expected"), "{error}");
 }
 
+/// Found by `fuzz::gif_files`: frames were unlimited.
+#[test]
+fn a_large_frame_in_a_small_gif_is_rejected_before_allocation() {
+    let mut file = fixture("plain.gif");
+    // After the header and a palette of 64 colours: separator, left, top, width, height.
+    let descriptor = 13 + 3 * 64;
+    assert_eq!(file[descriptor], b',');
+    file[descriptor + 5..descriptor + 9].fill(0x7f);
+    let error = decode(&file).unwrap_err();
+    assert!(error.contains("limit"), "{error}");
+}
+
 /// Found by `fuzz::webp_files`: the decoder allocated 1 GiB for a file of 820 bytes.
 #[test]
 fn an_exif_length_beyond_the_end_of_a_webp_is_an_error() {
