@@ -30,6 +30,16 @@ const UNDEFINED: i32 = i32::MIN;
 /// defaults for newer fields.
 const CONFIG_VERSION: u32 = 21_800;
 
+/// `maxCTAs` of `ncclConfig_t`: the largest value and the default, in channels of a communicator.
+const MAX_CHANNELS: u64 = 32;
+/// Buffers of a channel in bytes: `NCCL_BUFFSIZE` by default, which the user guide documents, and
+/// those of the protocols LL128 and LL (`computeBuffSizes` in NCCL's `src/init.cc`).
+const CHANNEL_BYTES: u64 = (4 << 20) + 640 * 120 * 8 * 8 + 512 * 8 * 8 * 16;
+
+/// GPU memory that a communicator can take for its buffers, in bytes: in a ring, each channel
+/// receives from one neighbour.
+pub const COMMUNICATOR_BYTES: u64 = MAX_CHANNELS * CHANNEL_BYTES;
+
 /// Polling interval while an NCCL call is in progress.
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
 /// How long dropping a communicator waits for the other ranks.

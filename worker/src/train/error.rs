@@ -51,7 +51,7 @@ pub enum TrainError {
     #[error("NCCL: {0}")]
     Nccl(String),
     #[error(
-        "not placeable: a rank needs {need} MiB of the memory of its GPU ({activations} MiB for activations, {state} MiB for weights, gradients and optimizer), and may take {limit} MiB (spec.engine.memory.fraction {fraction} of what is free); smallest change that fits: {help}{others}"
+        "not placeable: a rank needs {need} MiB of the memory of its GPU ({activations} MiB for activations, {state} MiB for weights, gradients and optimizer, {communication} MiB for NCCL), and may take {limit} MiB (spec.engine.memory.fraction {fraction} of what is free); smallest change that fits: {help}{others}"
     )]
     GpuMemory {
         /// MiB in total.
@@ -60,6 +60,8 @@ pub enum TrainError {
         activations: u64,
         /// MiB that do not.
         state: u64,
+        /// MiB of NCCL's buffers.
+        communication: u64,
         limit: u64,
         fraction: f64,
         /// The smallest change that would fit.

@@ -9,11 +9,33 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use safetensors::tensor::{Dtype, TensorView, serialize};
+use std::cell::RefCell;
+use std::sync::Once;
 use std::time::{Duration, Instant};
 use switchyard_worker::data::{Dataset, Task, ValidationSet};
 use switchyard_worker_contract::config::{Csv, Data, Header, Reader, Source, TokenType};
 
 const SECONDS: u64 = 1;
+
+thread_local! {
+    /// Where our own code has panicked on this thread.
+    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Records panics of our own code, which the guard around decoders turns into errors. A panic of a
+/// third-party decoder is what that guard is for.
+fn record_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let print = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            // Paths of this workspace are relative to its root.
+            let own = panic.location().filter(|place| place.file().starts_with("worker/src/"));
+            PANIC.set(own.map(ToString::to_string).or_else(|| PANIC.take()));
+            print(panic);
+        }));
+    });
+}
 
 /// A change to a file.
 #[derive(Debug, Clone)]
@@ -70,6 +92,7 @@ fn fuzz(directory: &Dir, names: &[&str], data: &Data, task: &Task, allowed: impl
     let seconds = std::env::var("FUZZ_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(SECONDS);
     let end = Instant::now() + Duration::from_secs(seconds);
     let good: Vec<Vec<u8>> = names.iter().map(|name| std::fs::read(directory.path(name)).unwrap()).collect();
+    record_panics();
     assert!(read(data, task, 0).is_ok(), "the files are valid before");
     while Instant::now() < end {
         // A failing file with a large image is slow to shrink.
@@ -86,6 +109,9 @@ fn fuzz(directory: &Dir, names: &[&str], data: &Data, task: &Task, allowed: impl
             // memory, so they are not measured.
             let _ = read(data, task, 3);
             directory.write(names[file], &good[file]);
+            if let Some(place) = PANIC.take() {
+                return Err(TestCaseError::fail(format!("a panic at {place}")));
+            }
             if bytes > allowed(input) {
                 let text = format!("{bytes} bytes of memory for {input} bytes of files: {result:?}");
                 return Err(TestCaseError::fail(text));

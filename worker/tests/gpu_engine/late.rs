@@ -17,30 +17,39 @@ fn f16(config: &mut EngineConfig, loss_scaling: LossScaling) {
     config.precision = amp(HalfType::Fp16, loss_scaling);
 }
 
-/// Hangs the GPU in an early step; returns the step of the last batch that the rank started, and
-/// the step that it waits for.
-fn last_steps(change: impl Fn(&mut EngineConfig)) -> [u64; 2] {
+/// Hangs the GPU of the only rank in an early step.
+const HANG: (u32, &str) = (1, "hang:90");
+/// Rank 1 never takes part in a sum of an early step.
+const SILENT: (u32, &str) = (2, "nccl-silent:1.9");
+
+/// Injects a fault; returns the step of the last batch that rank 0 started, and the step that it
+/// waits for.
+fn last_steps((ranks, fault): (u32, &str), change: impl Fn(&mut EngineConfig)) -> [u64; 2] {
     let libraries = environment();
-    let job = Job::new(1, 1, STEPS).with(on(Device::Cuda, STEPS, |config| {
+    let job = Job::new(1, ranks, STEPS).with(on(Device::Cuda, STEPS, |config| {
         change(config);
         config.watchdog.timeout_seconds = Some(6);
     }));
-    let output = run(&job, &libraries, &[("SWITCHYARD_REFERENCE_FAULT", "hang:90")]);
+    let devices = ranks.to_string();
+    let extra = [("SWITCHYARD_REFERENCE_DEVICES", devices.as_str()), ("SWITCHYARD_REFERENCE_FAULT", fault)];
+    let output = run(&job, &libraries, &extra);
     assert_eq!(output.codes, [10], "{}", output.log);
     let file = std::fs::read(job.path("run-0/record/rank-0.attempt-1.recorder")).unwrap();
     let entries = Recording::read(&file).unwrap().entries;
     let last =
         |operations: &[Operation]| entries.iter().rfind(|entry| operations.contains(&entry.operation)).unwrap().step;
-    [last(&[Operation::Input]), last(&[Operation::Forward, Operation::Backward])]
+    [last(&[Operation::Input]), last(&[Operation::Forward, Operation::Backward, Operation::Reduce])]
 }
 
 #[test]
 fn the_host_enqueues_the_next_step_before_it_waits() {
-    let [queued, waits] = last_steps(gpt);
-    assert_eq!(queued, waits + 1);
-    // With a dynamic scale, the host waits for the step that it has enqueued.
-    let [queued, waits] = last_steps(|config| f16(config, DYNAMIC));
-    assert_eq!(queued, waits);
+    for fault in [HANG, SILENT] {
+        let [queued, waits] = last_steps(fault, gpt);
+        assert_eq!(queued, waits + 1, "{fault:?}");
+        // With a dynamic scale, the host waits for the step that it has enqueued.
+        let [queued, waits] = last_steps(fault, |config| f16(config, DYNAMIC));
+        assert_eq!(queued, waits, "{fault:?}");
+    }
 }
 
 #[test]

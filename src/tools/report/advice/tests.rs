@@ -69,7 +69,8 @@ pub(super) fn healthy() -> Facts {
         (Part::Checkpoint, 1.0),
         (Part::Other, 1.0),
     ]);
-    let memory = MemoryUse { weights: 20, gradients: 10, optimizer: 20, activations: 100, input: 10, process: 0 };
+    let memory =
+        MemoryUse { weights: 20, gradients: 10, optimizer: 20, activations: 100, input: 10, ..MemoryUse::default() };
     Facts {
         engine: Some(engine()),
         inspection: Some(inspection()),

@@ -98,6 +98,9 @@ pub struct MemoryUse {
     pub activations: u64,
     /// Data kept in memory, and batches being filled or in use.
     pub input: u64,
+    /// Buffers of NCCL in GPU memory.
+    #[serde(default)]
+    pub communication: u64,
     /// The program itself, and copies of single tensors while a checkpoint is read or the model is
     /// written.
     #[serde(default)]
@@ -107,7 +110,8 @@ pub struct MemoryUse {
 impl MemoryUse {
     /// All memory of the rank.
     pub fn total(&self) -> u64 {
-        let parts = [self.weights, self.gradients, self.optimizer, self.activations, self.input, self.process];
-        parts.into_iter().fold(0, u64::saturating_add)
+        let state = [self.weights, self.gradients, self.optimizer];
+        let rest = [self.activations, self.input, self.communication, self.process];
+        state.into_iter().chain(rest).fold(0, u64::saturating_add)
     }
 }

@@ -171,8 +171,16 @@ fn oversized_images_are_rejected_before_allocation() {
     png[20..24].copy_from_slice(&10_000_u32.to_be_bytes());
     let sum = checksum(&png[12..29]);
     png[29..33].copy_from_slice(&sum.to_be_bytes());
-    let error = decode(&png).expect_err("too large");
-    assert!(error.contains("is 10000x10000 pixels: expected"), "{error}");
+    let [mut bmp, mut gif, mut webp] = ["plain.bmp", "plain.gif", "animated.webp"].map(fixture);
+    [18, 22].into_iter().for_each(|at| bmp[at..at + 4].copy_from_slice(&10_000_u32.to_le_bytes()));
+    [6, 8].into_iter().for_each(|at| gif[at..at + 2].copy_from_slice(&10_000_u16.to_le_bytes()));
+    // 24-bit sizes of the canvas, less 1.
+    [24, 27].into_iter().for_each(|at| webp[at..at + 3].copy_from_slice(&9_999_u32.to_le_bytes()[..3]));
+    let ppm = b"P6 10000 10000 255\n".to_vec();
+    for (name, file) in [("png", png), ("bmp", bmp), ("gif", gif), ("webp", webp), ("ppm", ppm)] {
+        let error = decode(&file).expect_err(name);
+        assert!(error.contains("is 10000x10000 pixels: expected"), "{name}: {error}");
+    }
 }
 
 /// Found by `fuzz::gif_files`: frames were unlimited.

@@ -66,6 +66,7 @@ impl CpuPlan {
             optimizer: State::optimizer_bytes(&training.config, layout),
             activations: self.network.memory_bytes() as u64,
             input: 0,
+            communication: 0,
             process: 0,
         }
     }

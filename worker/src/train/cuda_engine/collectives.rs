@@ -1,13 +1,14 @@
 //! Gradient all-reduces over all ranks with NCCL, in GPU memory.
 //!
 //! ```text
-//! compute stream   backward .. ready(0) .. ready(1) .. ready(2)                update
-//! lane 0                 sum(0) <┘                       └> sum(2)  ─┐ host waits ─┘
-//! lane 1                              sum(1) <┘                     ─┘
+//! compute stream   backward .. ready(0) .. ready(1) .. ready(2) .. end           update
+//! lane 0                 sum(0) <┘                       └> sum(2)  └> loss ─────┘
+//! lane 1                              sum(1) <┘
 //! ```
 //!
-//! Sums run in bucket order, so the order is the same on all ranks. Small values (loss, flags,
-//! statistics) are reduced through host memory meanwhile.
+//! Sums run in bucket order, so the order is the same on all ranks. The update needs the loss,
+//! which follows the gradients. The host needs flags and statistics only: the ranks reduce those
+//! through host memory while the device computes the next step.
 
 use super::health::HealthHandle;
 use super::memories::Memories;
@@ -42,6 +43,8 @@ pub(super) struct Collectives {
     watch: CommunicatorWatch,
     lanes: Vec<Lane>,
     sums: Vec<Sum>,
+    /// Recorded after the sum of the loss.
+    loss_summed: Event,
     wire: Option<Wire>,
     /// Buffer of the bandwidth check, if the job requests it.
     check: Option<(Buffer, Event)>,
@@ -113,28 +116,31 @@ impl Collectives {
             watch,
             lanes,
             sums,
+            loss_summed: context.event()?,
             wire: Wire::new(training, hosts, (context, nvrtc), memories)?,
             check: check.transpose()?,
             recorder: Arc::clone(recorder),
         }))
     }
 
-    /// Queues all sums, each behind the operation that completes its gradients. `scale`: the f16
-    /// wire scale, if gradients are sent as f16; an inner `None`: they are sent as f32 this time.
-    /// `waits`: wait for each sum before the next is queued; returns the time waited.
+    /// Queues all sums; later commands on `compute` wait for them. `ready`: for each bucket,
+    /// recorded after the operation that completes its gradients; `end`: after the backward pass.
+    /// `scale`: the f16 wire scale, if gradients are sent as f16; an inner `None`: they are sent as
+    /// f32 this time. `waits`: wait for each sum before the next is queued; returns the time
+    /// waited.
     ///
     /// # Errors
     /// The device, NCCL or another rank failed.
-    pub fn start(
+    pub fn start<'a>(
         &mut self,
-        ready: &[Event],
+        (ready, end): (impl Fn(usize) -> &'a Event, &'a Event),
         scale: Option<Option<f32>>,
-        memories: &Memories,
+        (memories, compute): (&Memories, &Stream),
         waits: bool,
     ) -> Result<Duration, TrainError> {
         let mut waited = Duration::ZERO;
         for number in 0..self.sums.len() {
-            let queued = self.queue(number, &ready[self.sums[number].buckets.end - 1], scale, memories);
+            let queued = self.queue(number, ready(self.sums[number].buckets.end - 1), scale, memories);
             self.watch.check(queued)?;
             if waits {
                 let at = Instant::now();
@@ -142,7 +148,19 @@ impl Collectives {
                 waited += at.elapsed();
             }
         }
+        let queued = self.queue_loss(end, memories).and_then(|()| {
+            let mut ends = self.sums.iter().map(|sum| &sum.ended).chain([&self.loss_summed]);
+            ends.try_for_each(|ended| compute.wait(ended))
+        });
+        self.watch.check(queued)?;
         Ok(waited)
+    }
+
+    fn queue_loss(&self, end: &Event, memories: &Memories) -> Result<(), Error> {
+        let Lane { communicator, stream } = &self.lanes[self.sums.len() % self.lanes.len()];
+        stream.wait(end)?;
+        communicator.all_reduce(memories.span(Memory::Loss), Element::F32, stream)?;
+        stream.record(&self.loss_summed)
     }
 
     fn queue(
@@ -174,8 +192,8 @@ impl Collectives {
         self.watch.check(ended)
     }
 
-    /// Waits for all sums; returns their total device time. Concurrent sums in several lanes are
-    /// counted separately.
+    /// Waits for the sums of all gradients; returns their total device time. Concurrent sums in
+    /// several lanes are counted separately.
     ///
     /// # Errors
     /// The device, NCCL or another rank failed.
@@ -187,6 +205,17 @@ impl Collectives {
             total += ended.seconds_since(began)?;
         }
         Ok(Duration::from_secs_f64(total.max(0.0)))
+    }
+
+    /// Waits for the sum of the loss, the last of a step.
+    ///
+    /// # Errors
+    /// The device, NCCL or another rank failed.
+    pub fn wait_for_loss(&mut self) -> Result<(), TrainError> {
+        let bucket = self.sums.last().map_or(0, |sum| sum.buckets.end);
+        self.recorder.begin(Operation::Reduce, bucket as u32);
+        let ended = self.loss_summed.synchronize();
+        self.watch.check(ended)
     }
 
     /// Gradient bytes whose sums have not finished.

@@ -13,6 +13,7 @@ use crate::train::memory::batch_that_fits;
 use crate::train::training::Training;
 use switchyard_cuda::driver::Device;
 use switchyard_cuda::kernels::fp8;
+use switchyard_cuda::nccl::COMMUNICATOR_BYTES;
 use switchyard_worker_contract::config::{EngineConfig, Matmul, Precision, SyncPolicy, WireType};
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::MemoryUse;
@@ -218,6 +219,7 @@ pub(super) fn memory(computation: &Computation, training: &Training) -> MemoryUs
         optimizer,
         activations: all - weights - gradients - optimizer,
         input: (SLOTS * computation.inputs().bytes()) as u64,
+        communication: if training.world > 1 { u64::from(overlap.communicators) * COMMUNICATOR_BYTES } else { 0 },
         process: 0,
     }
 }
@@ -229,12 +231,13 @@ fn name(device: &Device, (major, minor): (i32, i32)) -> String {
 
 /// `limit`: bytes that a rank can use.
 pub(super) fn too_large(need: &MemoryUse, training: &Training, limit: u64) -> TrainError {
-    let MemoryUse { weights, gradients, optimizer, activations, .. } = *need;
+    let MemoryUse { weights, gradients, optimizer, activations, communication, .. } = *need;
     TrainError::GpuMemory {
         // Rounded up, and the limit down, so that the two figures always differ.
         need: need.total().div_ceil(1 << 20),
         activations: activations >> 20,
         state: (weights + gradients + optimizer) >> 20,
+        communication: communication >> 20,
         limit: limit >> 20,
         fraction: training.config.memory.fraction,
         help: batch_that_fits(need, training.config.batch_size_per_process, limit)

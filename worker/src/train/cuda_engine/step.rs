@@ -6,6 +6,9 @@
 //! device     step n ────────────── step n + 1 ────────────── step n + 2
 //! ```
 //!
+//! With NCCL, several ranks do the same: the device waits for the sums of gradients and loss, the
+//! host only for the outcome. Without NCCL, the host reduces the gradients before the update.
+//!
 //! The optimizer's step number depends on how many steps were skipped because of overflows, and so
 //! on an outcome that is not known yet. The host therefore sends both candidates, and the device
 //! chooses. With a dynamic loss scale, which is a factor of the uploaded batch, the host waits
@@ -30,6 +33,7 @@ use switchyard_worker_contract::recorder::Operation;
 /// A step whose outcome is not known yet.
 pub(super) struct PendingStep {
     report: StepReport,
+    /// Of all ranks; with NCCL, of this rank.
     flags: Flags,
     /// Slot of its last micro-batch.
     slot: usize,
@@ -161,14 +165,18 @@ impl CudaEngine {
         Ok(end - start)
     }
 
-    /// All-reduces gradients, loss and flags while the device computes the last micro-batch, or
-    /// after it.
+    /// All-reduces the gradients while the device computes the last micro-batch, or after it. With
+    /// NCCL this only queues the sums; otherwise it includes loss and flags.
     fn exchange_gradients(&mut self, flags: Flags, report: &mut StepReport) -> Result<Flags, TrainError> {
         let last = self.config.batch_merge - 1;
         if self.exchange.is_none() {
             return Ok(flags);
         }
         let slot = self.slot(last);
+        if self.collectives.is_some() {
+            self.queue_sums(slot, report)?;
+            return Ok(flags);
+        }
         report.forward += self.await_pass(Operation::Forward, (last, slot))?;
         if !self.config.overlap.enabled {
             report.backward += self.await_pass(Operation::Backward, (last, slot))?;
@@ -185,16 +193,43 @@ impl CudaEngine {
         Ok(flags)
     }
 
+    /// Queues the sums of gradients and loss with NCCL. `slot`: of the last micro-batch.
+    fn queue_sums(&mut self, slot: usize, report: &mut StepReport) -> Result<(), TrainError> {
+        let CudaEngine { collectives, exchange, memories, stream, segments, scales, config, .. } = self;
+        let (Some(collectives), Some((_, staging))) = (collectives, exchange) else { return Ok(()) };
+        let end = &segments.marks(slot).backward;
+        let ready = |bucket: usize| if config.overlap.enabled { &staging.ready[bucket] } else { end };
+        let scale = scales.wire.as_ref().map(WireScale::scale);
+        let waits = config.overlap.sync_all_reduce;
+        report.backward_wait += collectives.start((ready, end), scale, (memories, stream), waits)?;
+        Ok(())
+    }
+
+    /// With NCCL: waits for the sums, and reduces flags and statistics through host memory
+    /// meanwhile. Returns the flags of all ranks.
+    fn await_sums(&mut self, flags: Flags, report: &mut StepReport) -> Result<Flags, TrainError> {
+        let CudaEngine { collectives, exchange, norms, .. } = self;
+        let (Some(collectives), Some((exchange, _))) = (collectives, exchange) else { return Ok(flags) };
+        let at = Instant::now();
+        report.left_bytes = collectives.pending_bytes()?;
+        let metrics = exchange.buckets.metrics_bucket();
+        // The device has summed the loss.
+        exchange.buckets.write_metrics(&mut exchange.reducer, 0.0, flags, &norms.step);
+        exchange.reducer.start(metrics);
+        report.reduce = collectives.wait()?;
+        collectives.wait_for_loss()?;
+        exchange.reducer.wait(metrics)?;
+        report.communication_wait += at.elapsed();
+        let (_, flags, statistics) = exchange.buckets.read_metrics(&exchange.reducer);
+        norms.step.copy_from_slice(statistics);
+        Ok(flags)
+    }
+
     /// Starts all reductions, each as soon as the device has its gradients.
     fn send_gradients(&mut self, flags: Flags, report: &mut StepReport) -> Result<(), TrainError> {
         let slot = self.slot(self.config.batch_merge - 1);
-        let CudaEngine { collectives, exchange, memories, segments, norms, scales, config, .. } = self;
+        let CudaEngine { exchange, memories, segments, norms, scales, config, .. } = self;
         let Some((exchange, staging)) = exchange else { return Ok(()) };
-        if let Some(collectives) = collectives {
-            let scale = scales.wire.as_ref().map(WireScale::scale);
-            report.backward_wait +=
-                collectives.start(&staging.ready, scale, memories, config.overlap.sync_all_reduce)?;
-        }
         if let Some(wire) = &scales.wire {
             exchange.reducer.set_wire_scale(wire.scale());
         }
@@ -229,11 +264,8 @@ impl CudaEngine {
 
     /// Waits for all reductions, and queues the upload of their results.
     fn receive_gradients(&mut self, report: &mut StepReport) -> Result<Flags, TrainError> {
-        let CudaEngine { collectives, exchange, memories, stream, norms, .. } = self;
+        let CudaEngine { exchange, memories, stream, norms, .. } = self;
         let Some((exchange, staging)) = exchange else { return Ok(Flags::default()) };
-        if let Some(collectives) = collectives {
-            report.left_bytes = collectives.pending_bytes()?;
-        }
         for bucket in 0..exchange.buckets.gradients {
             let at = Instant::now();
             exchange.reducer.wait(bucket)?;
@@ -247,11 +279,6 @@ impl CudaEngine {
         exchange.reducer.wait(exchange.buckets.metrics_bucket())?;
         report.communication_wait += at.elapsed();
         report.reduce = exchange.reduction_time();
-        if let Some(collectives) = collectives {
-            let at = Instant::now();
-            report.reduce = collectives.wait()?;
-            report.communication_wait += at.elapsed();
-        }
         let (loss, flags, statistics) = exchange.buckets.read_metrics(&exchange.reducer);
         norms.step.copy_from_slice(statistics);
         staging.finish(loss, memories, stream)?;
@@ -273,9 +300,10 @@ impl CudaEngine {
     pub(super) fn settle(&mut self) -> Result<Option<StepOutcome>, TrainError> {
         let Some(PendingStep { mut report, flags, slot }) = self.pending.take() else { return Ok(None) };
         self.recorder.set_step(report.step);
-        if self.exchange.is_none() {
+        if self.exchange.is_none() || self.collectives.is_some() {
             self.await_micro_batch((self.config.batch_merge - 1, slot), &mut report)?;
         }
+        let flags = self.await_sums(flags, &mut report)?;
         let start = Instant::now();
         self.recorder.begin(Operation::Update, 0);
         self.read_outcome(&mut report)?;

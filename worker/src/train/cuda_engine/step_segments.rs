@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! one rank       [first] [later] .. [last, update]      a segment each, and so a graph
-//! several ranks  [first] [later] .. [last] <- the host sums gradients -> [update]
+//! several ranks  [first] [later] .. [last] <- gradients are summed -> [update]
 //! ```
 //!
 //! Events are recorded within segments, where a graph can record them too: after forward and
