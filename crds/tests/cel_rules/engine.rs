@@ -139,6 +139,11 @@ fn exchanges() -> Vec<Case> {
             wired(json!({"communication": {"compression": {"type": "None"}}}), "BF16"),
             wired(json!({"communication": {"compression": top_k()}}), "BF16"),
         ),
+        (
+            "with communication.algorithm RecursiveDoubling, overlap.wireType must be FP32",
+            wired(json!({"communication": {"algorithm": "HalvingDoubling"}}), "BF16"),
+            wired(json!({"communication": {"algorithm": "RecursiveDoubling"}}), "BF16"),
+        ),
     ]
 }
 

@@ -188,6 +188,7 @@ pub(super) fn all_reduce(facts: &Facts) -> Option<AllReduce> {
     Some(AllReduce {
         transport: facts.transport.map(|transport| transport.word().into()),
         channels: facts.channels.clone(),
+        algorithms: facts.algorithms.clone(),
         bucket_bytes: buckets.iter().copied().take(1024).collect(),
         bytes: bytes.map(round4),
         sent_bytes: bytes.map(|bytes| round4(bytes * on_ring * wire_share(facts))),

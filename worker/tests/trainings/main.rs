@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may end where a helper fails")]
 
 mod accuracy;
+mod algorithms;
 #[path = "../../../tests/src/chaos.rs"]
 mod chaos;
 mod export;

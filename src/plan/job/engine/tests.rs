@@ -7,7 +7,7 @@ use proptest::sample::select;
 use serde_json::{Value, json};
 use switchyard_crds as api;
 use switchyard_worker_contract::config::{
-    Adam, Amp, Column, Compression, Device, EngineConfig, Features, Gpu, HalfType, Header, Lars, LocalSteps,
+    Adam, Algorithm, Amp, Column, Compression, Device, EngineConfig, Features, Gpu, HalfType, Header, Lars, LocalSteps,
     LossScaling, Matmul, Momentum, Nesterov, OnHang, OuterOptimizer, Precision, ResNet, ResNetDepth, Rule, Source,
     Stem, SyncPolicy, Synthetic, TopK, Watchdog,
 };
@@ -256,6 +256,20 @@ fn local_steps_have_the_defaults_of_their_paper_and_need_cpus() {
     assert_eq!(
         on(json!({}), json!({"device": "Cuda", "sync": local(json!({}))})).unwrap_err(),
         "spec.engine.sync.type: got Local on GPUs; expected EveryStep: only ranks on CPUs take local steps yet"
+    );
+}
+
+#[test]
+fn an_algorithm_can_be_chosen_on_cpus_only() {
+    let block = |algorithm: &str| json!({"communication": {"algorithm": algorithm}});
+    assert_eq!(config(json!({})).algorithm, None);
+    assert_eq!(config(block("Auto")).algorithm, None);
+    assert_eq!(config(block("HalvingDoubling")).algorithm, Some(Algorithm::HalvingDoubling));
+    let mut engine = block("Tree");
+    engine["device"] = json!("Cuda");
+    assert_eq!(
+        on(json!({}), engine).unwrap_err(),
+        "spec.engine.communication.algorithm: got Tree on GPUs; expected Auto: on GPUs, NCCL chooses"
     );
 }
 

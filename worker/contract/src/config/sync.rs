@@ -43,6 +43,20 @@ pub struct Nesterov {
     pub momentum: f64,
 }
 
+/// How gradients are summed between hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Algorithm {
+    /// Around a ring.
+    Ring,
+    /// Exchanges of everything, at doubling distances.
+    RecursiveDoubling,
+    /// Recursive halving, then doubling.
+    HalvingDoubling,
+    /// Two binary trees.
+    Tree,
+}
+
 impl SyncPolicy {
     pub(super) fn is_default(&self) -> bool {
         *self == SyncPolicy::default()

@@ -13,11 +13,11 @@
 //! carry the changes of the weights.
 
 use super::top_k::TopKExchange;
-use crate::comm::{Options, Reducer, Wire};
+use crate::comm::{self, Options, Reducer, Wire};
 use crate::train::engine::{Flags, REPORTED_TIMES};
 use crate::train::training::Training;
 use std::ops::Range;
-use switchyard_worker_contract::config::{Compression, EngineConfig, WireType};
+use switchyard_worker_contract::config::{Algorithm, Compression, EngineConfig, WireType};
 
 /// Values before the statistics: one cache line, not shared with anything else.
 const FLAGS: usize = 5 + REPORTED_TIMES;
@@ -93,8 +93,13 @@ impl Buckets {
         let check = training.config.bandwidth_check.map(|_| lens.len());
         lens.extend(check.map(|_| CHECK));
         let probe = check.is_some();
-        let options =
-            Options { lanes: overlap.communicators, wire, exact_from: gradients as u32, probe, algorithm: None };
+        let algorithm = training.config.algorithm.map(|algorithm| match algorithm {
+            Algorithm::Ring => comm::Algorithm::Ring,
+            Algorithm::RecursiveDoubling => comm::Algorithm::RecursiveDoubling,
+            Algorithm::HalvingDoubling => comm::Algorithm::HalvingDoubling,
+            Algorithm::Tree => comm::Algorithm::Tree,
+        });
+        let options = Options { lanes: overlap.communicators, wire, exact_from: gradients as u32, probe, algorithm };
         let runs = (0..gradients).map(|bucket| bucket..bucket + 1).collect();
         Buckets { lens, options, gradients, runs, metrics, sums, averages, entries, check }
     }
