@@ -78,6 +78,16 @@ pub struct OuterOptimizer {
     pub momentum: Option<String>,
 }
 
+/// What each rank holds a part of, instead of all.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Sharding {
+    /// Nothing.
+    #[default]
+    None,
+    /// The optimizer's state.
+    Optimizer,
+}
+
 /// How gradients are summed between hosts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Algorithm {

@@ -16,5 +16,6 @@ mod plain;
 #[path = "../ranks/mod.rs"]
 mod ranks;
 mod resume;
+mod sharded;
 mod top_k;
 mod training;

@@ -3,7 +3,7 @@
 use super::Check;
 use switchyard_crds as api;
 use switchyard_worker_contract::config::{
-    Algorithm, Compression, Device, LocalSteps, Nesterov, OuterOptimizer, SyncPolicy, TopK,
+    Algorithm, Compression, Device, LocalSteps, Nesterov, OuterOptimizer, Sharding, SyncPolicy, TopK,
 };
 
 /// Translates the block. The defaults of Nesterov are DiLoCo's (Douillard et al. 2023,
@@ -56,4 +56,17 @@ pub(super) fn algorithm(algorithm: api::Algorithm, device: Device, check: &mut C
         check.fault("communication.algorithm", format!("{found:?} on GPUs"), "Auto: on GPUs, NCCL chooses");
     }
     Some(found)
+}
+
+/// Translates the field.
+pub(super) fn sharding(sharding: api::Sharding, device: Device, check: &mut Check<'_>) -> Sharding {
+    match sharding {
+        api::Sharding::None => Sharding::None,
+        api::Sharding::Optimizer => {
+            if device == Device::Cuda {
+                check.fault("sharding", "Optimizer on GPUs", "None: only ranks on CPUs share the state yet");
+            }
+            Sharding::Optimizer
+        }
+    }
 }
