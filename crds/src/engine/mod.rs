@@ -15,7 +15,10 @@ pub use model::{Activation, Bert, Custom, Gpt, Head, Mlp, Model, ModelType, ResN
 pub use optimizer::{DecayExclusions, Optimizer, OptimizerType, Schedule, ScheduleType};
 pub use precision::{ComputeType, LossScaling, LossScalingType, Matmul, Precision, PrecisionMode};
 pub use run::{Evaluation, Memory, Overlap, Profile, WireType};
-pub use sync::{Communication, Compression, CompressionType, OuterOptimizer, OuterOptimizerType, SyncPolicy, SyncType};
+pub use sync::{
+    Algorithm, Communication, Compression, CompressionType, OuterOptimizer, OuterOptimizerType, Sharding, SyncPolicy,
+    SyncType,
+};
 
 use kube::KubeSchema;
 use schemars::JsonSchema;
@@ -59,6 +62,12 @@ const SIGNED_DECIMAL: &str = r"^-?[0-9]{1,12}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2
     .message("communication.compression needs sync.type EveryStep: with Local no gradients are sent").field_path(".communication.compression.type"))]
 #[x_kube(validation = Rule::new("self.communication.compression.type == 'None' || self.overlap.wireType == 'FP32'")
     .message("with communication.compression, overlap.wireType must be FP32: positions cannot be rounded").field_path(".overlap.wireType"))]
+#[x_kube(validation = Rule::new("self.sharding == 'None' || self.sync.type == 'EveryStep'")
+    .message("sharding needs sync.type EveryStep: with Local each rank has its own optimizer state").field_path(".sharding"))]
+#[x_kube(validation = Rule::new("self.sharding == 'None' || self.communication.compression.type == 'None'")
+    .message("sharding needs communication.compression.type None: TopK sends no sums of parts").field_path(".sharding"))]
+#[x_kube(validation = Rule::new("self.communication.algorithm != 'RecursiveDoubling' || self.overlap.wireType == 'FP32'")
+    .message("with communication.algorithm RecursiveDoubling, overlap.wireType must be FP32: every rank rounds its own sum").field_path(".overlap.wireType"))]
 pub struct Engine {
     /// What the ranks compute on. `Auto` (default): `Cuda` if the trainer requests
     /// `nvidia.com/gpu`, otherwise `Cpu`. `Cpu`: the cores of the pod. `Cuda`: an NVIDIA GPU for
@@ -151,7 +160,13 @@ pub struct Engine {
     #[serde(default)]
     pub sync: SyncPolicy,
 
-    /// What is sent when ranks exchange gradients. Default: all gradients.
+    /// What each rank holds a part of, instead of all. `None` (default). `Optimizer`: the
+    /// optimizer's state, as in ZeRO-1. Each rank updates its part of the weights and receives the
+    /// others. Weights have the same bits, and checkpoints the same contents. CPUs only.
+    #[serde(default)]
+    pub sharding: Sharding,
+
+    /// What is sent when ranks exchange gradients, and how. Default: all gradients.
     #[serde(default)]
     pub communication: Communication,
 

@@ -78,10 +78,44 @@ pub struct OuterOptimizer {
     pub momentum: Option<String>,
 }
 
+/// What each rank holds a part of, instead of all.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Sharding {
+    /// Nothing.
+    #[default]
+    None,
+    /// The optimizer's state.
+    Optimizer,
+}
+
+/// How gradients are summed between hosts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Algorithm {
+    /// A cost model chooses.
+    #[default]
+    Auto,
+    /// Around a ring.
+    Ring,
+    /// Exchanges of everything, at doubling distances.
+    RecursiveDoubling,
+    /// Recursive halving, then doubling.
+    HalvingDoubling,
+    /// Two binary trees.
+    Tree,
+}
+
 /// What is sent when ranks exchange gradients.
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Communication {
+    /// How gradients are summed between hosts. `Auto` (default): a cost model chooses for each
+    /// all-reduce, from its size, the number of hosts and the measured rate. `Ring`: each host link
+    /// carries the fewest bytes. `HalvingDoubling`: the same bytes in fewer steps, between distant
+    /// hosts too. `RecursiveDoubling`: the fewest steps. `Tree`: few steps, pipelined. Within a
+    /// host, ranks always sum in shared memory. CPUs only: on GPUs, NCCL chooses.
+    #[serde(default)]
+    pub algorithm: Algorithm,
+
     /// Which gradients are sent. Default: all.
     #[serde(default)]
     pub compression: Compression,

@@ -139,6 +139,21 @@ fn exchanges() -> Vec<Case> {
             wired(json!({"communication": {"compression": {"type": "None"}}}), "BF16"),
             wired(json!({"communication": {"compression": top_k()}}), "BF16"),
         ),
+        (
+            "sharding needs sync.type EveryStep",
+            engine(json!({"sharding": "Optimizer", "sync": {"type": "EveryStep"}})),
+            engine(json!({"sharding": "Optimizer", "sync": local()})),
+        ),
+        (
+            "sharding needs communication.compression.type None",
+            engine(json!({"sharding": "Optimizer", "communication": {"algorithm": "Ring"}})),
+            engine(json!({"sharding": "Optimizer", "communication": {"compression": top_k()}})),
+        ),
+        (
+            "with communication.algorithm RecursiveDoubling, overlap.wireType must be FP32",
+            wired(json!({"communication": {"algorithm": "HalvingDoubling"}}), "BF16"),
+            wired(json!({"communication": {"algorithm": "RecursiveDoubling"}}), "BF16"),
+        ),
     ]
 }
 

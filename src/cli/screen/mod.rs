@@ -76,10 +76,11 @@ pub(super) fn fusion(plan: &LocalPlan, inspection: &Inspection, ranks: &[Ready])
     )
 }
 
-/// How a rank's gradients travel: `nccl (8 x P2P/CUMEM/read)`.
+/// How a rank's gradients travel: `nccl (8 x P2P/CUMEM/read)`, `tcp (3 x ring)`.
 fn path(ready: &Ready) -> String {
-    let channels = nccl::summary(&ready.links).map_or_else(String::new, |channels| format!(" ({channels})"));
-    format!("{}{channels}", ready.transport.word())
+    let details = nccl::summary(&ready.links).or_else(|| ready.algorithm_counts());
+    let details = details.map_or_else(String::new, |details| format!(" ({details})"));
+    format!("{}{details}", ready.transport.word())
 }
 
 /// The step from which training resumes, if it does.

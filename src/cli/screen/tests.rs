@@ -183,6 +183,14 @@ fn ready(rank: u32, resumed_step: Option<u64>) -> Ready {
 }
 
 #[test]
+fn the_path_counts_the_algorithms_between_hosts() {
+    let algorithms = ["ring", "ring", "tree"].map(str::to_owned).to_vec();
+    let between = Ready { transport: Transport::Hierarchical, algorithms, ..ready(0, None) };
+    assert_eq!(path(&between), "shm+tcp (2 x ring, 1 x tree)");
+    assert_eq!(path(&ready(0, None)), "shm");
+}
+
+#[test]
 fn the_header_shows_the_model_and_the_16_bit_savings() {
     let text = header(&planned(), &inspection(), "runs/x", &machine());
     for line in [

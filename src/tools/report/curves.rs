@@ -11,7 +11,7 @@ use super::record::Record;
 use super::sample::{Part, plausible};
 use super::setting;
 use super::skew::Skew;
-use switchyard_worker_contract::config::{Transport, WireType};
+use switchyard_worker_contract::config::{Sharding, Transport, WireType};
 
 /// Most rows in the skew chart. More ranks are grouped by node, and more nodes into groups of
 /// several.
@@ -167,7 +167,12 @@ pub(super) fn skew(record: &Record, skew: &Skew) -> Option<RankSkew> {
 fn wire_share(facts: &Facts) -> f64 {
     let is_narrow = facts.engine.as_ref().is_some_and(|engine| engine.overlap.wire_type != WireType::Fp32);
     // Within a host, gradients always travel in 32 bits.
-    if is_narrow && facts.transport != Some(Transport::Shm) { 0.5 } else { 1.0 }
+    if !is_narrow || facts.transport == Some(Transport::Shm) {
+        return 1.0;
+    }
+    // With sharding, weights travel back in 32 bits.
+    let is_sharded = facts.engine.as_ref().is_some_and(|engine| engine.sharding == Sharding::Optimizer);
+    if is_sharded { 0.75 } else { 0.5 }
 }
 
 pub(super) fn all_reduce(facts: &Facts) -> Option<AllReduce> {
@@ -188,6 +193,7 @@ pub(super) fn all_reduce(facts: &Facts) -> Option<AllReduce> {
     Some(AllReduce {
         transport: facts.transport.map(|transport| transport.word().into()),
         channels: facts.channels.clone(),
+        algorithms: facts.algorithms.clone(),
         bucket_bytes: buckets.iter().copied().take(1024).collect(),
         bytes: bytes.map(round4),
         sent_bytes: bytes.map(|bytes| round4(bytes * on_ring * wire_share(facts))),

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use switchyard_core::quantity::parse_quantity;
 use switchyard_worker_contract::CpuList;
 use switchyard_worker_contract::config::{Device, EngineConfig, Transport};
-use switchyard_worker_contract::event::{GpuReport, Inspection, MemoryUse};
+use switchyard_worker_contract::event::{GpuReport, Inspection, MemoryUse, Ready};
 use switchyard_worker_contract::nccl;
 
 /// Seconds of monitoring after which NVML's samples of a GPU, one a second, have a meaningful mean.
@@ -51,6 +51,8 @@ pub struct Facts {
     pub transport: Option<Transport>,
     /// NCCL channels of the ranks, by path.
     pub channels: Option<String>,
+    /// Algorithms between hosts and how many all-reduces use each.
+    pub algorithms: Option<String>,
     /// The reader's work for one step, summed over its threads.
     pub read_ms: Option<f64>,
     /// Threads of a rank's reader.
@@ -185,6 +187,7 @@ impl Facts {
             reduce_alone_ms: ready().map(|ready| ready.all_reduce_ms).filter(|ms| *ms > 0.0).reduce(f64::max),
             transport: ready().map(|ready| ready.transport).next(),
             channels: nccl::summary(ready().flat_map(|ready| &ready.links)),
+            algorithms: ready().find_map(Ready::algorithm_counts),
             read_ms: per(sums.read_ms, sums.read_steps),
             synthetic_step_ms: record.synthetic_step_ms,
             memory: memory(record),

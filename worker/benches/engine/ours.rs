@@ -65,12 +65,12 @@ impl Ours {
         initialise(layout, 1, &mut weights);
         let mut half = (format == Format::Bf16).then(|| vec![bf16::ZERO; layout.len]);
         if let Some(half) = &mut half {
-            HalfWeights::Bf16(half).copy_from(&weights, cpu.isa, &cpu.pool);
+            HalfWeights::Bf16(half).copy_from(0..layout.len, &weights, cpu.isa, &cpu.pool);
         }
         Ok(Ours {
             sink: FlatGradients::new(layout),
             optimizer: Optimizer::new(layout, &case.optimizer, cpu.isa),
-            state_bytes: Optimizer::memory_bytes(layout, &case.optimizer.rule),
+            state_bytes: Optimizer::memory_bytes(layout.len, &case.optimizer.rule),
             learning_rate: case.optimizer.learning_rate,
             statistics: network.initial_statistics(),
             batches: (0..BATCHES).map(|index| case.batch(index)).collect(),

@@ -10,6 +10,7 @@ pub use crate::gpu::{GpuReport, GpuTrouble};
 pub use crate::straggler::{Slowest, Stuck};
 pub use inspection::{Inspection, MemoryUse, Skipped};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// One line on a rank's standard output.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -131,6 +132,17 @@ pub struct Ready {
     /// Steps in the checkpoint that training resumes from; absent if it starts from scratch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumed_step: Option<u64>,
+}
+
+impl Ready {
+    /// The algorithms between hosts and how many all-reduces use each, such as
+    /// `3 x ring, 1 x tree`. `None` if the rank chose none.
+    pub fn algorithm_counts(&self) -> Option<String> {
+        let mut counts = BTreeMap::<&str, u32>::new();
+        self.algorithms.iter().for_each(|name| *counts.entry(name).or_default() += 1);
+        let parts: Vec<String> = counts.into_iter().map(|(name, count)| format!("{count} x {name}")).collect();
+        (!parts.is_empty()).then(|| parts.join(", "))
+    }
 }
 
 /// A data path from one rank to others.

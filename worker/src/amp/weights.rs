@@ -35,16 +35,16 @@ impl<'a> HalfWeights<'a> {
         }
     }
 
-    /// Rounds all `weights`. Call before the first step and after a restore; in between, the
-    /// optimizer does it.
+    /// Rounds the `weights` in a range of the layout. Call before the first step, after a restore,
+    /// and for what other ranks updated; the optimizer does it for its own updates.
     ///
     /// # Panics
-    /// If the lengths differ.
-    pub fn copy_from(self, weights: &[f32], isa: Isa, pool: &Pool) {
+    /// If the lengths differ, or the range is not within them.
+    pub fn copy_from(self, range: Range<usize>, weights: &[f32], isa: Isa, pool: &Pool) {
         assert_eq!(self.len(), weights.len(), "lengths of half weights and weights");
         let shared = self.share();
-        pool.run(weights.len().div_ceil(PIECE), &|i, _| {
-            let range = i * PIECE..weights.len().min((i + 1) * PIECE);
+        pool.run(range.len().div_ceil(PIECE), &|i, _| {
+            let range = range.start + i * PIECE..range.end.min(range.start + (i + 1) * PIECE);
             // SAFETY: each task has its own piece.
             unsafe { shared.round(isa, range.clone(), &weights[range]) };
         });

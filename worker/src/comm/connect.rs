@@ -12,6 +12,7 @@ use super::{
     links,
     local::LocalGroup,
     mesh::{data_addresses, shut_down_on_failure},
+    operation::Shards,
     options::Options,
     plan::{Algorithm, CostModel, Layout, Path},
     probe::{ConnectionRate, probe},
@@ -127,6 +128,7 @@ pub(super) struct Parts {
     pub probed: Option<ConnectionRate>,
     /// Algorithm of each bucket between hosts; empty if there are none.
     pub algorithms: Arc<[Algorithm]>,
+    pub shards: Arc<Shards>,
 }
 
 /// Connects the ranks of a group. Collective: all ranks must call it, with the same plan.
@@ -139,7 +141,9 @@ pub(super) fn connect(group: &mut Group, plan: &BucketPlan<'_>) -> Result<Parts,
         let memory = Arc::new(Memory::Private(Mapping::anonymous(plan.arena * 4)?));
         let engines = (0..plan.lanes()).map(|_| Engine { local: None, remote: None }).collect();
         let transport = Transport::None;
-        return Ok(Parts { memory, engines, transport, links: Vec::new(), probed: None, algorithms: Arc::default() });
+        let shards = Arc::new(Shards::new(&Layout { rank: 0, hosts: vec![0] }));
+        let links = Vec::new();
+        return Ok(Parts { memory, engines, transport, links, probed: None, algorithms: Arc::default(), shards });
     };
     let (endpoint, listeners) = Endpoint::open(plan, peers.transport, peers.address.ip())?;
     let own = serde_json::to_vec(&endpoint).expect("invariant: an endpoint is plain data");
@@ -165,6 +169,10 @@ fn connect_paths(
     let Peers { identity, roster, transport, connect_timeout, .. } = peers;
     let deadline = Instant::now() + (*connect_timeout).max(Duration::from_secs(10));
     let paths = roster.paths(identity.rank, plan.lanes(), *transport)?;
+    let shards = Arc::new(Shards::new(&match transport {
+        Force::Tcp => Layout { rank: 0, hosts: (0..endpoints.len()).collect() },
+        _ => roster.layout(identity.rank),
+    }));
     let policy = SpinPolicy { own_cpu: paths.own_cpu, spare_cpu: paths.spare_cpu };
     let lanes = plan.lanes();
     let mut engines: Vec<Engine> = (0..lanes).map(|_| Engine { local: None, remote: None }).collect();
@@ -181,7 +189,8 @@ fn connect_paths(
         let single_host = paths.transport == Transport::Shm;
         for (lane, engine) in engines.iter_mut().enumerate() {
             let slot = (me, lane);
-            engine.local = Some(LocalGroup::new(Arc::clone(&segment), paths.local.clone(), slot, single_host, policy));
+            let sharing = (single_host, Arc::clone(&shards));
+            engine.local = Some(LocalGroup::new(Arc::clone(&segment), paths.local.clone(), slot, sharing, policy));
         }
         Memory::Shared(segment, me)
     } else {
@@ -193,7 +202,8 @@ fn connect_paths(
     for (engine, remote) in engines.iter_mut().zip(remotes) {
         engine.remote = Some(remote);
     }
-    Ok(Parts { memory: Arc::new(memory), engines, transport: paths.transport, links, probed, algorithms })
+    let (memory, transport) = (Arc::new(memory), paths.transport);
+    Ok(Parts { memory, engines, transport, links, probed, algorithms, shards })
 }
 
 /// Connections to other hosts.

@@ -1,4 +1,4 @@
-//! One lane: runs started all-reduces in order, on its communication thread or on the caller's own
+//! One lane: runs started operations in order, on its communication thread or on the caller's own
 //! thread.
 //!
 //! `start` only appends to a queue. The thread that holds the [`Engine`] lock runs the next
@@ -14,8 +14,9 @@
 
 use super::{
     error::Cause,
-    local::{LocalGroup, Operation},
+    local::LocalGroup,
     op_context::{OpContext, OpError},
+    operation::{OpKind, Operation},
     remote::Remote,
     shm::Memory,
     socket::timespec,
@@ -33,6 +34,9 @@ use std::{
     time::Instant,
 };
 
+/// Bits of the number of buckets in a cell.
+const COUNT_BITS: u32 = 30;
+
 /// Data paths of one lane.
 pub(super) struct Engine {
     pub local: Option<LocalGroup>,
@@ -41,7 +45,7 @@ pub(super) struct Engine {
 
 impl Engine {
     /// Returns the bytes sent to other hosts.
-    fn all_reduce(
+    fn operate(
         &mut self,
         op: Operation,
         buckets: &[(usize, usize)],
@@ -54,19 +58,26 @@ impl Engine {
                 // SAFETY: the buckets are in flight, so they belong to the engine, whose lock this
                 // thread holds; the padding between them is never accessed elsewhere.
                 let data = unsafe { memory.slice_mut(op.start, op.len) };
-                remote.all_reduce(op, buckets, data, ctx)
+                remote.run(op, buckets, data, ctx)
             }
-            (Some(local), None) if local.is_single_host() => local.all_reduce(op, ctx).map(|()| 0),
+            (Some(local), None) if local.is_single_host() => match op.kind {
+                OpKind::Reduce => local.all_reduce(op, ctx).map(|()| 0),
+                OpKind::Scatter => local.reduce_scatter(op, buckets, ctx).map(|()| 0),
+                OpKind::Gather => local.all_gather(op, buckets, ctx).map(|()| 0),
+            },
             (Some(local), remote) => {
-                local.reduce_to_leader(op, ctx)?;
+                match op.kind {
+                    OpKind::Reduce | OpKind::Scatter => local.reduce_to_leader(op, ctx)?,
+                    OpKind::Gather => local.collect_at_leader(op, buckets, ctx)?,
+                }
                 let mut sent = 0;
                 if let Some(remote) = remote {
                     // SAFETY: as above; this rank is the leader, and all local ranks have finished
                     // their part of its arena.
                     let data = unsafe { memory.slice_mut(op.start, op.len) };
-                    sent = remote.all_reduce(op, buckets, data, ctx)?;
+                    sent = remote.run(op, buckets, data, ctx)?;
                 }
-                local.spread_from_leader(op, ctx).map(|()| sent)
+                local.spread_from_leader(op, buckets, ctx).map(|()| sent)
             }
         }
     }
@@ -80,7 +91,8 @@ pub(super) struct Queue {
     buckets: Vec<(usize, usize)>,
     shared: Arc<Shared>,
     lane: usize,
-    /// First bucket of an operation in the upper half, number of buckets in the lower half.
+    /// First bucket of an operation in the upper half; kind (2 bits) and number of buckets in the
+    /// lower half.
     cells: Box<[AtomicU64]>,
     started: AtomicU32,
     finished: AtomicU32,
@@ -95,7 +107,8 @@ pub(super) struct Queue {
     /// Bits of the f16 gradient scale; 0: gradients travel as f32.
     wire_scale: AtomicU32,
     epoch: Instant,
-    /// Indexed by the first bucket of an operation; only this lane's entries are used.
+    /// Indexed by the first bucket of an operation, then of a gather; only this lane's entries are
+    /// used.
     records: Box<[Record]>,
 }
 
@@ -110,7 +123,7 @@ impl Queue {
         let cells = buckets.len().max(1).next_power_of_two();
         Queue {
             engine: Mutex::new(engine),
-            records: buckets.iter().map(|_| Record::default()).collect(),
+            records: (0..2 * buckets.len()).map(|_| Record::default()).collect(),
             memory,
             buckets,
             shared,
@@ -128,11 +141,11 @@ impl Queue {
         }
     }
 
-    /// Appends the all-reduce of a non-empty range of buckets; returns its ticket. `wake`: wake the
+    /// Appends an operation on a non-empty range of buckets; returns its ticket. `wake`: wake the
     /// communication thread.
-    pub fn push(&self, buckets: &Range<usize>, wake: bool) -> u32 {
+    pub fn push(&self, kind: OpKind, buckets: &Range<usize>, wake: bool) -> u32 {
         let number = self.started.load(Ordering::Relaxed);
-        let cell = ((buckets.start as u64) << 32) | buckets.len() as u64;
+        let cell = ((buckets.start as u64) << 32) | (kind as u64) << COUNT_BITS | buckets.len() as u64;
         self.cells[number as usize % self.cells.len()].store(cell, Ordering::Relaxed);
         let ticket = number.wrapping_add(1);
         self.started.store(ticket, Ordering::SeqCst);
@@ -162,8 +175,13 @@ impl Queue {
     }
 
     /// Times of the operation that began with this bucket. Its ticket must have been waited for.
-    pub fn timing(&self, bucket: usize, started: Instant) -> Timing {
-        self.records[bucket].timing(self.epoch, started, self.lane as u32)
+    pub fn timing(&self, kind: OpKind, bucket: usize, started: Instant) -> Timing {
+        self.record(kind, bucket).timing(self.epoch, started, self.lane as u32)
+    }
+
+    fn record(&self, kind: OpKind, bucket: usize) -> &Record {
+        let offset = if kind == OpKind::Gather { self.buckets.len() } else { 0 };
+        &self.records[offset + bucket]
     }
 
     pub fn done(&self, ticket: u32) -> bool {
@@ -207,18 +225,19 @@ impl Queue {
     fn run_next(&self, engine: &mut Engine, background: bool) -> bool {
         let number = self.finished.load(Ordering::Relaxed);
         let cell = self.cells[number as usize % self.cells.len()].load(Ordering::Relaxed);
-        let (bucket, count) = ((cell >> 32) as u32, cell as u32 as usize);
+        let (bucket, count) = ((cell >> 32) as u32, cell as usize & ((1 << COUNT_BITS) - 1));
+        let kind = OpKind::of(cell as u32 >> COUNT_BITS);
         let buckets = &self.buckets[bucket as usize..][..count];
         let start = buckets[0].0;
         let len = buckets[count - 1].0 + buckets[count - 1].1 - start;
-        let op = Operation { sequence: number.wrapping_add(1), bucket, start, len };
+        let op = Operation { kind, sequence: number.wrapping_add(1), bucket, start, len };
         let began = Instant::now();
         let progress = self.shared.progress(self.lane);
         progress.begin(bucket, len as u64 * 4);
         let wire_scale = Some(f32::from_bits(self.wire_scale.load(Ordering::Relaxed))).filter(|scale| *scale > 0.0);
         let ctx =
             OpContext { shared: &self.shared, progress, wire_scale, background, caller_parked: &self.caller_parked };
-        let sent = match engine.all_reduce(op, buckets, &self.memory, &ctx) {
+        let sent = match engine.operate(op, buckets, &self.memory, &ctx) {
             Ok(sent) => sent,
             Err(OpError::GroupFailed) => {
                 self.shared.suspect(Cause::failed(self.shared.rank, "a rank of this host failed without saying why"));
@@ -236,7 +255,7 @@ impl Queue {
         progress.end();
         self.bytes_sent.fetch_add(sent, Ordering::Relaxed);
         let bytes = buckets.iter().map(|(_, len)| *len as u64 * 4).sum();
-        self.records[bucket as usize].note(self.epoch, (began, Instant::now()), bytes, sent);
+        self.record(kind, bucket as usize).note(self.epoch, (began, Instant::now()), bytes, sent);
         self.finished.store(op.sequence, Ordering::SeqCst);
         if self.caller_parked.load(Ordering::SeqCst) {
             let _ = futex::wake(&self.finished, Flags::PRIVATE, 1);
@@ -321,7 +340,7 @@ mod tests {
         };
         let queue = queue();
         let before = queue.wakeups.load(Ordering::SeqCst);
-        queue.push(&(0..1), true);
+        queue.push(OpKind::Reduce, &(0..1), true);
         assert_eq!(sleep(&queue, before), Err(Errno::AGAIN), "an operation");
         let before = queue.wakeups.load(Ordering::SeqCst);
         queue.stop();
@@ -336,7 +355,7 @@ mod tests {
             std::thread::scope(|scope| {
                 scope.spawn(|| queue.run());
                 if round % 2 == 0 {
-                    let ticket = queue.push(&(0..1), true);
+                    let ticket = queue.push(OpKind::Reduce, &(0..1), true);
                     assert!(queue.wait(ticket));
                 }
                 queue.stop();

@@ -1,14 +1,16 @@
-//! In-place all-reduce among the ranks of one host, in their shared arenas. Each lane is
-//! independent.
+//! In-place sums among the ranks of one host, in their shared arenas. Each lane is independent.
 //!
 //! ```text
 //! small (<= 1 KiB)   copy to own slot, Entered(s); wait for all; sum all slots in rank order
 //! otherwise          Entered(s); wait for all; reduce own slice of all arenas into all arenas;
 //!                    Reduced(s); wait for all
+//! scatter            as above, each rank into its own arena only
+//! gather             Entered(s); wait for all; copy the others' parts; Reduced(s); wait for all
 //! several hosts      Entered(s); wait for all; reduce own slice into the leader's arena;
 //!                    Reduced(s);
 //!                    leader: wait for all, ring of leaders, Result(s), wait for all Copied(s)
 //!                    others: wait for Result(s), copy the bucket, Copied(s)
+//! scatter, gather    as above; ranks copy only their own parts out of, or into, the leader's arena
 //! ```
 //!
 //! There are no races because between all Entered(s) and all Reduced(s), slice `i` of every arena
@@ -19,9 +21,9 @@
 #![allow(unsafe_code)]
 
 use super::{
-    error::Cause,
     kernels,
     op_context::{OpContext, OpError},
+    operation::{OpKind, Operation, Shards, StartedOp, desync},
     shm::{Flag, SLOT_FLOATS, Segment, wake},
     socket::timespec,
     wait::{MAX_SLEEP, SpinPolicy, Waiter},
@@ -40,6 +42,14 @@ struct Pointers(Vec<*mut f32>);
 // SAFETY: the pointers are only a buffer, refilled and used within one operation.
 unsafe impl Send for Pointers {}
 
+/// The arenas that receive a sum.
+#[derive(Debug, Clone, Copy)]
+enum Target {
+    All,
+    Leader,
+    Own,
+}
+
 pub(super) struct LocalGroup {
     segment: Arc<Segment>,
     /// Global ranks of the members.
@@ -49,15 +59,7 @@ pub(super) struct LocalGroup {
     single_host: bool,
     waiter: Waiter,
     pointers: Pointers,
-}
-
-/// An operation: its number within the lane, its first bucket, and its range of the arena.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Operation {
-    pub sequence: u32,
-    pub bucket: u32,
-    pub start: usize,
-    pub len: usize,
+    shards: Arc<Shards>,
 }
 
 impl LocalGroup {
@@ -66,12 +68,12 @@ impl LocalGroup {
         segment: Arc<Segment>,
         ranks: Vec<u32>,
         (me, lane): (usize, usize),
-        single_host: bool,
+        (single_host, shards): (bool, Arc<Shards>),
         policy: SpinPolicy,
     ) -> LocalGroup {
         assert_eq!(segment.ranks(), ranks.len());
         let pointers = Pointers(Vec::with_capacity(ranks.len()));
-        LocalGroup { segment, ranks, me, lane, single_host, waiter: Waiter::new(policy), pointers }
+        LocalGroup { segment, ranks, me, lane, single_host, waiter: Waiter::new(policy), pointers, shards }
     }
 
     pub fn is_single_host(&self) -> bool {
@@ -104,7 +106,45 @@ impl LocalGroup {
             unsafe { kernels::reduce(&self.pointers.0, &[bucket], 0, op.len) };
             return Ok(());
         }
-        self.reduce_slice(op, ctx, false);
+        self.reduce(op.start..op.start + op.len, Target::All, ctx);
+        self.publish(Flag::Reduced, op.sequence);
+        self.wait_all(Flag::Reduced, op.sequence, ctx)
+    }
+
+    /// Complete reduce-scatter if all ranks are on this host. `buckets`: start and length of each
+    /// bucket of the operation.
+    pub fn reduce_scatter(
+        &mut self,
+        op: Operation,
+        buckets: &[(usize, usize)],
+        ctx: &OpContext<'_>,
+    ) -> Result<(), OpError> {
+        if op.len <= SLOT_FLOATS {
+            return self.all_reduce(op, ctx);
+        }
+        self.enter(op, ctx)?;
+        for bucket in buckets {
+            self.reduce(self.part(*bucket, self.me), Target::Own, ctx);
+        }
+        self.publish(Flag::Reduced, op.sequence);
+        self.wait_all(Flag::Reduced, op.sequence, ctx)
+    }
+
+    /// Complete all-gather if all ranks are on this host.
+    pub fn all_gather(
+        &mut self,
+        op: Operation,
+        buckets: &[(usize, usize)],
+        ctx: &OpContext<'_>,
+    ) -> Result<(), OpError> {
+        self.enter(op, ctx)?;
+        for bucket in buckets {
+            for other in (0..self.ranks.len()).filter(|other| *other != self.me) {
+                // SAFETY: between all Entered and all Reduced, no rank writes its own part, and
+                // only this rank touches the other parts of its arena.
+                unsafe { self.copy(self.part(*bucket, other), other, self.me) };
+            }
+        }
         self.publish(Flag::Reduced, op.sequence);
         self.wait_all(Flag::Reduced, op.sequence, ctx)
     }
@@ -112,26 +152,68 @@ impl LocalGroup {
     /// First half with several hosts: leaves this host's sum in the leader's arena.
     pub fn reduce_to_leader(&mut self, op: Operation, ctx: &OpContext<'_>) -> Result<(), OpError> {
         self.enter(op, ctx)?;
-        self.reduce_slice(op, ctx, true);
+        self.reduce(op.start..op.start + op.len, Target::Leader, ctx);
         self.publish(Flag::Reduced, op.sequence);
         if self.is_leader() { self.wait_all(Flag::Reduced, op.sequence, ctx) } else { Ok(()) }
     }
 
-    /// Second half with several hosts: every rank copies the leader's bucket.
-    pub fn spread_from_leader(&mut self, op: Operation, ctx: &OpContext<'_>) -> Result<(), OpError> {
+    /// First half of an all-gather with several hosts: leaves the parts of this host's ranks in the
+    /// leader's arena.
+    pub fn collect_at_leader(
+        &mut self,
+        op: Operation,
+        buckets: &[(usize, usize)],
+        ctx: &OpContext<'_>,
+    ) -> Result<(), OpError> {
+        self.enter(op, ctx)?;
+        for bucket in buckets.iter().filter(|_| self.me != 0) {
+            // SAFETY: between all Entered and this rank's Reduced, its part of the leader's arena
+            // belongs to this rank.
+            unsafe { self.copy(self.part(*bucket, self.me), self.me, 0) };
+        }
+        self.publish(Flag::Reduced, op.sequence);
+        if self.is_leader() { self.wait_all(Flag::Reduced, op.sequence, ctx) } else { Ok(()) }
+    }
+
+    /// Second half with several hosts: every rank copies the leader's buckets, or after a scatter
+    /// its parts of them.
+    pub fn spread_from_leader(
+        &mut self,
+        op: Operation,
+        buckets: &[(usize, usize)],
+        ctx: &OpContext<'_>,
+    ) -> Result<(), OpError> {
         if self.is_leader() {
             self.publish(Flag::Result, op.sequence);
             self.publish(Flag::Copied, op.sequence);
             return self.wait_all(Flag::Copied, op.sequence, ctx);
         }
         self.wait(Flag::Result, 0, op.sequence, ctx)?;
-        let (from, to) = (self.bucket_pointer(0, op), self.bucket_pointer(self.me, op));
-        // SAFETY: after Result the leader does not touch its bucket until all have copied it. All
-        // ranks of this host have reduced (the leader waited for them), so no rank reads this
-        // rank's bucket any more.
-        unsafe { std::ptr::copy_nonoverlapping(from, to, op.len) };
+        for &(start, len) in buckets {
+            let range = if op.kind == OpKind::Scatter { self.part((start, len), self.me) } else { start..start + len };
+            // SAFETY: after Result the leader does not touch its bucket until all have copied it.
+            // All ranks of this host have reduced (the leader waited for them), so no rank reads
+            // this rank's bucket any more.
+            unsafe { self.copy(range, 0, self.me) };
+        }
         self.publish(Flag::Copied, op.sequence);
         Ok(())
+    }
+
+    /// A rank's part of a bucket, in the arena.
+    fn part(&self, (start, len): (usize, usize), local: usize) -> Range<usize> {
+        let part = self.shards.range(len, self.ranks[local]);
+        start + part.start..start + part.end
+    }
+
+    /// Copies a range of one arena to another.
+    ///
+    /// # Safety
+    /// No rank writes the range in the first arena, or touches it in the second one.
+    unsafe fn copy(&self, range: Range<usize>, from: usize, to: usize) {
+        let [from, to] = [from, to].map(|rank| self.segment.arena(rank).wrapping_add(range.start));
+        // SAFETY: as promised by the caller; two arenas do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, range.len()) };
     }
 
     fn bucket_pointer(&self, rank: usize, op: Operation) -> *mut f32 {
@@ -140,31 +222,34 @@ impl LocalGroup {
 
     fn enter(&mut self, op: Operation, ctx: &OpContext<'_>) -> Result<(), OpError> {
         let (bucket, len) = self.segment.signature(self.lane, self.me, op.sequence);
-        bucket.store(u64::from(op.bucket), Ordering::Relaxed);
+        bucket.store(u64::from(op.tag()), Ordering::Relaxed);
         len.store(op.len as u64, Ordering::Relaxed);
         self.publish(Flag::Entered, op.sequence);
         self.wait_all(Flag::Entered, op.sequence, ctx)?;
         for (local, rank) in self.ranks.iter().enumerate() {
             let (bucket, len) = self.segment.signature(self.lane, local, op.sequence);
-            let theirs = (bucket.load(Ordering::Relaxed), len.load(Ordering::Relaxed));
-            if theirs != (u64::from(op.bucket), op.len as u64) {
-                let theirs = StartedOp { rank: *rank, bucket: theirs.0, len: theirs.1 };
-                let mine = StartedOp { rank: self.ranks[self.me], bucket: op.bucket.into(), len: op.len as u64 };
-                return Err(OpError::Known(desync(theirs, mine, op.sequence)));
+            let (tag, len) = (bucket.load(Ordering::Relaxed) as u32, len.load(Ordering::Relaxed));
+            if (tag, len) != (op.tag(), op.len as u64) {
+                let mine = op.started_by(self.ranks[self.me]);
+                return Err(OpError::Known(desync(&StartedOp { rank: *rank, tag, len }, &mine, op.sequence)));
             }
         }
         Ok(())
     }
 
-    fn reduce_slice(&mut self, op: Operation, ctx: &OpContext<'_>, to_leader: bool) {
+    /// Sums a range of all arenas: with [`Target::Own`] all of it, otherwise this rank's slice.
+    fn reduce(&mut self, range: Range<usize>, target: Target, ctx: &OpContext<'_>) {
         self.pointers.0.clear();
         for rank in 0..self.ranks.len() {
-            let pointer = self.segment.arena(rank).wrapping_add(op.start);
+            let pointer = self.segment.arena(rank).wrapping_add(range.start);
             self.pointers.0.push(pointer);
         }
         let sources = self.pointers.0.as_slice();
-        let destinations = if to_leader { &sources[..1] } else { sources };
-        let slice = shard(op.len, self.ranks.len(), self.me);
+        let (destinations, slice) = match target {
+            Target::All => (sources, shard(range.len(), self.ranks.len(), self.me)),
+            Target::Leader => (&sources[..1], shard(range.len(), self.ranks.len(), self.me)),
+            Target::Own => (&sources[self.me..=self.me], 0..range.len()),
+        };
         let mut at = slice.start;
         while at < slice.end {
             let n = STRIDE.min(slice.end - at);
@@ -172,7 +257,7 @@ impl LocalGroup {
             // arena (module docs).
             unsafe { kernels::reduce(sources, destinations, at, n) };
             at += n;
-            ctx.progress.reached(((at - slice.start) * self.ranks.len() * 4).min(op.len * 4) as u64);
+            ctx.progress.reached(((at - slice.start) * self.ranks.len() * 4).min(range.len() * 4) as u64);
         }
     }
 
@@ -220,26 +305,6 @@ impl LocalGroup {
 pub(super) fn shard(len: usize, n: usize, i: usize) -> Range<usize> {
     let each = len.div_ceil(n).next_multiple_of(16);
     (each * i).min(len)..(each * (i + 1)).min(len)
-}
-
-/// An operation as one rank started it.
-pub(super) struct StartedOp {
-    pub rank: u32,
-    pub bucket: u64,
-    /// Bucket length in elements.
-    pub len: u64,
-}
-
-/// Two ranks started different operations; the text names both.
-pub(super) fn desync(theirs: StartedOp, mine: StartedOp, sequence: u32) -> Cause {
-    Cause::failed(
-        theirs.rank,
-        format!(
-            "ranks are out of step: as operation {sequence}, rank {} started the all_reduce of bucket {} ({} numbers) \
-             where rank {} started that of bucket {} ({} numbers)",
-            theirs.rank, theirs.bucket, theirs.len, mine.rank, mine.bucket, mine.len
-        ),
-    )
 }
 
 #[cfg(test)]

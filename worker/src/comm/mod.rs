@@ -7,7 +7,7 @@
 //!             -> Group: agree, gather, barrier, abort, leave
 //! Group, bucket lengths -> connect: shared memory (shm, local) within a host,
 //!                                   plans over TCP (remote) between hosts
-//!             -> Reducer: bucket -> start -> wait (engine)
+//!             -> Reducer: bucket -> start -> wait (engine): all-reduce, or scatter and gather
 //! Group       -> mesh: streams in shared memory (fifo) and TCP to every rank
 //!             -> Collectives: all-reduce, reduce-scatter, all-gather, broadcast, all-to-all, send
 //! ```
@@ -56,6 +56,7 @@ mod links;
 mod local;
 mod mesh;
 mod op_context;
+mod operation;
 mod options;
 mod plan;
 mod probe;

@@ -1,4 +1,4 @@
-//! In-place sum all-reduce of buckets over all ranks of a group.
+//! In-place sums of buckets over all ranks of a group.
 #![allow(unsafe_code)]
 
 use super::{
@@ -7,6 +7,7 @@ use super::{
     error::CommError,
     group::Group,
     join::spawn,
+    operation::{OpKind, Shards},
     options::Options,
     plan::Algorithm,
     probe::ConnectionRate,
@@ -28,21 +29,23 @@ pub struct Reducer {
     buckets: Vec<(usize, usize)>,
     /// Reductions in flight, by bucket.
     in_flight: Vec<Option<InFlight>>,
-    /// Times of the last completed reduction, by its first bucket.
+    /// Times of the last completed reduction, by its first bucket; then those of the last gather.
     timings: Vec<Option<Timing>>,
     transport: Transport,
     links: Vec<Link>,
     probed: Option<ConnectionRate>,
     algorithms: Arc<[Algorithm]>,
+    shards: Arc<Shards>,
 }
 
-/// A started reduction.
+/// A started operation.
 #[derive(Debug, Clone, Copy)]
 struct InFlight {
+    kind: OpKind,
     ticket: u32,
     started: Instant,
     lane: usize,
-    /// This bucket is not the first of its reduction.
+    /// This bucket is not the first of its operation.
     is_follower: bool,
 }
 
@@ -89,7 +92,7 @@ impl Reducer {
     }
 
     fn assemble(shared: &Arc<Shared>, parts: Parts, buckets: Vec<(usize, usize)>) -> Result<Reducer, CommError> {
-        let Parts { memory, engines, transport, links, probed, algorithms } = parts;
+        let Parts { memory, engines, transport, links, probed, algorithms, shards } = parts;
         let mut threads = Threads { shared: Arc::clone(shared), lanes: Vec::new(), workers: Vec::new() };
         for (lane, engine) in engines.into_iter().enumerate() {
             let (memory, buckets) = (Arc::clone(&memory), buckets.clone());
@@ -105,8 +108,8 @@ impl Reducer {
                 threads.workers.push(spawn(&format!("collectives-{lane}"), move || queue.run())?);
             }
         }
-        let (in_flight, timings) = (vec![None; buckets.len()], vec![None; buckets.len()]);
-        Ok(Reducer { threads, memory, buckets, in_flight, timings, transport, links, probed, algorithms })
+        let (in_flight, timings) = (vec![None; buckets.len()], vec![None; 2 * buckets.len()]);
+        Ok(Reducer { threads, memory, buckets, in_flight, timings, transport, links, probed, algorithms, shards })
     }
 
     /// Transport used for gradients.
@@ -146,12 +149,26 @@ impl Reducer {
         self.threads.lanes.iter().map(|lane| lane.bytes_sent()).sum()
     }
 
-    /// Times of the last completed reduction that began with this bucket.
+    /// Times of the last completed all-reduce or scatter that began with this bucket.
     ///
     /// # Panics
     /// If there is no such bucket.
     pub fn timing(&self, bucket: usize) -> Option<Timing> {
         self.timings[bucket]
+    }
+
+    /// Times of the last completed gather that began with this bucket.
+    pub fn gather_timing(&self, bucket: usize) -> Option<Timing> {
+        self.timings[self.buckets.len() + bucket]
+    }
+
+    /// Elements of a bucket that a rank owns: it has their sum after a scatter, and the other ranks
+    /// get them from it in a gather. Multiples of 16, except for the last ones.
+    ///
+    /// # Panics
+    /// If there is no such bucket or rank.
+    pub fn shard(&self, bucket: usize, rank: u32) -> Range<usize> {
+        self.shards.range(self.buckets[bucket].1, rank)
     }
 
     /// A bucket. It is aligned to 64 bytes.
@@ -204,7 +221,7 @@ impl Reducer {
     /// # Panics
     /// If the bucket is already in flight, or if there is no such bucket.
     pub fn start(&mut self, bucket: usize) {
-        self.push(bucket..bucket + 1, bucket, true);
+        self.push(OpKind::Reduce, bucket..bucket + 1, bucket, true);
     }
 
     /// Starts one reduction over several consecutive buckets, in lane `lane % lanes`. Results are
@@ -214,20 +231,38 @@ impl Reducer {
     /// # Panics
     /// If the range is empty, a bucket is already in flight, or there is no such bucket.
     pub fn start_all(&mut self, buckets: Range<usize>, lane: usize) {
-        self.push(buckets, lane, true);
+        self.push(OpKind::Reduce, buckets, lane, true);
     }
 
-    /// Waits until a started reduction is complete; returns at once for a bucket that is not in
+    /// As [`Reducer::start_all`], but each rank gets only the sums that it owns, bit-identical to
+    /// those of an all-reduce. The rest of a bucket is undefined afterwards.
+    ///
+    /// # Panics
+    /// See [`Reducer::start_all`].
+    pub fn scatter_all(&mut self, buckets: Range<usize>, lane: usize) {
+        self.push(OpKind::Scatter, buckets, lane, true);
+    }
+
+    /// As [`Reducer::start_all`], but replaces the parts of each bucket by those of their owners.
+    ///
+    /// # Panics
+    /// See [`Reducer::start_all`].
+    pub fn gather_all(&mut self, buckets: Range<usize>, lane: usize) {
+        self.push(OpKind::Gather, buckets, lane, true);
+    }
+
+    /// Waits until a started operation is complete; returns at once for a bucket that is not in
     /// flight. If the group fails, every rank gets the same root cause, and the bucket stays in
     /// flight.
     pub fn wait(&mut self, bucket: usize) -> Result<(), CommError> {
-        let Some(InFlight { ticket, started, lane, is_follower }) = self.in_flight[bucket] else { return Ok(()) };
+        let Some(InFlight { kind, ticket, started, lane, is_follower }) = self.in_flight[bucket] else { return Ok(()) };
         let Threads { shared, lanes, .. } = &self.threads;
         let complete = lanes[lane].done(ticket)
             || shared.record_wait(Operation::Reduce, bucket as u32, || lanes[lane].wait(ticket));
         if complete {
             self.in_flight[bucket] = None;
-            self.timings[bucket] = (!is_follower).then(|| lanes[lane].timing(bucket, started));
+            let offset = if kind == OpKind::Gather { self.buckets.len() } else { 0 };
+            self.timings[offset + bucket] = (!is_follower).then(|| lanes[lane].timing(kind, bucket, started));
             return Ok(());
         }
         Err(self.threads.shared.root_cause())
@@ -240,19 +275,20 @@ impl Reducer {
 
     /// `start` and `wait` in one, on this thread: fastest if there is nothing to overlap with.
     pub fn all_reduce(&mut self, bucket: usize) -> Result<(), CommError> {
-        self.push(bucket..bucket + 1, bucket, false);
+        self.push(OpKind::Reduce, bucket..bucket + 1, bucket, false);
         self.wait(bucket)
     }
 
-    fn push(&mut self, buckets: Range<usize>, lane: usize, wake: bool) {
+    fn push(&mut self, kind: OpKind, buckets: Range<usize>, lane: usize, wake: bool) {
         assert!(!buckets.is_empty(), "at least one bucket is reduced");
         for bucket in buckets.clone() {
             self.idle_bucket(bucket);
         }
         let (started, lane) = (Instant::now(), lane % self.threads.lanes.len());
-        let ticket = self.threads.lanes[lane].push(&buckets, wake && self.threads.shared.world > 1);
+        let ticket = self.threads.lanes[lane].push(kind, &buckets, wake && self.threads.shared.world > 1);
         for bucket in buckets.clone() {
-            self.in_flight[bucket] = Some(InFlight { ticket, started, lane, is_follower: bucket > buckets.start });
+            self.in_flight[bucket] =
+                Some(InFlight { kind, ticket, started, lane, is_follower: bucket > buckets.start });
         }
     }
 }

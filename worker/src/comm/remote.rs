@@ -1,16 +1,17 @@
-//! All-reduce of gradient buckets between hosts: one plan per bucket, chosen before the first
+//! Sums of gradient buckets between hosts: one algorithm per bucket, chosen before the first
 //! operation.
 //!
 //! The choice depends on the bucket's own length only, so that sums do not depend on what is
-//! reduced together.
+//! reduced together. A scatter runs the first half of the all-reduce, so that sharded sums have the
+//! same bits; where an algorithm has no first half, it runs all of it.
 
 use super::{
     data_type::{DataType, Reduction},
     error::CommError,
     executor::{Executor, Format, Parts, Prepared, Task},
     frame::{Header, Kind},
-    local::{Operation, StartedOp, desync},
     op_context::{OpContext, OpError},
+    operation::{OpKind, Operation, StartedOp, desync},
     options::Options,
     plan::{Algorithm, Collective, CostModel, Layout},
     shm::bytes_mut,
@@ -64,7 +65,7 @@ impl Choices {
     /// plan.
     pub fn peers(&self, (left, right): (usize, usize)) -> (Vec<usize>, Vec<usize>) {
         let (mut targets, mut sources) = (BTreeSet::from([right]), BTreeSet::from([left]));
-        for (_, plan) in self.plans() {
+        for (_, plan) in self.prepare().1 {
             let (to, from) = plan.peers();
             targets.extend(to);
             sources.extend(from);
@@ -72,17 +73,41 @@ impl Choices {
         (targets.into_iter().collect(), sources.into_iter().collect())
     }
 
-    /// A plan for each algorithm in use.
-    pub fn plans(&self) -> Vec<(Algorithm, Prepared)> {
+    /// What carries out a kind of operation on a bucket.
+    fn step(&self, kind: OpKind, bucket: usize) -> (Collective, Algorithm) {
+        let algorithm = self.by_bucket[bucket];
+        let has = |algorithm: Algorithm, collective| algorithm.program(&self.layout, collective).is_some();
+        match kind {
+            OpKind::Scatter if has(algorithm, Collective::ReduceScatter) => (Collective::ReduceScatter, algorithm),
+            OpKind::Reduce | OpKind::Scatter => (Collective::AllReduce, algorithm),
+            // Both are connected with the partners of recursive doubling anyway.
+            OpKind::Gather
+                if matches!(algorithm, Algorithm::RecursiveDoubling | Algorithm::HalvingDoubling)
+                    && has(Algorithm::RecursiveDoubling, Collective::AllGather) =>
+            {
+                (Collective::AllGather, Algorithm::RecursiveDoubling)
+            }
+            OpKind::Gather => (Collective::AllGather, Algorithm::Ring),
+        }
+    }
+
+    /// The steps of each kind of operation on each bucket, and a plan for each that is in use.
+    fn prepare(&self) -> (Steps, Plans) {
         let (n, p) = (self.layout.ranks(), self.layout.rank);
-        let used: BTreeSet<Algorithm> = self.by_bucket.iter().copied().collect();
-        let plan = |algorithm: Algorithm| {
-            let program = algorithm.program(&self.layout, Collective::AllReduce)?;
-            Some((algorithm, Prepared::new(program, Some(((p + 1) % n, (p + n - 1) % n)))))
+        let steps = [OpKind::Reduce, OpKind::Scatter, OpKind::Gather]
+            .map(|kind| (0..self.by_bucket.len()).map(|bucket| self.step(kind, bucket)).collect::<Vec<_>>());
+        let used: BTreeSet<(Collective, Algorithm)> = steps.iter().flatten().copied().collect();
+        let plan = |(collective, algorithm): (Collective, Algorithm)| {
+            let program = algorithm.program(&self.layout, collective)?;
+            Some(((collective, algorithm), Prepared::new(program, Some(((p + 1) % n, (p + n - 1) % n)))))
         };
-        used.into_iter().filter_map(plan).collect()
+        (steps, used.into_iter().filter_map(plan).collect())
     }
 }
+
+/// By kind, then by bucket.
+type Steps = [Vec<(Collective, Algorithm)>; 3];
+type Plans = Vec<((Collective, Algorithm), Prepared)>;
 
 fn impossible(requested: Algorithm, layout: &Layout, wire: Wire, suits: impl Fn(Algorithm) -> bool) -> CommError {
     let possible = Algorithm::ALL
@@ -102,8 +127,8 @@ fn impossible(requested: Algorithm, layout: &Layout, wire: Wire, suits: impl Fn(
 /// One lane's connections to the leaders of other hosts.
 pub(super) struct Remote {
     executor: Executor,
-    plans: Vec<(Algorithm, Prepared)>,
-    by_bucket: Arc<[Algorithm]>,
+    steps: Steps,
+    plans: Plans,
     options: Options,
     me: u32,
     attempt: u32,
@@ -111,60 +136,61 @@ pub(super) struct Remote {
 
 impl Remote {
     pub fn new(executor: Executor, choices: &Choices, options: Options, (me, attempt): (u32, u32)) -> Remote {
-        Remote { executor, plans: choices.plans(), by_bucket: Arc::clone(&choices.by_bucket), options, me, attempt }
+        let (steps, plans) = choices.prepare();
+        Remote { executor, steps, plans, options, me, attempt }
     }
 
-    /// Sums `buckets`, consecutive ones of which `data` begins with the first. Returns the bytes
-    /// sent.
-    pub fn all_reduce(
+    /// Runs an operation on `buckets`, consecutive ones of which `data` begins with the first.
+    /// Returns the bytes sent.
+    pub fn run(
         &mut self,
         op: Operation,
         buckets: &[(usize, usize)],
         data: &mut [f32],
         ctx: &OpContext<'_>,
     ) -> Result<u64, OpError> {
-        let format = match (self.options.wire_of(op.bucket), ctx.wire_scale) {
+        let wire = if op.kind == OpKind::Gather { Wire::F32 } else { self.options.wire_of(op.bucket) };
+        let format = match (wire, ctx.wire_scale) {
             (Wire::F32, _) | (Wire::F16, None) => Format::Plain(DataType::F32, Reduction::Sum),
             (Wire::F16, Some(scale)) => Format::Rounded { wire: Wire::F16, scale },
             (Wire::Bf16, _) => Format::Rounded { wire: Wire::Bf16, scale: 1.0 },
         };
         let (mut rest, mut bucket, mut sent) = (buckets, op.bucket as usize, 0);
         while let Some(&(start, _)) = rest.first() {
-            let algorithm = self.by_bucket[bucket];
-            let count =
-                rest.iter().zip(&self.by_bucket[bucket..]).take_while(|(_, other)| **other == algorithm).count();
+            let steps = &self.steps[op.kind as usize][bucket..];
+            let step = steps[0];
+            let count = rest.iter().zip(steps).take_while(|(_, other)| **other == step).count();
             let (now, later) = rest.split_at(count);
             let len = now.last().map_or(0, |(last, len)| last + len - start);
             let part = Operation { bucket: bucket as u32, start, len, ..op };
             let from = start - buckets[0].0;
-            sent += self.run(part, (algorithm, now), format, bytes_mut(&mut data[from..from + len]), ctx)?;
+            sent += self.execute(part, (step, now), format, bytes_mut(&mut data[from..from + len]), ctx)?;
             (rest, bucket) = (later, bucket + count);
         }
         Ok(sent)
     }
 
-    fn run(
+    fn execute(
         &mut self,
         op: Operation,
-        (algorithm, buckets): (Algorithm, &[(usize, usize)]),
+        (step, buckets): ((Collective, Algorithm), &[(usize, usize)]),
         format: Format,
         data: &mut [u8],
         ctx: &OpContext<'_>,
     ) -> Result<u64, OpError> {
-        let plan = self.plans.iter().find(|(other, _)| *other == algorithm);
-        let (_, plan) = plan.expect("invariant: every chosen algorithm has a plan");
+        let plan = self.plans.iter().find(|(other, _)| *other == step);
+        let (_, plan) = plan.expect("invariant: every step has a plan");
         let header = Header {
             kind: Kind::Operation,
             attempt: self.attempt,
-            tag: op.bucket,
+            tag: op.tag(),
             sequence: op.sequence,
             length: op.len as u64 * 4,
         };
         let me = self.me;
         let mismatch = |rank: u32, theirs: &Header| {
-            let theirs = StartedOp { rank, bucket: theirs.tag.into(), len: theirs.length / 4 };
-            let mine = StartedOp { rank: me, bucket: op.bucket.into(), len: op.len as u64 };
-            desync(theirs, mine, op.sequence)
+            let theirs = StartedOp { rank, tag: theirs.tag, len: theirs.length / 4 };
+            desync(&theirs, &op.started_by(me), op.sequence)
         };
         let parts = Parts { buckets, chunks: plan.chunks(), equal: false };
         self.executor.run(plan, &Task { header, mismatch: &mismatch, parts, format }, data, ctx)

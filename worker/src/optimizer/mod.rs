@@ -10,6 +10,9 @@
 //! size either.
 //!
 //! A step is one pass over memory, or two for the layer-wise rules, which need the norms first.
+//!
+//! With sharding, a rank holds the state of its own parts of the layout and updates only them
+//! ([`Ownership`]). Norms are sums over the parts of all ranks.
 
 mod kernels;
 mod norm;
@@ -22,7 +25,8 @@ mod tests;
 
 pub use norm::{gradient_norm, gradient_scale, sum_of_squares};
 pub use rules::Optimizer;
-pub(crate) use rules::arrays;
+pub(crate) use rules::{arrays, is_layer_wise};
 pub use schedule::Schedule;
+pub use state::Ownership;
 pub(crate) use state::decays;
 pub use steps::Steps;

@@ -2,7 +2,7 @@
 
 use super::kernels::{AdamStep, SgdStep, adam, lamb_moments, lamb_step, momentum_step, sgd_step};
 use super::norm::squares_with;
-use super::state::{Bucket, Norms, OptimizerState};
+use super::state::{Bucket, Norms, OptimizerState, Ownership};
 use super::steps::Steps;
 use crate::amp::HalfWeights;
 use crate::cpu::{Isa, Pool};
@@ -10,7 +10,7 @@ use crate::nn::Layout;
 use std::ops::Range;
 use switchyard_worker_contract::config::{self, Lars, Momentum, Rule};
 
-/// An optimizer rule with its state in the flat layout.
+/// An optimizer rule with the state of this rank's parts of the flat layout.
 ///
 /// - **Sgd**, **Adam**, **AdamW**: like `torch.optim` (SGD with `dampening=0`), with the same order
 ///   of operations.
@@ -46,11 +46,22 @@ pub(crate) fn arrays(rule: &Rule) -> &'static [&'static str] {
     }
 }
 
+/// Whether a rule needs the norms of each parameter.
+pub(crate) fn is_layer_wise(rule: &Rule) -> bool {
+    matches!(rule, Rule::Lamb(_) | Rule::Lars(_))
+}
+
 impl Optimizer {
     /// Zeroed state for the parameters of `layout`. The kernels of every `isa` are bit-identical.
     pub fn new(layout: &Layout, config: &config::Optimizer, isa: Isa) -> Optimizer {
-        let layer_wise = matches!(config.rule, Rule::Lamb(_) | Rule::Lars(_));
-        let state = OptimizerState::new(layout, config.decay_exclusions, arrays(&config.rule).len(), layer_wise);
+        Optimizer::sharded(layout, config, isa, &Ownership::whole(layout.len))
+    }
+
+    /// As [`Optimizer::new`], with the state of this rank's own parts only.
+    pub fn sharded(layout: &Layout, config: &config::Optimizer, isa: Isa, ownership: &Ownership) -> Optimizer {
+        let layer_wise = is_layer_wise(&config.rule);
+        let needs = (arrays(&config.rule).len(), layer_wise);
+        let state = OptimizerState::new(layout, config.decay_exclusions, needs, ownership);
         Optimizer {
             rule: config.rule,
             weight_decay: config.weight_decay,
@@ -84,6 +95,36 @@ impl Optimizer {
         half: Option<HalfWeights<'_>>,
         pool: &Pool,
     ) {
+        self.measure(range.clone(), weights, gradients, pool);
+        self.update(range, weights, gradients, half, pool);
+    }
+
+    /// First part of [`Optimizer::apply`]: sums of squares for the layer-wise rules, which other
+    /// ranks' [`Optimizer::sums`] complete; nothing for the others.
+    ///
+    /// # Panics
+    /// See [`Optimizer::apply`].
+    pub fn measure(&mut self, range: Range<usize>, weights: &mut [f32], gradients: &[f32], pool: &Pool) {
+        let mut bucket = Bucket { range, weights, gradients };
+        match self.rule {
+            Rule::Sgd(_) | Rule::Adam(_) | Rule::AdamW(_) => {}
+            Rule::Lamb(numbers) => self.lamb_moments(numbers, &mut bucket, pool),
+            Rule::Lars(_) => self.lars_norms(&mut bucket, pool),
+        }
+    }
+
+    /// Second part of [`Optimizer::apply`]: updates this rank's own weights in the range.
+    ///
+    /// # Panics
+    /// See [`Optimizer::apply`].
+    pub fn update(
+        &mut self,
+        range: Range<usize>,
+        weights: &mut [f32],
+        gradients: &[f32],
+        half: Option<HalfWeights<'_>>,
+        pool: &Pool,
+    ) {
         let mut bucket = Bucket { range, weights, gradients };
         match self.rule {
             Rule::Sgd(momentum) => self.sgd(momentum, &mut bucket, half, pool),
@@ -92,6 +133,17 @@ impl Optimizer {
             Rule::Lamb(numbers) => self.lamb(numbers, &mut bucket, half, pool),
             Rule::Lars(numbers) => self.lars(numbers, &mut bucket, half, pool),
         }
+    }
+
+    /// Sums of squares of the layer-wise rules, in the same order on all ranks, and whether this
+    /// rank computes them; the others must be set between `measure` and `update`.
+    pub fn sums(&mut self) -> impl Iterator<Item = (bool, &mut [f64; 2])> {
+        self.state.sums()
+    }
+
+    /// Most values of [`Optimizer::sums`] for a layout with this many values, parameters and cuts.
+    pub(crate) fn most_sums(rule: &Rule, len: usize, parameters: usize, cuts: usize) -> usize {
+        if is_layer_wise(rule) { OptimizerState::most_pieces(len, parameters, cuts) } else { 0 }
     }
 
     fn sgd(&mut self, n: Momentum, bucket: &mut Bucket<'_>, half: Option<HalfWeights<'_>>, pool: &Pool) {
@@ -144,15 +196,23 @@ impl Optimizer {
         });
     }
 
-    fn lamb(&mut self, n: config::Adam, bucket: &mut Bucket<'_>, half: Option<HalfWeights<'_>>, pool: &Pool) {
-        let isa = self.isa;
+    /// Numbers for parameters without and with weight decay.
+    fn lamb_numbers(&self, n: config::Adam) -> (AdamStep, AdamStep) {
         let kept = AdamStep { step_size: (1.0 / (1.0 - self.steps.powers().0)) as f32, ..self.moments(n) };
-        let decayed = AdamStep { decay: self.weight_decay as f32, ..kept };
+        (kept, AdamStep { decay: self.weight_decay as f32, ..kept })
+    }
+
+    fn lamb_moments(&mut self, n: config::Adam, bucket: &mut Bucket<'_>, pool: &Pool) {
+        let (isa, (kept, decayed)) = (self.isa, self.lamb_numbers(n));
         self.state.pass(bucket, None, isa, pool, &|piece, part, squares| {
             let [m, v] = part.state;
             let numbers = if piece.decays { decayed } else { kept };
             lamb_moments(isa, part.weights, part.gradients, m, v, numbers, squares);
         });
+    }
+
+    fn lamb(&mut self, n: config::Adam, bucket: &mut Bucket<'_>, half: Option<HalfWeights<'_>>, pool: &Pool) {
+        let (isa, (kept, decayed)) = (self.isa, self.lamb_numbers(n));
         for Norms { parameter, decays, norms: [weights, direction] } in self.state.norms(&bucket.range) {
             let adapts = decays && weights > 0.0 && direction > 0.0;
             self.ratios[parameter] = if adapts { weights / direction } else { 1.0 };
@@ -165,11 +225,15 @@ impl Optimizer {
         });
     }
 
-    fn lars(&mut self, n: Lars, bucket: &mut Bucket<'_>, half: Option<HalfWeights<'_>>, pool: &Pool) {
-        let (isa, weight_decay) = (self.isa, self.weight_decay);
+    fn lars_norms(&mut self, bucket: &mut Bucket<'_>, pool: &Pool) {
+        let isa = self.isa;
         self.state.pass(bucket, None, isa, pool, &|_, part, squares| {
             *squares = [squares_with(isa, part.weights), squares_with(isa, part.gradients)];
         });
+    }
+
+    fn lars(&mut self, n: Lars, bucket: &mut Bucket<'_>, half: Option<HalfWeights<'_>>, pool: &Pool) {
+        let (isa, weight_decay) = (self.isa, self.weight_decay);
         let gradient_scale = f64::from(self.gradient_scale);
         for Norms { parameter, decays, norms: [weights, gradients] } in self.state.norms(&bucket.range) {
             let gradients = gradients * gradient_scale;
@@ -191,14 +255,22 @@ impl Optimizer {
         });
     }
 
-    /// The named state arrays, in the flat layout; none for a stateless rule.
+    /// The named state arrays; none for a stateless rule. They hold this rank's own parts, one
+    /// after the other.
     pub fn state(&self) -> impl Iterator<Item = (&'static str, &[f32])> {
         arrays(&self.rule).iter().copied().zip(self.state.arrays.iter().map(|array| &**array))
     }
 
-    /// The state arrays for restoring; follow with [`Optimizer::restore`].
-    pub fn state_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut [f32])> {
-        arrays(&self.rule).iter().copied().zip(self.state.arrays.iter_mut().map(|array| &mut **array))
+    /// Copies values of a state array from index `from` of the flat layout on. Those of other ranks
+    /// become 0.
+    pub fn read(&self, array: usize, from: usize, into: &mut [f32]) {
+        self.state.read(array, from, into);
+    }
+
+    /// Writes values of a state array from index `from` of the flat layout on, except those of
+    /// other ranks. Follow with [`Optimizer::restore`].
+    pub fn write(&mut self, array: usize, from: usize, numbers: &[f32]) {
+        self.state.write(array, from, numbers);
     }
 
     /// Completed steps.
@@ -211,9 +283,9 @@ impl Optimizer {
         self.steps = self.steps.restored(steps);
     }
 
-    /// Memory of a rule's state in bytes.
-    pub fn memory_bytes(layout: &Layout, rule: &Rule) -> usize {
-        size_of::<f32>() * layout.len * arrays(rule).len()
+    /// Memory of a rule's state for `len` weights, in bytes.
+    pub fn memory_bytes(len: usize, rule: &Rule) -> usize {
+        size_of::<f32>() * len * arrays(rule).len()
     }
 }
 

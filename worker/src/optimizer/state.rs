@@ -20,11 +20,30 @@ pub(crate) fn decays(role: Role, exclusions: DecayExclusions) -> bool {
     }
 }
 
-/// A range of the layout within one parameter.
+/// The parts of the flat layout that ranks update.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ownership {
+    /// Where a part of another rank can begin, in order. Norms are sums of sums between cuts, so
+    /// that they have the same bits with and without sharding.
+    pub cuts: Vec<usize>,
+    /// The parts that this rank updates, in order.
+    pub own: Vec<Range<usize>>,
+}
+
+impl Ownership {
+    /// Of a rank that updates all `len` weights.
+    pub fn whole(len: usize) -> Ownership {
+        Ownership { cuts: Vec::new(), own: std::iter::once(0..len).collect() }
+    }
+}
+
+/// A range of the layout within one parameter and one rank's part.
 pub(super) struct Piece {
     pub range: Range<usize>,
     pub parameter: usize,
     pub decays: bool,
+    /// Start in the state arrays; `None`: another rank updates it.
+    state: Option<usize>,
 }
 
 pub(super) struct Part<'a> {
@@ -49,11 +68,15 @@ pub(super) struct Norms {
     pub norms: [f64; 2],
 }
 
-/// State arrays in the flat layout, and the pieces of the layout.
+/// State arrays of a rank's own parts, and the pieces of the layout.
 pub(super) struct OptimizerState {
-    /// Unused arrays are empty.
+    /// The rank's own parts, one after the other. Unused arrays are empty.
     pub arrays: [AlignedBuffer; 2],
+    /// The rank's own parts, and where each begins in the arrays.
+    own: Vec<(Range<usize>, usize)>,
     pieces: Vec<Piece>,
+    /// Indices of the pieces that this rank updates.
+    mine: Vec<usize>,
     /// Two sums of squares per piece; empty if the rule does not need them.
     squares: Vec<[f64; 2]>,
     len: usize,
@@ -61,19 +84,78 @@ pub(super) struct OptimizerState {
 
 impl OptimizerState {
     /// `arrays` (at most 2) zeroed arrays; `sums`: whether to allocate sums of squares.
-    pub fn new(layout: &Layout, exclusions: DecayExclusions, arrays: usize, sums: bool) -> OptimizerState {
+    pub fn new(
+        layout: &Layout,
+        exclusions: DecayExclusions,
+        (arrays, sums): (usize, bool),
+        ownership: &Ownership,
+    ) -> OptimizerState {
+        let mut state = 0;
+        let own = ownership.own.iter().map(|range| {
+            state += range.len();
+            (range.clone(), state - range.len())
+        });
+        let own: Vec<_> = own.collect();
+        let place = |at: usize| {
+            let (range, state) = own.get(own.partition_point(|(range, _)| range.end <= at))?;
+            range.contains(&at).then(|| state + at - range.start)
+        };
         let mut pieces = Vec::new();
+        let mut cuts = ownership.cuts.iter().copied().peekable();
         for (ordinal, parameter) in layout.parameters.iter().enumerate() {
             // The gap after a parameter is zero and stays zero.
             let end = layout.parameters.get(ordinal + 1).map_or(layout.len, |next| next.offset);
             let decays = decays(parameter.role, exclusions);
-            for start in (parameter.offset..end).step_by(PIECE) {
-                pieces.push(Piece { range: start..end.min(start + PIECE), parameter: ordinal, decays });
+            let mut start = parameter.offset;
+            while start < end {
+                while cuts.next_if(|cut| *cut <= start).is_some() {}
+                let stop = end.min(start + PIECE).min(cuts.peek().copied().unwrap_or(end));
+                pieces.push(Piece { range: start..stop, parameter: ordinal, decays, state: place(start) });
+                start = stop;
             }
         }
-        let array = |i| AlignedBuffer::zeroed(if i < arrays { layout.len } else { 0 });
+        let array = |i| AlignedBuffer::zeroed(if i < arrays { state } else { 0 });
         let squares = vec![[0.0; 2]; if sums { pieces.len() } else { 0 }];
-        OptimizerState { arrays: [array(0), array(1)], pieces, squares, len: layout.len }
+        let mine = (0..pieces.len()).filter(|piece| pieces[*piece].state.is_some()).collect();
+        OptimizerState { arrays: [array(0), array(1)], own, pieces, mine, squares, len: layout.len }
+    }
+
+    /// Values of an array in this rank's own parts of `from..from + len`: their offsets in that
+    /// range, and where they are in the array.
+    fn overlaps(&self, from: usize, len: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+        let first = self.own.partition_point(|(range, _)| range.end <= from);
+        self.own[first..].iter().take_while(move |(range, _)| range.start < from + len).map(move |(range, state)| {
+            let (start, end) = (range.start.max(from), range.end.min(from + len));
+            let at = state + start - range.start;
+            (start - from..end - from, at..at + end - start)
+        })
+    }
+
+    /// Copies this rank's own values of an array from index `from` of the layout on; others become
+    /// 0.
+    pub fn read(&self, array: usize, from: usize, into: &mut [f32]) {
+        into.fill(0.0);
+        for (to, at) in self.overlaps(from, into.len()) {
+            into[to].copy_from_slice(&self.arrays[array][at]);
+        }
+    }
+
+    /// Writes this rank's own values of an array from index `from` of the layout on.
+    pub fn write(&mut self, array: usize, from: usize, numbers: &[f32]) {
+        let places: Vec<_> = self.overlaps(from, numbers.len()).collect();
+        for (source, at) in places {
+            self.arrays[array][at].copy_from_slice(&numbers[source]);
+        }
+    }
+
+    /// Most pieces of a layout with this many values, parameters and cuts.
+    pub fn most_pieces(len: usize, parameters: usize, cuts: usize) -> usize {
+        len / PIECE + parameters + cuts
+    }
+
+    /// The sums of squares of all pieces, and whether this rank computes them.
+    pub fn sums(&mut self) -> impl Iterator<Item = (bool, &mut [f64; 2])> {
+        self.pieces.iter().map(|piece| piece.state.is_some()).zip(&mut self.squares)
     }
 
     /// Indices of the pieces of a range of whole parameters.
@@ -87,8 +169,8 @@ impl OptimizerState {
         pieces
     }
 
-    /// Calls `task` for each piece of the bucket. Its sums of squares are stored, and `half`
-    /// receives the rounded weights.
+    /// Calls `task` for each piece of the bucket that this rank updates. Its sums of squares are
+    /// stored, and `half` receives the rounded weights.
     pub fn pass(
         &mut self,
         bucket: &mut Bucket<'_>,
@@ -100,23 +182,25 @@ impl OptimizerState {
         let got = (bucket.weights.len(), bucket.gradients.len(), half.as_ref().map_or(self.len, HalfWeights::len));
         assert_eq!(got, (self.len, bucket.range.len(), self.len), "lengths of weights, gradients and half weights");
         let indices = self.pieces_of(&bucket.range);
-        let pieces = &self.pieces[indices.clone()];
+        let mine = |at: usize| self.mine.partition_point(|piece| *piece < at);
+        let (pieces, mine) = (&self.pieces, &self.mine[mine(indices.start)..mine(indices.end)]);
         let weights = Shared::new(bucket.weights);
         let arrays = self.arrays.each_mut().map(|array| (array.len(), Shared::new(array)));
         let has_sums = !self.squares.is_empty();
         let squares = Shared::new(&mut self.squares);
         let half = half.map(HalfWeights::share);
         let (gradients, start) = (bucket.gradients, bucket.range.start);
-        pool.run(pieces.len(), &|i, _| {
-            let piece = &pieces[i];
+        pool.run(mine.len(), &|i, _| {
+            let at = mine[i];
+            let piece = &pieces[at];
             let range = piece.range.clone();
+            let place = piece.state.map_or(0..0, |state| state..state + range.len());
             // SAFETY: the pieces are disjoint.
             let weights = unsafe { weights.piece(range.clone()) };
             let state = arrays.each_ref().map(|(len, array)| {
                 // SAFETY: as above.
-                unsafe { array.piece(if *len == 0 { 0..0 } else { range.clone() }) }
+                unsafe { array.piece(if *len == 0 { 0..0 } else { place.clone() }) }
             });
-            let at = indices.start + i;
             // SAFETY: each task has its own index.
             let kept = unsafe { squares.piece(if has_sums { at..at + 1 } else { 0..0 }) };
             let gradients = &gradients[range.start - start..range.end - start];

@@ -250,8 +250,8 @@ fn half_weights_are_the_rounded_weights() {
                     (b[i].to_bits(), h[i].to_bits()) == (b_want.to_bits(), h_want.to_bits())
                 })
             };
-            HalfWeights::Bf16(&mut b).copy_from(&weights, isa, &pool);
-            HalfWeights::F16(&mut h).copy_from(&weights, isa, &pool);
+            HalfWeights::Bf16(&mut b).copy_from(0..layout.len, &weights, isa, &pool);
+            HalfWeights::F16(&mut h).copy_from(0..layout.len, &weights, isa, &pool);
             assert!(whole(&weights, &b, &h, 0..layout.len), "copied");
             let (before_b, before_h) = (b.clone(), h.clone());
             let gradients = noise(&layout, 2);
@@ -259,12 +259,12 @@ fn half_weights_are_the_rounded_weights() {
             let second = layout.parameters[1].offset;
             let range = 0..second;
             optimizer.apply(range.clone(), &mut weights, &gradients[range], Some(HalfWeights::Bf16(&mut b)), &pool);
-            HalfWeights::F16(&mut h[..]).copy_from(&weights, isa, &pool);
+            HalfWeights::F16(&mut h[..]).copy_from(0..layout.len, &weights, isa, &pool);
             assert!(whole(&weights, &b, &h, 0..layout.len), "{rule:?}: stepped range, and the rest as it was");
             assert!(b[..second] != before_b[..second] && h[..second] != before_h[..second]);
             let range = second..layout.len;
             optimizer.apply(range.clone(), &mut weights, &gradients[range], Some(HalfWeights::F16(&mut h)), &pool);
-            HalfWeights::Bf16(&mut b).copy_from(&weights, isa, &pool);
+            HalfWeights::Bf16(&mut b).copy_from(0..layout.len, &weights, isa, &pool);
             assert!(whole(&weights, &b, &h, 0..layout.len), "{rule:?}");
         }
     }
@@ -286,16 +286,15 @@ fn a_restored_state_continues_bit_for_bit() {
         (0..5).for_each(|salt| step(&mut optimizer, &mut weights, salt));
         let mut restored = Optimizer::new(&layout, &config, isa);
         restored.restore(optimizer.steps());
-        for ((name, to), (saved, from)) in restored.state_mut().zip(optimizer.state()) {
-            assert_eq!(name, saved);
-            to.copy_from_slice(from);
+        for (array, (_, from)) in optimizer.state().enumerate() {
+            restored.write(array, 0, from);
         }
         let mut other = weights.clone();
         step(&mut optimizer, &mut weights, 9);
         step(&mut restored, &mut other, 9);
         assert_eq!((bits(&weights), restored.steps()), (bits(&other), 6), "{rule:?}");
         let bytes: usize = optimizer.state().map(|(_, array)| size_of_val(array)).sum();
-        assert_eq!(bytes, Optimizer::memory_bytes(&layout, &rule));
+        assert_eq!(bytes, Optimizer::memory_bytes(layout.len, &rule));
     }
 }
 
@@ -337,4 +336,60 @@ fn a_range_that_splits_a_parameter_is_rejected() {
     let mut optimizer = Optimizer::new(&layout, &config(rules()[1], 0.0, DecayExclusions::Vectors), Isa::Portable);
     optimizer.begin_step(0.1, 1.0);
     optimizer.apply(0..16_384, &mut noise(&layout, 1), &[0.0; 16_384], None, &Pool::new(1));
+}
+
+/// Two ranks own alternate parts, which cut parameters and pieces. Each measures and updates its
+/// own; sums and weights are exchanged as in a run.
+#[test]
+fn shards_give_the_bits_of_the_whole() {
+    let layout = layout(&[40_000, 5, 20_000]);
+    let cuts: Vec<usize> = (16..layout.len).step_by(6_000).collect();
+    let bounds: Vec<usize> = [0].into_iter().chain(cuts.iter().copied()).chain([layout.len]).collect();
+    let own = |rank: usize| bounds.windows(2).map(|part| part[0]..part[1]).skip(rank).step_by(2).collect::<Vec<_>>();
+    let pool = Pool::new(2);
+    for rule in rules() {
+        let (config, isa) = (config(rule, 0.1, DecayExclusions::Vectors), Isa::detect(None).unwrap());
+        let all = Ownership { own: Ownership::whole(layout.len).own, cuts: cuts.clone() };
+        let mut whole = Optimizer::sharded(&layout, &config, isa, &all);
+        let mut ranks = [0, 1]
+            .map(|rank| Optimizer::sharded(&layout, &config, isa, &Ownership { own: own(rank), cuts: cuts.clone() }));
+        let mut expected = noise(&layout, 1);
+        let mut weights = [expected.clone(), expected.clone()];
+        for step in 0..3 {
+            let gradients = noise(&layout, 2 + step);
+            whole.begin_step(1e-2, 0.7);
+            whole.apply(0..layout.len, &mut expected, &gradients, None, &pool);
+            for (rank, weights) in ranks.iter_mut().zip(&mut weights) {
+                rank.begin_step(1e-2, 0.7);
+                rank.measure(0..layout.len, weights, &gradients, &pool);
+            }
+            let [first, second] = &mut ranks;
+            for ((is_first, a), (is_second, b)) in first.sums().zip(second.sums()) {
+                assert_ne!(is_first, is_second, "every piece has one owner");
+                if is_first { *b = *a } else { *a = *b }
+            }
+            for (rank, weights) in ranks.iter_mut().zip(&mut weights) {
+                rank.update(0..layout.len, weights, &gradients, None, &pool);
+            }
+            for (from, to) in [(0, 1), (1, 0)] {
+                for range in own(from) {
+                    let new = weights[from][range.clone()].to_vec();
+                    weights[to][range].copy_from_slice(&new);
+                }
+            }
+            assert_eq!(bits(&weights[0]), bits(&expected), "{rule:?}, step {step}");
+            assert_eq!(bits(&weights[1]), bits(&expected), "{rule:?}, step {step}");
+        }
+        let bytes = |optimizer: &Optimizer| optimizer.state().map(|(_, array)| size_of_val(array)).sum::<usize>();
+        for (rank, optimizer) in ranks.iter().enumerate() {
+            let len = own(rank).iter().map(ExactSizeIterator::len).sum();
+            assert_eq!(bytes(optimizer), Optimizer::memory_bytes(len, &rule), "{rule:?}");
+        }
+        for (array, (_, saved)) in whole.state().enumerate() {
+            let mut parts = [vec![0.0; layout.len], vec![0.0; layout.len]];
+            ranks.iter().zip(&mut parts).for_each(|(rank, part)| rank.read(array, 0, part));
+            let sum: Vec<f32> = parts[0].iter().zip(&parts[1]).map(|(a, b)| a + b).collect();
+            assert_eq!(bits(&sum), bits(saved), "{rule:?}");
+        }
+    }
 }

@@ -108,7 +108,7 @@ impl Blueprint {
     fn staged_bytes(&self) -> u64 {
         let Training { config, world, .. } = &self.training;
         let weights = 4 * self.layout().len as u64;
-        let moments = Optimizer::memory_bytes(self.layout(), &config.optimizer.rule) as u64;
+        let moments = Optimizer::memory_bytes(self.layout().len, &config.optimizer.rule) as u64;
         let (common, own) = match (config.sync.local().map(|local| local.outer_optimizer), config.compression) {
             (Some(OuterOptimizer::Nesterov(_)), _) => (2 * weights, moments),
             (Some(OuterOptimizer::Average), _) => (weights, moments),

@@ -1,7 +1,7 @@
 //! Digests of bytes.
 
 use super::TrainError;
-use super::engine::{Array, Engine};
+use super::engine::{Array, Engine, Held};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 /// Numbers that are read from an engine at once: a copy of a whole array might not fit into memory.
@@ -28,7 +28,7 @@ pub(super) fn weights_digest(engine: &dyn Engine) -> Result<String, TrainError> 
 pub(super) fn state_digest(engine: &dyn Engine) -> Result<String, TrainError> {
     let len = engine.layout().len;
     let mut arrays = vec![(Array::Weights, len)];
-    let common = engine.moments().into_iter().enumerate().filter(|(_, moment)| !moment.per_rank);
+    let common = engine.moments().into_iter().enumerate().filter(|(_, moment)| moment.held == Held::ByAll);
     arrays.extend(common.map(|(index, _)| (Array::Moments(index), len)));
     arrays.push((Array::Statistics, engine.statistics().iter().map(|(_, len)| len).sum()));
     digest_of(engine, &arrays)

@@ -14,6 +14,7 @@ use crate::data::{Batch, Prefetcher};
 use crate::nn::{Layout, LossSums};
 use crate::profile::Row;
 use serde_json::Value;
+use std::ops::Range;
 use std::time::Instant;
 use switchyard_worker_contract::config::{LossScaling, Transport};
 use switchyard_worker_contract::event::{GpuCalls, Link};
@@ -62,8 +63,18 @@ pub(super) struct StepOutcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Moment {
     pub name: &'static str,
-    /// Each rank has its own values; otherwise all ranks have the same.
-    pub per_rank: bool,
+    pub held: Held,
+}
+
+/// Which ranks hold the values of an array.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Held {
+    /// All ranks hold the same values.
+    ByAll,
+    /// Each rank holds a part of them. Others are 0 when read, and ignored when written.
+    InParts,
+    /// Each rank has its own values.
+    ByEach,
 }
 
 /// An array that training changes.
@@ -152,6 +163,15 @@ pub(super) trait Engine: Send {
     /// # Errors
     /// The device failed.
     fn read(&self, array: Array, from: usize, into: &mut [f32]) -> Result<(), TrainError>;
+
+    /// Copies values of arrays as `read` does, also what other ranks hold: array, first index,
+    /// place in `into`. Collective; ranks may want different values. No step may be in flight.
+    ///
+    /// # Errors
+    /// The device or the group failed.
+    fn collect(&mut self, wanted: &[(Array, usize, Range<usize>)], into: &mut [f32]) -> Result<(), TrainError> {
+        wanted.iter().try_for_each(|(array, from, place)| self.read(*array, *from, &mut into[place.clone()]))
+    }
 
     /// Writes values of an array, starting at index `from`. No step may be in flight.
     ///

@@ -163,26 +163,31 @@ impl Saver {
     }
 
     /// Copies this rank's pieces and starts to write them. No other checkpoint may be in progress.
-    pub fn begin(&mut self, engine: &dyn Engine, index: &TensorIndex, progress: Progress) {
+    /// Collective.
+    pub fn begin(&mut self, engine: &mut dyn Engine, index: &TensorIndex, progress: Progress) {
         let id = CheckpointId { attempt: self.config.attempt, step: progress.step };
         let Some(mut snapshot) = self.snapshot.take() else {
-            // The other ranks must be informed, or they would wait for this one.
-            let stage = Stage::Written(Err(THREAD_ENDED.into()));
+            // The others still need this rank's part of the optimizer's state; and they must be
+            // informed, or they would wait for this one.
+            let stage = Stage::Written(Err(match engine.collect(&[], &mut []) {
+                Ok(()) => THREAD_ENDED.into(),
+                Err(error) => error.to_string(),
+            }));
             self.pending = Some(Pending { id, progress, since: Instant::now(), stage });
             return;
         };
-        for piece in self.plan.pieces(self.config.rank) {
+        let wanted = self.plan.pieces(self.config.rank).iter().filter_map(|piece| {
             let name = &self.plan.tensors()[piece.tensor].name;
-            let place = snapshot.places.get(&(name.clone(), piece.range.start)).cloned();
-            if let (Some((array, range)), Some(place)) = (index.find(name), place) {
-                let read = engine.read(array, range.start + piece.range.start, &mut snapshot.numbers[place]);
-                if let Err(error) = read {
-                    let stage = Stage::Written(Err(error.to_string()));
-                    self.snapshot = Some(snapshot);
-                    self.pending = Some(Pending { id, progress, since: Instant::now(), stage });
-                    return;
-                }
-            }
+            let place = snapshot.places.get(&(name.clone(), piece.range.start))?.clone();
+            let (array, range) = index.find(name)?;
+            Some((array, range.start + piece.range.start, place))
+        });
+        let wanted: Vec<_> = wanted.collect();
+        if let Err(error) = engine.collect(&wanted, &mut snapshot.numbers) {
+            let stage = Stage::Written(Err(error.to_string()));
+            self.snapshot = Some(snapshot);
+            self.pending = Some(Pending { id, progress, since: Instant::now(), stage });
+            return;
         }
         self.pending = Some(Pending { id, progress, since: Instant::now(), stage: Stage::Writing });
         self.send(Command::Write(id, snapshot));

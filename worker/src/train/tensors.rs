@@ -1,7 +1,7 @@
 //! The tensors of a checkpoint, and where their values are in an engine.
 
 use super::TrainError;
-use super::engine::{Array, Engine, Moment};
+use super::engine::{Array, Engine, Held, Moment};
 use std::collections::HashMap;
 use std::ops::Range;
 use switchyard_checkpoint::{Role, TensorSink, TensorSpec};
@@ -9,7 +9,7 @@ use switchyard_checkpoint::{Role, TensorSink, TensorSpec};
 /// The tensors of a checkpoint that all ranks have in common.
 pub(super) fn tensors(engine: &dyn Engine) -> Vec<TensorSpec> {
     let mut tensors: Vec<TensorSpec> = of_parameters(engine, String::new(), Role::Weight).collect();
-    for moment in engine.moments().into_iter().filter(|moment| !moment.per_rank) {
+    for moment in engine.moments().into_iter().filter(|moment| moment.held != Held::ByEach) {
         tensors.extend(of_parameters(engine, prefix(moment, 0), Role::Optimizer));
     }
     tensors.extend(engine.statistics().into_iter().map(|(name, len)| TensorSpec {
@@ -24,7 +24,7 @@ pub(super) fn tensors(engine: &dyn Engine) -> Vec<TensorSpec> {
 
 /// The tensors of a checkpoint that only this rank has.
 pub(super) fn private_tensors(engine: &dyn Engine, rank: u32) -> Vec<TensorSpec> {
-    let own = engine.moments().into_iter().filter(|moment| moment.per_rank);
+    let own = engine.moments().into_iter().filter(|moment| moment.held == Held::ByEach);
     own.flat_map(|moment| of_parameters(engine, prefix(moment, rank), Role::Optimizer)).collect()
 }
 
@@ -40,8 +40,8 @@ fn of_parameters(engine: &dyn Engine, prefix: String, role: Role) -> impl Iterat
 }
 
 /// Prefix of parameter names for an optimizer array of a rank.
-fn prefix(Moment { name, per_rank }: Moment, rank: u32) -> String {
-    if per_rank { format!("optimizer.{name}.rank-{rank}.") } else { format!("optimizer.{name}.") }
+fn prefix(Moment { name, held }: Moment, rank: u32) -> String {
+    if held == Held::ByEach { format!("optimizer.{name}.rank-{rank}.") } else { format!("optimizer.{name}.") }
 }
 
 /// Maps tensor names to ranges of an engine's arrays.

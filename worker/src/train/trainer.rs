@@ -305,7 +305,7 @@ impl Trainer {
         self.agree_on_state()?;
         let progress = Progress::new(self.done, self.engine.counters(), &self.training);
         let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
-        checkpoints.saver.begin(&*self.engine, &checkpoints.index, progress);
+        checkpoints.saver.begin(&mut *self.engine, &checkpoints.index, progress);
         checkpoints.last = Instant::now();
         self.due = false;
         Ok(())

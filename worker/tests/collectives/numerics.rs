@@ -319,3 +319,92 @@ fn a_bucket_in_flight_cannot_be_touched() {
     comm.reducer.start(0);
     comm.reducer.bucket_mut(0)[0] = 1.0;
 }
+
+/// A scatter followed by a gather, for buckets alone and together.
+#[test]
+fn a_scatter_and_a_gather_are_an_all_reduce_bit_for_bit() {
+    let algorithms = [None, Some(Algorithm::Ring), Some(Algorithm::HalvingDoubling), Some(Algorithm::Tree)];
+    let host = |hosts: u32| move |c: &mut GroupConfig| c.host_id = format!("host-{}", c.rank() % hosts);
+    for world in 1..=6 {
+        // All ranks on one host, some on each of two, one on each.
+        for hosts in [1, 2, world] {
+            for (algorithm, wire) in algorithms.into_iter().flat_map(|one| [(one, Wire::F32), (one, Wire::Bf16)]) {
+                let options = Options { lanes: 2, wire, algorithm, ..Options::default() };
+                let digests = group_with(world, options, host(hosts), &LENS, |mut comm| {
+                    let rank = comm.group.rank();
+                    let fill = |comm: &mut Rank| {
+                        for b in 0..LENS.len() {
+                            comm.reducer
+                                .bucket_mut(b)
+                                .iter_mut()
+                                .enumerate()
+                                .for_each(|(i, x)| *x = number(rank, 0, i));
+                        }
+                    };
+                    let wait = |comm: &mut Rank| (0..LENS.len()).for_each(|b| comm.reducer.wait(b).unwrap());
+                    let parts = |comm: &Rank| {
+                        let mut bits = DefaultHasher::new();
+                        (0..LENS.len()).for_each(|b| digest(&mut bits, comm.reducer.bucket(b)));
+                        bits.finish()
+                    };
+                    fill(&mut comm);
+                    (0..LENS.len()).for_each(|b| comm.reducer.start(b));
+                    wait(&mut comm);
+                    let (expected, sums) = (parts(&comm), (0..LENS.len()).map(|b| comm.reducer.bucket(b).to_vec()));
+                    let sums: Vec<Vec<f32>> = sums.collect();
+                    let whole = comm.reducer.bytes_sent();
+                    for together in [false, true] {
+                        let before = comm.reducer.bytes_sent();
+                        fill(&mut comm);
+                        if together {
+                            comm.reducer.scatter_all(0..LENS.len(), 1);
+                        } else {
+                            (0..LENS.len()).for_each(|b| comm.reducer.scatter_all(b..b + 1, b));
+                        }
+                        wait(&mut comm);
+                        for (b, sum) in sums.iter().enumerate() {
+                            let own = comm.reducer.shard(b, rank);
+                            assert_eq!(comm.reducer.bucket(b)[own.clone()], sum[own.clone()], "bucket {b}");
+                            // What others own must come from them.
+                            let bucket = comm.reducer.bucket_mut(b);
+                            bucket[..own.start].fill(f32::NAN);
+                            bucket[own.end..].fill(f32::NAN);
+                        }
+                        if together {
+                            comm.reducer.gather_all(0..LENS.len(), 0);
+                        } else {
+                            (0..LENS.len()).for_each(|b| comm.reducer.gather_all(b..b + 1, b));
+                        }
+                        wait(&mut comm);
+                        assert_eq!(parts(&comm), expected, "{world} ranks on {hosts} hosts, {algorithm:?}, {wire:?}");
+                        let sent = comm.reducer.bytes_sent() - before;
+                        if algorithm == Some(Algorithm::Ring) && wire == Wire::F32 && together {
+                            assert!(20 * sent <= 21 * whole, "{sent} bytes instead of {whole}");
+                        }
+                    }
+                    comm.leave().unwrap();
+                    expected
+                });
+                assert!(digests.windows(2).all(|pair| pair[0] == pair[1]), "ranks differ: {digests:x?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_scatter_and_an_all_reduce_of_the_same_bucket_are_out_of_step() {
+    for hosts in [1, 2] {
+        let host = |c: &mut GroupConfig| c.host_id = format!("host-{}", c.rank() % hosts);
+        let texts = group(2, host, &[1000], |mut comm| {
+            match comm.group.rank() {
+                0 => comm.reducer.start_all(0..1, 0),
+                _ => comm.reducer.scatter_all(0..1, 0),
+            }
+            comm.reducer.wait(0).unwrap_err().to_string()
+        });
+        for text in texts {
+            assert!(text.contains("the all_reduce of bucket 0") || text.contains("reduce_scatter"), "{text}");
+            assert!(text.contains("out of step"), "{text}");
+        }
+    }
+}

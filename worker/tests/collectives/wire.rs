@@ -40,15 +40,15 @@ fn segment(len: usize, m: usize, i: usize) -> Range<usize> {
     (each * i).min(len)..(each * (i + 1)).min(len)
 }
 
-/// The documented behaviour of the ring: segment `i` starts at member `i`, is rounded before each
-/// hop, and finally by its owner.
+/// The documented behaviour of the ring: segment `i` starts at member `i + 1`, is rounded before
+/// each hop, and finally by member `i`, its owner.
 fn ring_model(members: &[Vec<f32>], wire: Wire) -> Vec<f32> {
     let (m, len) = (members.len(), members[0].len());
     let mut sum = vec![0.0; len];
     for i in 0..m {
         for at in segment(len, m, i) {
-            sum[at] = rounded(wire, members[i][at]);
-            for hop in 1..m {
+            sum[at] = rounded(wire, members[(i + 1) % m][at]);
+            for hop in 2..=m {
                 sum[at] = rounded(wire, sum[at] + members[(i + hop) % m][at]);
             }
         }

@@ -55,6 +55,8 @@ pub fn gpt(path: &Path, include: &[&str]) -> EngineConfig {
             sync_all_reduce: false,
         },
         sync: SyncPolicy::EveryStep,
+        sharding: Sharding::None,
+        algorithm: None,
         compression: None,
         memory: Memory { fraction: 0.9, release_every_steps: 0 },
         evaluation: Evaluation { every_steps: 0, batches: Some(1) },

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may end where a helper fails")]
 
 mod accuracy;
+mod algorithms;
 #[path = "../../../tests/src/chaos.rs"]
 mod chaos;
 mod export;
@@ -15,5 +16,6 @@ mod plain;
 #[path = "../ranks/mod.rs"]
 mod ranks;
 mod resume;
+mod sharded;
 mod top_k;
 mod training;

@@ -71,6 +71,8 @@ pub(super) fn config(
     let fraction = check.decimal("memory.fraction", &engine.memory.fraction);
     let precision = precision::precision(&engine.precision, check);
     let sync = sync::sync(&engine.sync, device, check);
+    let sharding = sync::sharding(engine.sharding, device, check);
+    let algorithm = sync::algorithm(engine.communication.algorithm, device, check);
     let compression = sync::compression(&engine.communication.compression, device, check);
     let schedule = optimizer::schedule(engine.schedule.as_ref(), optimizer.learning_rate, check);
     Some(EngineConfig {
@@ -98,6 +100,8 @@ pub(super) fn config(
             sync_all_reduce: overlap.sync_all_reduce.is_on(),
         },
         sync,
+        sharding,
+        algorithm,
         compression,
         memory: Memory { fraction, release_every_steps: engine.memory.release_every_steps.unsigned_abs() },
         evaluation: Evaluation {

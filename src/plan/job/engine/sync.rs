@@ -2,7 +2,9 @@
 
 use super::Check;
 use switchyard_crds as api;
-use switchyard_worker_contract::config::{Compression, Device, LocalSteps, Nesterov, OuterOptimizer, SyncPolicy, TopK};
+use switchyard_worker_contract::config::{
+    Algorithm, Compression, Device, LocalSteps, Nesterov, OuterOptimizer, Sharding, SyncPolicy, TopK,
+};
 
 /// Translates the block. The defaults of Nesterov are DiLoCo's (Douillard et al. 2023,
 /// arXiv:2311.08105, section 3).
@@ -39,4 +41,32 @@ pub(super) fn compression(
         check.fault("communication.compression.type", "TopK on GPUs", expected);
     }
     Some(Compression::TopK(TopK { ratio: check.decimal("communication.compression.ratio", ratio) }))
+}
+
+/// Translates the field.
+pub(super) fn algorithm(algorithm: api::Algorithm, device: Device, check: &mut Check<'_>) -> Option<Algorithm> {
+    let found = match algorithm {
+        api::Algorithm::Auto => return None,
+        api::Algorithm::Ring => Algorithm::Ring,
+        api::Algorithm::RecursiveDoubling => Algorithm::RecursiveDoubling,
+        api::Algorithm::HalvingDoubling => Algorithm::HalvingDoubling,
+        api::Algorithm::Tree => Algorithm::Tree,
+    };
+    if device == Device::Cuda {
+        check.fault("communication.algorithm", format!("{found:?} on GPUs"), "Auto: on GPUs, NCCL chooses");
+    }
+    Some(found)
+}
+
+/// Translates the field.
+pub(super) fn sharding(sharding: api::Sharding, device: Device, check: &mut Check<'_>) -> Sharding {
+    match sharding {
+        api::Sharding::None => Sharding::None,
+        api::Sharding::Optimizer => {
+            if device == Device::Cuda {
+                check.fault("sharding", "Optimizer on GPUs", "None: only ranks on CPUs share the state yet");
+            }
+            Sharding::Optimizer
+        }
+    }
 }

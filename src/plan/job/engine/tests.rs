@@ -7,10 +7,12 @@ use proptest::sample::select;
 use serde_json::{Value, json};
 use switchyard_crds as api;
 use switchyard_worker_contract::config::{
-    Adam, Amp, Column, Compression, Device, EngineConfig, Features, Gpu, HalfType, Header, Lars, LocalSteps,
-    LossScaling, Matmul, Momentum, Nesterov, OnHang, OuterOptimizer, Precision, ResNet, ResNetDepth, Rule, Source,
-    Stem, SyncPolicy, Synthetic, TopK, Watchdog,
+    Adam, Algorithm, Amp, Column, Compression, Device, EngineConfig, Features, Gpu, HalfType, Header, Lars, LocalSteps,
+    LossScaling, Matmul, Momentum, Nesterov, OnHang, OuterOptimizer, Precision, ResNet, ResNetDepth, Rule, Sharding,
+    Source, Stem, SyncPolicy, Synthetic, TopK, Watchdog,
 };
+
+mod exchanges;
 
 /// A small job with these engine blocks.
 fn document(blocks: Value) -> Value {
@@ -241,34 +243,6 @@ fn gpu_only_options_are_rejected_on_cpus_unless_they_have_no_effect() {
     blocks["deterministic"] = json!("Disabled");
     assert_eq!(config(blocks).gpu, Gpu { graphs: false, matmul: Matmul::Tf32, deterministic: false });
     assert_eq!(config(json!({})).gpu, Gpu::default());
-}
-
-#[test]
-fn local_steps_have_the_defaults_of_their_paper_and_need_cpus() {
-    let local = |outer: Value| json!({"type": "Local", "everySteps": 16, "outerOptimizer": outer});
-    let of = |outer| config(json!({"sync": local(outer)})).sync;
-    let expected = |outer_optimizer| SyncPolicy::Local(LocalSteps { every_steps: 16, outer_optimizer });
-    let nesterov = |learning_rate, momentum| expected(OuterOptimizer::Nesterov(Nesterov { learning_rate, momentum }));
-    assert_eq!(config(json!({})).sync, SyncPolicy::EveryStep);
-    assert_eq!(of(json!({})), expected(OuterOptimizer::Average));
-    assert_eq!(of(json!({"type": "Nesterov"})), nesterov(0.7, 0.9));
-    assert_eq!(of(json!({"type": "Nesterov", "learningRate": "1", "momentum": "0.5"})), nesterov(1.0, 0.5));
-    assert_eq!(
-        on(json!({}), json!({"device": "Cuda", "sync": local(json!({}))})).unwrap_err(),
-        "spec.engine.sync.type: got Local on GPUs; expected EveryStep: only ranks on CPUs take local steps yet"
-    );
-}
-
-#[test]
-fn compression_has_a_ratio_and_needs_cpus() {
-    let block = json!({"compression": {"type": "TopK", "ratio": "0.01"}});
-    let found = config(json!({"communication": block})).compression;
-    assert_eq!(found, Some(Compression::TopK(TopK { ratio: 0.01 })));
-    assert_eq!(config(json!({"communication": {}})).compression, None);
-    assert_eq!(
-        on(json!({}), json!({"device": "Cuda", "communication": block})).unwrap_err(),
-        "spec.engine.communication.compression.type: got TopK on GPUs; expected None: only ranks on CPUs select gradients yet"
-    );
 }
 
 #[test]

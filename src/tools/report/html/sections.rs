@@ -213,6 +213,7 @@ pub(super) fn all_reduce(report: &Report) -> Body {
     let mut row = |name: &str, value: Option<String>| rows.extend(value.map(|value| vec![name.into(), value]));
     row("over", reduce.transport.clone());
     row("NCCL channels", reduce.channels.clone());
+    row("algorithms between hosts", reduce.algorithms.clone());
     row("gradients of a step", reduce.bytes.map(|bytes| binary(bytes as u64)));
     row("a rank sends in a step", reduce.sent_bytes.map(|bytes| binary(bytes as u64)));
     let in_full = reduce.sent_bytes_in_full.map(|bytes| binary(bytes as u64));

@@ -110,6 +110,9 @@ data! {
         /// Its NCCL channels over all ranks, by path.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub channels: Option<String>,
+        /// Algorithms between hosts and how many all-reduces use each.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub algorithms: Option<String>,
         /// Bytes per all-reduce, in the order in which backward starts them.
         pub bucket_bytes: Vec<u64>,
         /// Bytes reduced per step.

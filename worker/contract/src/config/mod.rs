@@ -18,7 +18,7 @@ pub use optimizer::{
     Adam, Amp, DecayExclusions, HalfType, Lars, LossScaling, Momentum, Optimizer, Precision, Rule, Schedule,
     ScheduleKind,
 };
-pub use sync::{Compression, LocalSteps, Nesterov, OuterOptimizer, SyncPolicy, TopK};
+pub use sync::{Algorithm, Compression, LocalSteps, Nesterov, OuterOptimizer, Sharding, SyncPolicy, TopK};
 
 use serde::{Deserialize, Serialize};
 
@@ -57,6 +57,12 @@ pub struct EngineConfig {
     /// What the ranks exchange, and in which steps.
     #[serde(default, skip_serializing_if = "SyncPolicy::is_default")]
     pub sync: SyncPolicy,
+    /// What each rank holds a part of.
+    #[serde(default, skip_serializing_if = "Sharding::is_default")]
+    pub sharding: Sharding,
+    /// How gradients are summed between hosts. `None`: chosen for each all-reduce.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub algorithm: Option<Algorithm>,
     /// Which gradients are sent. `None`: all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,

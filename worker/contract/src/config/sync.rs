@@ -43,6 +43,37 @@ pub struct Nesterov {
     pub momentum: f64,
 }
 
+/// What each rank holds a part of, instead of all.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Sharding {
+    /// Nothing.
+    #[default]
+    None,
+    /// The optimizer's state (ZeRO-1: Rajbhandari et al. 2020, arXiv:1910.02054).
+    Optimizer,
+}
+
+impl Sharding {
+    pub(super) fn is_default(&self) -> bool {
+        *self == Sharding::default()
+    }
+}
+
+/// How gradients are summed between hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Algorithm {
+    /// Around a ring.
+    Ring,
+    /// Exchanges of everything, at doubling distances.
+    RecursiveDoubling,
+    /// Recursive halving, then doubling.
+    HalvingDoubling,
+    /// Two binary trees.
+    Tree,
+}
+
 impl SyncPolicy {
     pub(super) fn is_default(&self) -> bool {
         *self == SyncPolicy::default()

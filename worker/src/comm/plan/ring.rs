@@ -1,8 +1,10 @@
 //! Around a ring: bandwidth-optimal, with a latency that grows with the number of ranks.
 //!
-//! In step `t` of the all-reduce, rank `p` sends chunk `p - t` to the right and receives chunk
-//! `p - t - 1` from the left (modulo `n`), reducing in the first `n - 1` steps and replacing
-//! afterwards. A broadcast passes the whole buffer along the ring as one stream.
+//! In step `t` of the all-reduce, rank `p` sends chunk `p - t - 1` to the right and receives chunk
+//! `p - t - 2` from the left (modulo `n`), reducing in the first `n - 1` steps and replacing
+//! afterwards. The two halves are the reduce-scatter and the all-gather, so sums have the same
+//! order with and without sharding. A broadcast passes the whole buffer along the ring as one
+//! stream.
 
 use super::{Algorithm, Collective, Cost, Definition, Layout, Program};
 
@@ -11,20 +13,19 @@ pub(super) const RING: Definition = Definition { algorithm: Algorithm::Ring, pro
 fn program(layout: &Layout, collective: Collective) -> Option<Program> {
     let (n, p) = (layout.ranks(), layout.rank);
     let (left, right) = ((p + n - 1) % n, (p + 1) % n);
-    // `shift`: rank p ends the reduction with chunk p + 1 - shift.
-    let around = |program: &mut Program, steps: std::ops::Range<usize>, shift: usize| {
+    // Rank p ends the reduction with chunk p.
+    let around = |program: &mut Program, steps: std::ops::Range<usize>| {
         for t in steps {
-            program.send(right, (p + 2 * n - t - shift) % n);
-            let arriving = (p + 3 * n - t - 1 - shift) % n;
+            program.send(right, (p + 2 * n - t - 1) % n);
+            let arriving = (p + 3 * n - t - 2) % n;
             if t < n - 1 { program.reduce(left, arriving, t == n - 2) } else { program.copy(left, arriving) }
         }
     };
     let mut program = Program::new(n);
     match collective {
-        Collective::AllReduce => around(&mut program, 0..2 * (n - 1), 0),
-        Collective::ReduceScatter => around(&mut program, 0..n - 1, 1),
-        // As the second half of the all-reduce, from rank p's chunk p.
-        Collective::AllGather => around(&mut program, n - 1..2 * (n - 1), 1),
+        Collective::AllReduce => around(&mut program, 0..2 * (n - 1)),
+        Collective::ReduceScatter => around(&mut program, 0..n - 1),
+        Collective::AllGather => around(&mut program, n - 1..2 * (n - 1)),
         Collective::Broadcast { root } => {
             program = Program::new(1);
             if p != root {

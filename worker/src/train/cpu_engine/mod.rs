@@ -5,12 +5,15 @@
 //!                           └─ wait -> norm -> clip -> optimizer
 //! ```
 //!
+//! With sharding, a rank gets and updates only its part of each bucket, and then exchanges weights.
+//!
 //! With local steps, no gradients are reduced; `outer` averages the changes of the weights instead.
 
 mod exchanges;
 mod kernel;
 mod outer;
 mod plan;
+mod shards;
 mod sink;
 mod state;
 mod step;
@@ -30,6 +33,7 @@ use crate::recorder::Recorder;
 use serde_json::json;
 use sink::GradientSlots;
 use state::State;
+use std::ops::Range;
 use std::sync::Arc;
 use switchyard_worker_contract::config::EngineConfig;
 
@@ -46,6 +50,8 @@ pub(super) struct CpuEngine {
     statistics: Vec<f32>,
     /// This rank's share of the mean loss of the last step.
     loss: f32,
+    /// Sums of squared gradients of the parts of each rank.
+    squares: Vec<f64>,
     /// Reader timings of the last step's micro-batches.
     makings: Vec<Making>,
     half_kernel: Option<HalfKernel>,
@@ -69,14 +75,16 @@ impl CpuEngine {
         let half_kernel = plan.half_kernel(training);
         let CpuPlan { network, cpu, .. } = plan;
         recorder.track_layers(&network);
+        let exchange = Exchange::connect(training, network.batch_statistics().len(), group)?;
         Ok(CpuEngine {
             config: training.config.clone(),
             world: training.world,
-            state: State::new(&training.config, &network, &cpu),
-            exchange: Exchange::connect(training, network.batch_statistics().len(), group)?,
+            state: State::new(&training.config, &network, &cpu, &exchange.ownership()),
+            exchange,
             slots: GradientSlots::new(network.layout(), &training.buckets),
             statistics: vec![0.0; network.batch_statistics().len()],
             loss: 0.0,
+            squares: vec![0.0; training.world as usize],
             makings: Vec::with_capacity(training.config.batch_merge as usize),
             network,
             cpu,
@@ -108,16 +116,20 @@ impl Engine for CpuEngine {
     }
 
     fn moments(&self) -> Vec<Moment> {
-        self.state.moments().map(|(moment, _)| moment).collect()
+        self.state.moments().collect()
     }
 
     fn read(&self, array: Array, from: usize, into: &mut [f32]) -> Result<(), TrainError> {
-        into.copy_from_slice(&self.state.array(array)[from..][..into.len()]);
+        self.state.read(array, from, into);
         Ok(())
     }
 
+    fn collect(&mut self, wanted: &[(Array, usize, Range<usize>)], into: &mut [f32]) -> Result<(), TrainError> {
+        self.collect_parts(wanted, into)
+    }
+
     fn write(&mut self, array: Array, from: usize, numbers: &[f32]) -> Result<(), TrainError> {
-        self.state.array_mut(array)[from..][..numbers.len()].copy_from_slice(numbers);
+        self.state.write(array, from, numbers);
         Ok(())
     }
 

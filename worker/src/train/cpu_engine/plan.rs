@@ -63,7 +63,7 @@ impl CpuPlan {
         MemoryUse {
             weights: flat + if training.half_type().is_some() { flat / 2 } else { 0 },
             gradients: flat + check_bytes(&training.config) + top_k_bytes(training),
-            optimizer: State::optimizer_bytes(&training.config, layout),
+            optimizer: State::optimizer_bytes(training, layout),
             activations: self.network.memory_bytes() as u64,
             input: 0,
             communication: 0,

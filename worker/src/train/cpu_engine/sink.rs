@@ -65,13 +65,17 @@ pub(super) struct BucketSink<'a> {
 }
 
 impl BucketSink<'_> {
-    /// Starts the all-reduce of a range of buckets in a lane. The metrics travel with their bucket.
+    /// Starts the reduction of a range of buckets in a lane. The metrics travel with their bucket.
     pub fn begin(&mut self, lane: usize, run: Range<usize>) {
         let Metrics { buckets, loss, flags, statistics } = self.metrics;
         if run.contains(&buckets.metrics_bucket()) {
             buckets.write_metrics(self.reducer, loss, flags, statistics);
         }
-        self.reducer.start_all(run, lane);
+        if buckets.shards.is_some() && run.end <= buckets.gradients {
+            self.reducer.scatter_all(run, lane);
+        } else {
+            self.reducer.start_all(run, lane);
+        }
     }
 
     /// Waits for an all-reduce, unless one has already failed.

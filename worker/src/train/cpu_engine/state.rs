@@ -5,13 +5,14 @@ use crate::amp::HalfWeights;
 use crate::cpu::{AlignedBuffer, Cpu, HalfKernel, Values, bf16, f16};
 use crate::model::initialise;
 use crate::nn::{Layout, Network, Weights};
-use crate::optimizer::Optimizer;
+use crate::optimizer::{Optimizer, Ownership};
 use crate::train::TrainError;
-use crate::train::engine::{Array, Counters, Moment};
+use crate::train::engine::{Array, Counters, Held, Moment};
 use crate::train::scales::Scales;
 use crate::train::statistics::update_running;
+use crate::train::training::Training;
 use std::ops::Range;
-use switchyard_worker_contract::config::{EngineConfig, HalfType, Precision};
+use switchyard_worker_contract::config::{EngineConfig, HalfType, Precision, Sharding};
 
 /// 16-bit working copies of the weights.
 enum Half {
@@ -28,6 +29,8 @@ pub(super) struct State {
     /// Running statistics of batch norms.
     pub statistics: Vec<f32>,
     pub optimizer: Optimizer,
+    /// The optimizer's state is only this rank's part.
+    is_sharded: bool,
     /// With local steps.
     pub outer: Option<Outer>,
     /// Gradients that this rank has not sent yet, with top-k.
@@ -37,7 +40,7 @@ pub(super) struct State {
 
 impl State {
     /// The state before the first step.
-    pub fn new(config: &EngineConfig, network: &Network, cpu: &Cpu) -> State {
+    pub fn new(config: &EngineConfig, network: &Network, cpu: &Cpu, ownership: &Ownership) -> State {
         let layout = network.layout();
         let mut weights = AlignedBuffer::zeroed(layout.len);
         initialise(layout, config.seed, &mut weights);
@@ -52,7 +55,8 @@ impl State {
             weights,
             half,
             statistics: network.initial_statistics(),
-            optimizer: Optimizer::new(layout, &config.optimizer, cpu.isa),
+            optimizer: Optimizer::sharded(layout, &config.optimizer, cpu.isa, ownership),
+            is_sharded: config.sharding == Sharding::Optimizer,
             outer: config.sync.local().map(|local| Outer::new(local, layout.len)),
             residual: config.compression.map(|_| AlignedBuffer::zeroed(layout.len)),
             scales: Scales::new(config),
@@ -62,10 +66,19 @@ impl State {
     }
 
     /// Memory of the optimizer and of what ranks exchange instead of all gradients, in bytes.
-    pub fn optimizer_bytes(config: &EngineConfig, layout: &Layout) -> u64 {
+    pub fn optimizer_bytes(training: &Training, layout: &Layout) -> u64 {
+        let config = &training.config;
         let outer = config.sync.local().map_or(0, |local| Outer::memory_bytes(local, layout.len));
         let residual = config.compression.map_or(0, |_| 4 * layout.len as u64);
-        Optimizer::memory_bytes(layout, &config.optimizer.rule) as u64 + outer + residual
+        let own = match config.sharding {
+            Sharding::None => layout.len,
+            // Parts are whole cache lines.
+            Sharding::Optimizer => {
+                let part = |len: usize| len.div_ceil(training.world as usize).next_multiple_of(16).min(len);
+                training.buckets.iter().map(|bucket| part(bucket.range.len())).sum()
+            }
+        };
+        Optimizer::memory_bytes(own, &config.optimizer.rule) as u64 + outer + residual
     }
 
     /// Derives everything that follows from the weights after they were set.
@@ -78,10 +91,20 @@ impl State {
 
     /// Refreshes the working copies from the weights.
     pub fn round(&mut self, cpu: &Cpu) {
+        self.round_range(0..self.weights.len(), cpu);
+    }
+
+    fn round_range(&mut self, range: Range<usize>, cpu: &Cpu) {
         let half = half_weights(&mut self.half);
         if let Some(half) = half {
-            half.copy_from(&self.weights, cpu.isa, &cpu.pool);
+            half.copy_from(range, &self.weights, cpu.isa, &cpu.pool);
         }
+    }
+
+    /// Takes over the weights of a range that other ranks updated.
+    pub fn receive(&mut self, range: Range<usize>, weights: &[f32], cpu: &Cpu) {
+        self.weights[range.clone()].copy_from_slice(weights);
+        self.round_range(range, cpu);
     }
 
     pub fn weights(&self) -> Weights<'_> {
@@ -95,8 +118,19 @@ impl State {
 
     /// Runs the optimizer on one bucket.
     pub fn apply(&mut self, range: Range<usize>, gradients: &[f32], cpu: &Cpu) {
+        self.measure(range.clone(), gradients, cpu);
+        self.update(range, gradients, cpu);
+    }
+
+    /// See [`Optimizer::measure`].
+    pub fn measure(&mut self, range: Range<usize>, gradients: &[f32], cpu: &Cpu) {
+        self.optimizer.measure(range, &mut self.weights, gradients, &cpu.pool);
+    }
+
+    /// See [`Optimizer::update`].
+    pub fn update(&mut self, range: Range<usize>, gradients: &[f32], cpu: &Cpu) {
         let half = half_weights(&mut self.half);
-        self.optimizer.apply(range, &mut self.weights, gradients, half, &cpu.pool);
+        self.optimizer.update(range, &mut self.weights, gradients, half, &cpu.pool);
     }
 
     /// Updates the running statistics with those of the step.
@@ -115,34 +149,53 @@ impl State {
     }
 
     /// The optimizer's arrays, in the order of [`Array::Moments`].
-    pub fn moments(&self) -> impl Iterator<Item = (Moment, &[f32])> {
-        let is_local = self.outer.is_some();
-        let inner = self.optimizer.state().map(move |(name, numbers)| (Moment { name, per_rank: is_local }, numbers));
-        let momentum = self.outer.as_ref().map(|outer| &outer.momentum[..]).filter(|momentum| !momentum.is_empty());
-        let momentum = momentum.map(|numbers| (Moment { name: "outer", per_rank: false }, numbers));
-        let residual = self.residual.as_deref().map(|numbers| (Moment { name: "residual", per_rank: true }, numbers));
+    pub fn moments(&self) -> impl Iterator<Item = Moment> {
+        let held = match (self.outer.is_some(), self.is_sharded) {
+            (true, _) => Held::ByEach,
+            (false, true) => Held::InParts,
+            (false, false) => Held::ByAll,
+        };
+        let inner = self.optimizer.state().map(move |(name, _)| Moment { name, held });
+        let momentum = self.outer.as_ref().filter(|outer| !outer.momentum.is_empty());
+        let momentum = momentum.map(|_| Moment { name: "outer", held: Held::ByAll });
+        let residual = self.residual.as_ref().map(|_| Moment { name: "residual", held: Held::ByEach });
         inner.chain(momentum).chain(residual)
     }
 
-    pub fn array(&self, array: Array) -> &[f32] {
-        match array {
-            Array::Weights => &self.weights,
-            Array::Statistics => &self.statistics,
-            Array::Moments(index) => self.moments().nth(index).map_or(&[], |(_, numbers)| numbers),
-        }
+    /// See [`super::Engine::read`].
+    pub fn read(&self, array: Array, from: usize, into: &mut [f32]) {
+        let numbers = match array {
+            Array::Weights => &self.weights[..],
+            Array::Statistics => &self.statistics[..],
+            Array::Moments(index) => match index.checked_sub(self.optimizer.state().count()) {
+                None => return self.optimizer.read(index, from, into),
+                Some(other) => self.others().nth(other).unwrap_or(&[]),
+            },
+        };
+        into.copy_from_slice(&numbers[from..][..into.len()]);
     }
 
-    pub fn array_mut(&mut self, array: Array) -> &mut [f32] {
-        match array {
-            Array::Weights => &mut self.weights,
-            Array::Statistics => &mut self.statistics,
-            Array::Moments(index) => {
-                let inner = self.optimizer.state_mut().map(|(_, numbers)| numbers);
-                let momentum = self.outer.as_mut().map(|outer| &mut outer.momentum[..]);
-                let momentum = momentum.filter(|momentum| !momentum.is_empty());
-                inner.chain(momentum).chain(self.residual.as_deref_mut()).nth(index).unwrap_or(&mut [])
-            }
-        }
+    /// See [`super::Engine::write`].
+    pub fn write(&mut self, array: Array, from: usize, numbers: &[f32]) {
+        let into = match array {
+            Array::Weights => &mut self.weights[..],
+            Array::Statistics => &mut self.statistics[..],
+            Array::Moments(index) => match index.checked_sub(self.optimizer.state().count()) {
+                None => return self.optimizer.write(index, from, numbers),
+                Some(other) => {
+                    let momentum = self.outer.as_mut().map(|outer| &mut outer.momentum[..]);
+                    let momentum = momentum.filter(|momentum| !momentum.is_empty());
+                    momentum.into_iter().chain(self.residual.as_deref_mut()).nth(other).unwrap_or(&mut [])
+                }
+            },
+        };
+        into[from..][..numbers.len()].copy_from_slice(numbers);
+    }
+
+    /// The arrays after those of the optimizer.
+    fn others(&self) -> impl Iterator<Item = &[f32]> {
+        let momentum = self.outer.as_ref().map(|outer| &outer.momentum[..]).filter(|momentum| !momentum.is_empty());
+        momentum.into_iter().chain(self.residual.as_deref())
     }
 }
 

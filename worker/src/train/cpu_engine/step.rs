@@ -13,7 +13,7 @@
 use super::CpuEngine;
 use super::sink::{BucketSink, Metrics, ReduceMode};
 use crate::data::Prefetcher;
-use crate::optimizer::{gradient_scale, sum_of_squares};
+use crate::optimizer::{gradient_scale, is_layer_wise, sum_of_squares};
 use crate::train::TrainError;
 use crate::train::engine::{StepInput, StepOutcome};
 use crate::train::report::StepReport;
@@ -53,7 +53,7 @@ impl CpuEngine {
         } else {
             self.collect(scale, &mut report)?
         };
-        let at = Instant::now();
+        let (at, waited) = (Instant::now(), report.communication_wait);
         self.recorder.begin(Operation::Update, 0);
         let (loss, flags, sums) = self.exchange.buckets.read_metrics(&self.exchange.reducer);
         report.loss = f64::from(loss);
@@ -62,7 +62,7 @@ impl CpuEngine {
             self.statistics.copy_from_slice(sums);
         }
         self.update(&gradients, &mut report)?;
-        report.optimizer += at.elapsed();
+        report.optimizer += at.elapsed().saturating_sub(report.communication_wait - waited);
         if self.state.outer.is_some() {
             self.average(input.synchronise, &mut report)?;
         }
@@ -159,7 +159,12 @@ impl CpuEngine {
         let optimizer = &self.config.optimizer;
         let scales = &self.state.scales;
         let is_whole = self.state.outer.is_none() && self.exchange.top_k.is_none();
-        is_whole && optimizer.gradient_clip_norm.is_none() && scales.loss.is_none() && scales.wire.is_none()
+        let has_norms = self.exchange.shards.is_none() || !is_layer_wise(&optimizer.rule);
+        is_whole
+            && has_norms
+            && optimizer.gradient_clip_norm.is_none()
+            && scales.loss.is_none()
+            && scales.wire.is_none()
     }
 
     /// Waits for all buckets.
@@ -168,7 +173,7 @@ impl CpuEngine {
         if per_bucket {
             self.state.optimizer.begin_step(report.learning_rate, gradient_scale(0.0, None, f64::from(scale)));
         }
-        let mut squares = 0.0;
+        self.squares.fill(0.0);
         let metrics = self.exchange.buckets.metrics_bucket();
         let separate = (metrics >= self.exchange.buckets.gradients).then_some(metrics);
         for index in 0..self.exchange.buckets.gradients {
@@ -179,10 +184,17 @@ impl CpuEngine {
             report.communication_wait += arrived - at;
             let range = self.exchange.ranges[index].range.clone();
             let gradients = &self.exchange.reducer.bucket(index)[..range.len()];
-            let sum = sum_of_squares(gradients);
-            squares += sum;
-            if per_bucket && sum.is_finite() {
-                self.state.apply(range, gradients, &self.cpu);
+            let mut is_finite = true;
+            for rank in self.exchange.owners() {
+                let sum = sum_of_squares(&gradients[self.exchange.part(index, rank)]);
+                self.squares[rank as usize] += sum;
+                is_finite &= sum.is_finite();
+            }
+            if per_bucket {
+                if is_finite {
+                    self.state.apply(range, gradients, &self.cpu);
+                }
+                self.send_weights(index);
             }
             report.optimizer += arrived.elapsed();
         }
@@ -191,7 +203,10 @@ impl CpuEngine {
             self.exchange.reducer.wait(bucket)?;
             report.communication_wait += at.elapsed();
         }
-        let agreed = squares.sqrt();
+        let at = Instant::now();
+        self.exchange.complete_norms(&mut self.squares)?;
+        report.communication_wait += at.elapsed();
+        let agreed = self.squares.iter().sum::<f64>().sqrt();
         Ok(Gradients { norm: agreed / f64::from(scale), scale, agreed })
     }
 
@@ -205,11 +220,29 @@ impl CpuEngine {
         if !self.can_update_per_bucket() {
             let clip = self.config.optimizer.gradient_clip_norm;
             self.state.optimizer.begin_step(report.learning_rate, gradient_scale(norm, clip, f64::from(scale)));
-            for (index, bucket) in self.exchange.ranges.iter().enumerate() {
-                let gradients = &self.exchange.reducer.bucket(index)[..bucket.range.len()];
-                self.state.apply(bucket.range.clone(), gradients, &self.cpu);
+            // The norms of a layer-wise rule depend on all ranks.
+            let measures = self.exchange.shards.is_some() && is_layer_wise(&self.config.optimizer.rule);
+            if measures {
+                for (index, bucket) in self.exchange.ranges.iter().enumerate() {
+                    let gradients = &self.exchange.reducer.bucket(index)[..bucket.range.len()];
+                    self.state.measure(bucket.range.clone(), gradients, &self.cpu);
+                }
+                let at = Instant::now();
+                self.exchange.complete_sums(&mut self.state.optimizer)?;
+                report.communication_wait += at.elapsed();
+            }
+            for index in 0..self.exchange.ranges.len() {
+                let range = self.exchange.ranges[index].range.clone();
+                let gradients = &self.exchange.reducer.bucket(index)[..range.len()];
+                if measures {
+                    self.state.update(range, gradients, &self.cpu);
+                } else {
+                    self.state.apply(range, gradients, &self.cpu);
+                }
+                self.send_weights(index);
             }
         }
+        self.receive_weights(report)?;
         self.state.update_statistics(&self.statistics);
         Ok(())
     }

@@ -39,7 +39,7 @@ pub use predict::predict;
 pub use users::{GpuUsage, gpu_usage};
 
 use super::TrainError;
-use super::engine::{AddSpan, Array, Counters, Engine, Measure, Moment, Reductions, StepInput, StepOutcome};
+use super::engine::{AddSpan, Array, Counters, Engine, Held, Measure, Moment, Reductions, StepInput, StepOutcome};
 use super::exchange::Exchange;
 use super::scales::Scales;
 use super::training::Training;
@@ -306,7 +306,7 @@ impl Engine for CudaEngine {
     }
 
     fn moments(&self) -> Vec<Moment> {
-        self.computation.update().moments().iter().map(|name| Moment { name, per_rank: false }).collect()
+        self.computation.update().moments().iter().map(|name| Moment { name, held: Held::ByAll }).collect()
     }
 
     fn read(&self, array: Array, from: usize, into: &mut [f32]) -> Result<(), TrainError> {

@@ -4,20 +4,23 @@
 //! gradients 0 .. n-1     in the order in which backward completes them; `fusion` merges reductions
 //! metrics                loss, flags, times and batch statistics; f32 with every wire type
 //! averages               batch statistics instead, with local steps
+//! norms, sums            sums of squares of each rank's part, with sharding
 //! entries                the gradients that are sent, with top-k
 //! check                  arbitrary values, if the job requests the bandwidth check
 //! ```
 //!
 //! If all gradients are sent as f32 in every step, the metrics of a step are part of the last
-//! gradient bucket and need no message of their own. With local steps, the gradient buckets also
-//! carry the changes of the weights.
+//! gradient bucket and need no message of their own. With sharding they do, because every rank
+//! needs them; the last bucket keeps its length, which decides the order of its sums. With local
+//! steps, the gradient buckets also carry the changes of the weights.
 
+use super::shards::Shards;
 use super::top_k::TopKExchange;
-use crate::comm::{Options, Reducer, Wire};
+use crate::comm::{self, Options, Reducer, Wire};
 use crate::train::engine::{Flags, REPORTED_TIMES};
 use crate::train::training::Training;
 use std::ops::Range;
-use switchyard_worker_contract::config::{Compression, EngineConfig, WireType};
+use switchyard_worker_contract::config::{Algorithm, Compression, EngineConfig, Sharding, WireType};
 
 /// Values before the statistics: one cache line, not shared with anything else.
 const FLAGS: usize = 5 + REPORTED_TIMES;
@@ -53,6 +56,8 @@ pub(in crate::train) struct Buckets {
     sums: usize,
     /// Bucket of the batch statistics, if they are averaged together with the weights.
     pub averages: Option<usize>,
+    /// Buckets of [`super::Shards`].
+    pub shards: Option<[usize; 2]>,
     /// Bucket of the entries of [`TopKExchange`].
     pub entries: Option<usize>,
     /// Bucket of the bandwidth check, if there is one.
@@ -74,14 +79,17 @@ impl Buckets {
         let sums = if is_local { 1 } else { statistics };
         let mut lens: Vec<usize> = training.buckets.iter().map(|bucket| bucket.range.len()).collect();
         let gradients = lens.len();
-        let metrics = match lens.last_mut().filter(|_| wire == Wire::F32 && is_whole) {
-            Some(last) => {
-                *last += FLAGS + sums;
-                (gradients - 1, *last - FLAGS - sums)
-            }
-            None => (gradients, 0),
-        };
+        let shared = lens.last_mut().filter(|_| wire == Wire::F32 && is_whole).map(|last| {
+            *last += FLAGS + sums;
+            (gradients - 1, *last - FLAGS - sums)
+        });
+        let is_sharded = training.config.sharding == Sharding::Optimizer;
+        let metrics = shared.filter(|_| !is_sharded).unwrap_or((gradients, 0));
         lens.push(FLAGS + sums);
+        let shards = is_sharded.then(|| {
+            lens.extend(Shards::bucket_lens(training));
+            [lens.len() - 2, lens.len() - 1]
+        });
         let averages = (is_local && statistics > 0).then_some(lens.len());
         lens.extend(averages.map(|_| statistics));
         let entries = training.config.compression.map(|_| lens.len());
@@ -93,10 +101,15 @@ impl Buckets {
         let check = training.config.bandwidth_check.map(|_| lens.len());
         lens.extend(check.map(|_| CHECK));
         let probe = check.is_some();
-        let options =
-            Options { lanes: overlap.communicators, wire, exact_from: gradients as u32, probe, algorithm: None };
+        let algorithm = training.config.algorithm.map(|algorithm| match algorithm {
+            Algorithm::Ring => comm::Algorithm::Ring,
+            Algorithm::RecursiveDoubling => comm::Algorithm::RecursiveDoubling,
+            Algorithm::HalvingDoubling => comm::Algorithm::HalvingDoubling,
+            Algorithm::Tree => comm::Algorithm::Tree,
+        });
+        let options = Options { lanes: overlap.communicators, wire, exact_from: gradients as u32, probe, algorithm };
         let runs = (0..gradients).map(|bucket| bucket..bucket + 1).collect();
-        Buckets { lens, options, gradients, runs, metrics, sums, averages, entries, check }
+        Buckets { lens, options, gradients, runs, metrics, sums, averages, shards, entries, check }
     }
 
     /// Metrics only: gradients are reduced elsewhere. `statistics`: number of batch statistics
@@ -110,6 +123,7 @@ impl Buckets {
             metrics: (0, 0),
             sums: statistics,
             averages: None,
+            shards: None,
             entries: None,
             check: None,
         }

@@ -3,11 +3,14 @@
 
 mod buckets;
 mod fusion;
+mod shards;
 mod top_k;
 
 pub(super) use buckets::{Buckets, CHECK, check_bytes, top_k_bytes};
 pub(super) use fusion::default_runs;
 pub(super) use top_k::TopKExchange;
+
+use shards::Shards;
 
 use super::TrainError;
 use super::engine::{AddSpan, Measure, Reductions};
@@ -28,6 +31,8 @@ pub(super) struct Exchange {
     pub ranges: Vec<Bucket>,
     /// Sends only the largest gradients, if the job says so.
     pub top_k: Option<TopKExchange>,
+    /// With sharding.
+    pub shards: Option<Shards>,
     /// Buckets that carried gradients or weights in the last step.
     pub reduced: Range<usize>,
     world: u32,
@@ -49,7 +54,8 @@ impl Exchange {
             });
         let reduced = buckets.entries.map_or(0..buckets.gradients, |bucket| bucket..bucket + 1);
         let (ranges, world) = (training.buckets.clone(), training.world);
-        let mut exchange = Exchange { reducer, buckets, ranges, top_k, reduced, world };
+        let shards = buckets.shards.map(|buckets| Shards::new(group.rank(), buckets));
+        let mut exchange = Exchange { reducer, buckets, ranges, top_k, shards, reduced, world };
         if exchange.top_k.is_none() {
             exchange.fuse(training.config.overlap, group)?;
         }
@@ -68,7 +74,8 @@ impl Exchange {
     ) -> Result<Exchange, TrainError> {
         let buckets = Buckets::without_gradients(statistics);
         let reducer = Reducer::connect(group, &buckets.lens, &buckets.options)?;
-        Ok(Exchange { reducer, buckets, ranges: Vec::new(), top_k: None, reduced: 0..0, world: training.world })
+        let (ranges, world) = (Vec::new(), training.world);
+        Ok(Exchange { reducer, buckets, ranges, top_k: None, shards: None, reduced: 0..0, world })
     }
 
     /// See [`super::engine::Engine::reductions`].
@@ -122,7 +129,9 @@ impl Exchange {
         let mut reached: Option<Instant> = None;
         // All-reduces start almost in order. One that started before its predecessor ended adds
         // only the time after that.
-        for timing in self.reduced.clone().filter_map(|bucket| self.reducer.timing(bucket)) {
+        let gathers = if self.shards.is_some() { self.reduced.clone() } else { 0..0 };
+        let gathers = gathers.filter_map(|bucket| self.reducer.gather_timing(bucket));
+        for timing in self.reduced.clone().filter_map(|bucket| self.reducer.timing(bucket)).chain(gathers) {
             let from = reached.map_or(timing.began, |reached| reached.max(timing.began));
             total += timing.ended.saturating_duration_since(from);
             reached = Some(reached.map_or(timing.ended, |reached| reached.max(timing.ended)));
@@ -130,15 +139,18 @@ impl Exchange {
         total
     }
 
-    /// Adds the all-reduces of the last step.
+    /// Adds the reductions of the last step.
     pub fn trace(&self, add: &mut AddSpan<'_>) {
-        for bucket in self.reduced.clone() {
-            let Some(Timing { started, began, ended, bytes, sent, lane }) = self.reducer.timing(bucket) else {
-                continue;
-            };
+        let mut span = |name: &str, bucket: usize, timing: Option<Timing>| {
+            let Some(Timing { started, began, ended, bytes, sent, lane }) = timing else { return };
             let queued = began.saturating_duration_since(started).as_secs_f64() * 1e3;
             let arguments = json!({"bytes": bytes, "sentBytes": sent, "queuedMilliseconds": queued});
-            add(Row::Communicator(lane), &format!("all-reduce {bucket}"), began, ended, arguments);
+            add(Row::Communicator(lane), &format!("{name} {bucket}"), began, ended, arguments);
+        };
+        let name = if self.shards.is_some() { "reduce-scatter" } else { "all-reduce" };
+        self.reduced.clone().for_each(|bucket| span(name, bucket, self.reducer.timing(bucket)));
+        if self.shards.is_some() {
+            self.reduced.clone().for_each(|bucket| span("all-gather", bucket, self.reducer.gather_timing(bucket)));
         }
     }
 }

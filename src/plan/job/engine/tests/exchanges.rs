@@ -1,0 +1,55 @@
+//! What the ranks exchange.
+
+use super::*;
+
+#[test]
+fn local_steps_have_the_defaults_of_their_paper_and_need_cpus() {
+    let local = |outer: Value| json!({"type": "Local", "everySteps": 16, "outerOptimizer": outer});
+    let of = |outer| config(json!({"sync": local(outer)})).sync;
+    let expected = |outer_optimizer| SyncPolicy::Local(LocalSteps { every_steps: 16, outer_optimizer });
+    let nesterov = |learning_rate, momentum| expected(OuterOptimizer::Nesterov(Nesterov { learning_rate, momentum }));
+    assert_eq!(config(json!({})).sync, SyncPolicy::EveryStep);
+    assert_eq!(of(json!({})), expected(OuterOptimizer::Average));
+    assert_eq!(of(json!({"type": "Nesterov"})), nesterov(0.7, 0.9));
+    assert_eq!(of(json!({"type": "Nesterov", "learningRate": "1", "momentum": "0.5"})), nesterov(1.0, 0.5));
+    assert_eq!(
+        on(json!({}), json!({"device": "Cuda", "sync": local(json!({}))})).unwrap_err(),
+        "spec.engine.sync.type: got Local on GPUs; expected EveryStep: only ranks on CPUs take local steps yet"
+    );
+}
+
+#[test]
+fn an_algorithm_can_be_chosen_on_cpus_only() {
+    let block = |algorithm: &str| json!({"communication": {"algorithm": algorithm}});
+    assert_eq!(config(json!({})).algorithm, None);
+    assert_eq!(config(block("Auto")).algorithm, None);
+    assert_eq!(config(block("HalvingDoubling")).algorithm, Some(Algorithm::HalvingDoubling));
+    let mut engine = block("Tree");
+    engine["device"] = json!("Cuda");
+    assert_eq!(
+        on(json!({}), engine).unwrap_err(),
+        "spec.engine.communication.algorithm: got Tree on GPUs; expected Auto: on GPUs, NCCL chooses"
+    );
+}
+
+#[test]
+fn sharding_needs_cpus() {
+    assert_eq!(config(json!({})).sharding, Sharding::None);
+    assert_eq!(config(json!({"sharding": "Optimizer"})).sharding, Sharding::Optimizer);
+    assert_eq!(
+        on(json!({}), json!({"device": "Cuda", "sharding": "Optimizer"})).unwrap_err(),
+        "spec.engine.sharding: got Optimizer on GPUs; expected None: only ranks on CPUs share the state yet"
+    );
+}
+
+#[test]
+fn compression_has_a_ratio_and_needs_cpus() {
+    let block = json!({"compression": {"type": "TopK", "ratio": "0.01"}});
+    let found = config(json!({"communication": block})).compression;
+    assert_eq!(found, Some(Compression::TopK(TopK { ratio: 0.01 })));
+    assert_eq!(config(json!({"communication": {}})).compression, None);
+    assert_eq!(
+        on(json!({}), json!({"device": "Cuda", "communication": block})).unwrap_err(),
+        "spec.engine.communication.compression.type: got TopK on GPUs; expected None: only ranks on CPUs select gradients yet"
+    );
+}

@@ -1,0 +1,152 @@
+//! An operation of a lane, and the part of each bucket that a rank owns.
+
+use super::{error::Cause, local::shard, plan::Layout};
+use std::ops::Range;
+
+/// What an operation does with its buckets. A scatter followed by a gather is a reduce, bit for
+/// bit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OpKind {
+    /// All-reduce.
+    Reduce,
+    /// Reduce-scatter: each rank gets the sum of the part that it owns.
+    Scatter,
+    /// All-gather: each rank gets all parts from their owners.
+    Gather,
+}
+
+impl OpKind {
+    const ALL: [OpKind; 3] = [OpKind::Reduce, OpKind::Scatter, OpKind::Gather];
+
+    fn name(self) -> &'static str {
+        match self {
+            OpKind::Reduce => "all_reduce",
+            OpKind::Scatter => "reduce_scatter",
+            OpKind::Gather => "all_gather",
+        }
+    }
+
+    /// From its number; `Reduce` for a number of no kind.
+    pub fn of(number: u32) -> OpKind {
+        OpKind::ALL.get(number as usize).copied().unwrap_or(OpKind::Reduce)
+    }
+}
+
+/// An operation: its number within the lane, its first bucket, and its range of the arena.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Operation {
+    pub kind: OpKind,
+    pub sequence: u32,
+    pub bucket: u32,
+    pub start: usize,
+    pub len: usize,
+}
+
+/// Bits of a bucket's number in a tag.
+const BUCKET_BITS: u32 = 30;
+
+impl Operation {
+    /// OpKind and first bucket as ranks compare them.
+    pub fn tag(self) -> u32 {
+        (self.kind as u32) << BUCKET_BITS | self.bucket
+    }
+
+    pub fn started_by(self, rank: u32) -> StartedOp {
+        StartedOp { rank, tag: self.tag(), len: self.len as u64 }
+    }
+}
+
+/// An operation as one rank started it.
+pub(super) struct StartedOp {
+    pub rank: u32,
+    /// See [`Operation::tag`].
+    pub tag: u32,
+    /// In elements.
+    pub len: u64,
+}
+
+impl StartedOp {
+    fn name(&self) -> &'static str {
+        OpKind::of(self.tag >> BUCKET_BITS).name()
+    }
+
+    fn bucket(&self) -> u32 {
+        self.tag & ((1 << BUCKET_BITS) - 1)
+    }
+}
+
+/// Two ranks started different operations; the text names both.
+pub(super) fn desync(theirs: &StartedOp, mine: &StartedOp, sequence: u32) -> Cause {
+    let which = if theirs.name() == mine.name() { "that" } else { mine.name() };
+    Cause::failed(
+        theirs.rank,
+        format!(
+            "ranks are out of step: as operation {sequence}, rank {} started the {} of bucket {} ({} numbers) where \
+             rank {} started {which} of bucket {} ({} numbers)",
+            theirs.rank,
+            theirs.name(),
+            theirs.bucket(),
+            theirs.len,
+            mine.rank,
+            mine.bucket(),
+            mine.len
+        ),
+    )
+}
+
+/// The part of a bucket that each rank owns: its share of its host's share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Shards {
+    hosts: usize,
+    /// Of each rank: its host, its number on the host, and the ranks of the host.
+    places: Vec<(usize, usize, usize)>,
+}
+
+impl Shards {
+    /// `layout`: the hosts between which values are exchanged.
+    pub fn new(layout: &Layout) -> Shards {
+        let by_host = layout.by_host();
+        let place = |(rank, &host): (usize, &usize)| {
+            let ranks = &by_host[host];
+            (host, ranks.iter().position(|other| *other == rank).unwrap_or(0), ranks.len())
+        };
+        Shards { hosts: by_host.len(), places: layout.hosts.iter().enumerate().map(place).collect() }
+    }
+
+    /// Elements of a bucket of `len` elements that belong to a rank.
+    pub fn range(&self, len: usize, rank: u32) -> Range<usize> {
+        let (host, local, ranks) = self.places[rank as usize];
+        let host = shard(len, self.hosts, host);
+        let own = shard(host.len(), ranks, local);
+        host.start + own.start..host.start + own.end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn every_element_has_one_owner(
+            len in 0usize..100_000, hosts in prop::collection::vec(0usize..4, 1..9),
+        ) {
+            // Hosts are numbered in order of first appearance.
+            let mut seen: Vec<usize> = Vec::new();
+            let hosts = hosts.into_iter().map(|host| match seen.iter().position(|other| *other == host) {
+                Some(number) => number,
+                None => { seen.push(host); seen.len() - 1 }
+            }).collect::<Vec<_>>();
+            let shards = Shards::new(&Layout { rank: 0, hosts: hosts.clone() });
+            let mut parts: Vec<_> = (0..hosts.len() as u32).map(|rank| shards.range(len, rank)).collect();
+            parts.sort_by_key(|part| (part.start, part.end));
+            let mut at = 0;
+            for part in parts.into_iter().filter(|part| !part.is_empty()) {
+                prop_assert_eq!(part.start, at);
+                at = part.end;
+            }
+            prop_assert_eq!(at, len);
+        }
+    }
+}

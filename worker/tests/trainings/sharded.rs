@@ -1,0 +1,148 @@
+//! Sharded optimizer state: weights with the same bits as without it.
+
+use crate::ranks::{History, blueprint, runs, saving, train, train_over};
+use std::path::PathBuf;
+use switchyard_worker::comm::Force;
+use switchyard_worker_contract::config::*;
+
+const STEPS: u64 = 8;
+const ADAM: Adam = Adam { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
+
+fn gpt() -> EngineConfig {
+    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/comm");
+    let plain = crate::plain::gpt(&source, &["**/*.rs"]);
+    EngineConfig { batch_size_per_process: 2, length: Length::Steps(STEPS), ..plain }
+}
+
+fn with(change: impl Fn(&mut EngineConfig)) -> EngineConfig {
+    let mut config = gpt();
+    change(&mut config);
+    config
+}
+
+fn sharded(config: &EngineConfig) -> EngineConfig {
+    EngineConfig { sharding: Sharding::Optimizer, ..config.clone() }
+}
+
+fn learned(config: &EngineConfig, world: u32, transport: Force) -> History {
+    // Ranks are compared bit by bit after every step.
+    train_over(transport, config, world, STEPS, true).unwrap().1
+}
+
+fn rules() -> [(&'static str, Rule, f64); 7] {
+    let sgd = |momentum, nesterov| Rule::Sgd(Momentum { momentum, nesterov });
+    [
+        ("SGD", sgd(0.0, false), 0.1),
+        ("momentum", sgd(0.9, true), 0.05),
+        ("Adam", Rule::Adam(ADAM), 0.003),
+        ("AdamW", Rule::AdamW(ADAM), 0.003),
+        ("LAMB", Rule::Lamb(ADAM), 0.01),
+        ("LARS", Rule::Lars(Lars { momentum: 0.9, trust_coefficient: 0.01 }), 1.0),
+        ("LARS without momentum", Rule::Lars(Lars { momentum: 0.0, trust_coefficient: 0.01 }), 1.0),
+    ]
+}
+
+fn assert_same_bits(name: &str, config: &EngineConfig, worlds: &[u32]) {
+    for &world in worlds {
+        for transport in [Force::Auto, Force::Tcp] {
+            let (got, expected) = (learned(&sharded(config), world, transport), learned(config, world, transport));
+            let digests =
+                |history: &History| history.steps.iter().map(|(_, digest)| digest.clone()).collect::<Vec<_>>();
+            assert_eq!(digests(&got), digests(&expected), "{name}: {world} ranks over {transport:?}");
+            // The loss travels in a message of its own, which adds in another order.
+            for ((got, _), (expected, _)) in got.steps.iter().zip(&expected.steps) {
+                assert!((got - expected).abs() <= 1e-6 * expected, "{name}: {got}, not {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_optimizer_has_the_bits_of_an_unsharded_run() {
+    for (name, rule, learning_rate) in rules() {
+        for gradient_clip_norm in [None, Some(0.5)] {
+            let config = with(|config| {
+                config.optimizer = Optimizer { rule, learning_rate, gradient_clip_norm, ..config.optimizer };
+            });
+            assert_same_bits(&format!("{name}, clipped to {gradient_clip_norm:?}"), &config, &[1, 2, 3, 4]);
+        }
+    }
+}
+
+fn dynamic(compute_type: HalfType, initial_scale: f64) -> Precision {
+    let loss_scaling =
+        LossScaling::Dynamic { initial_scale, growth_factor: 2.0, backoff_factor: 0.5, growth_interval_steps: 3 };
+    Precision::Amp(Amp { compute_type, loss_scaling })
+}
+
+/// Every kind of job that sharding can be combined with.
+fn jobs() -> Vec<(&'static str, EngineConfig)> {
+    vec![
+        ("merge", with(|config| config.batch_merge = 2)),
+        ("bf16", with(|config| config.precision = dynamic(HalfType::Bf16, 65536.0))),
+        // The first steps overflow and are skipped.
+        ("f16", with(|config| config.precision = dynamic(HalfType::Fp16, 1073741824.0))),
+        ("gradients in bf16", with(|config| config.overlap.wire_type = WireType::Bf16)),
+        ("gradients in f16", with(|config| config.overlap.wire_type = WireType::Fp16)),
+        ("two communicators", with(|config| config.overlap.communicators = 2)),
+        ("no overlap", with(|config| config.overlap.enabled = false)),
+        ("blocking", with(|config| config.overlap.sync_all_reduce = true)),
+        ("ring", with(|config| config.algorithm = Some(Algorithm::Ring))),
+        ("halving-doubling", with(|config| config.algorithm = Some(Algorithm::HalvingDoubling))),
+        ("recursive doubling", with(|config| config.algorithm = Some(Algorithm::RecursiveDoubling))),
+        ("tree", with(|config| config.algorithm = Some(Algorithm::Tree))),
+        (
+            "batch statistics",
+            EngineConfig { batch_size_per_process: 8, length: Length::Steps(STEPS), ..crate::plain::resnet() },
+        ),
+    ]
+}
+
+#[test]
+fn every_option_has_the_bits_of_an_unsharded_run() {
+    for (name, config) in jobs() {
+        assert_same_bits(name, &config, &[3, 4]);
+    }
+}
+
+/// Each attempt shards differently over another number of ranks; the batch stays the same.
+#[test]
+fn checkpoints_restore_under_any_sharding_and_number_of_ranks() {
+    let of = |world: u32| with(|config| (config.batch_size_per_process, config.batch_merge) = (4 / world, 1));
+    for (name, rule, learning_rate) in rules() {
+        let optimizer = Optimizer { rule, learning_rate, ..gpt().optimizer };
+        let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        // One run shards, the other does not: the same bits after every attempt.
+        for (attempt, world) in [2_u32, 4, 1, 2].into_iter().enumerate() {
+            let [got, expected] = [0, 1].map(|run| {
+                let shards = if run == 0 { attempt % 2 == 0 } else { attempt % 2 == 1 };
+                let sharding = if shards { Sharding::Optimizer } else { Sharding::None };
+                let config = saving(&EngineConfig { sharding, optimizer, ..of(world) }, folders[run].path(), 2);
+                let config = EngineConfig { length: Length::Steps(2 * (attempt as u64 + 1)), ..config };
+                let outcomes = runs(&config, world, folders[run].path(), |_, _, _| ());
+                outcomes.into_iter().for_each(|(outcome, _)| outcome.unwrap());
+                train(&config, world, 0, true).unwrap().0
+            });
+            assert_eq!(got, Some(2 * (attempt as u64 + 1)), "{name}");
+            assert_eq!(got, expected, "{name}");
+            let models =
+                folders.each_ref().map(|folder| std::fs::read(folder.path().join("model.safetensors")).unwrap());
+            assert!(models[0] == models[1], "{name}: attempt {attempt} on {world} ranks");
+        }
+    }
+}
+
+#[test]
+fn the_state_of_a_rank_is_divided_by_the_ranks() {
+    let bytes = |config: &EngineConfig, world| blueprint(config, world).unwrap().inspection().unwrap().memory.optimizer;
+    for (name, rule, learning_rate) in rules() {
+        let config = with(|config| config.optimizer = Optimizer { rule, learning_rate, ..config.optimizer });
+        let whole = bytes(&config, 1);
+        for world in 1..=4 {
+            let part = bytes(&sharded(&config), world);
+            // Parts are whole cache lines.
+            let most = whole / u64::from(world) + 64 * 16;
+            assert!((whole / u64::from(world)..=most).contains(&part), "{name}: {part} of {whole} on {world} ranks");
+        }
+    }
+}
