@@ -62,6 +62,12 @@ impl Worker {
         Ok(Worker { program, variables })
     }
 
+    /// The same program with its own cache of kernels and algorithms.
+    pub(crate) fn with_cache(mut self, folder: &Path) -> Worker {
+        self.variables.push((env::GPU_CACHE, folder.display().to_string()));
+        self
+    }
+
     /// Trains as the only rank of a job. Runs with the same name share a folder.
     pub(crate) fn train(&self, name: &str, config: &EngineConfig, attempt: u32) -> Result<CompletedRun, Outcome> {
         let prepared =
@@ -140,8 +146,6 @@ impl Worker {
             command.env(name, count.to_string());
         }
         command.env(env::CONFIG, file).env(env::KEY_FILE, key).env(env::RUN_DIR, &folder);
-        // Parts must not depend on each other's cache.
-        command.env(env::GPU_CACHE, "none");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(&log)?);
         Ok(Prepared { command, log })
     }

@@ -8,12 +8,46 @@ mod support;
 mod vectors;
 
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use support::{PARTS, part, probe, results};
 use switchyard_worker_contract::prediction::Gpu;
+
+/// The parts of the two commands of `cargo xtask gpu bundle`, if each takes its expected time.
+const FIRST: [&str; 18] = [
+    "machine",
+    "driver",
+    "cublaslt",
+    "nvrtc",
+    "nccl",
+    "cudnn",
+    "compile",
+    "adamw",
+    "streams",
+    "rates",
+    "vectors",
+    "attention",
+    "convolutions",
+    "training-gpt",
+    "training-resnet",
+    "steps-gpt-unordered",
+    "kernels-gpt",
+    "start",
+];
+const SECOND: [&str; 9] = [
+    "steps-gpt",
+    "steps-resnet",
+    "kernels-resnet",
+    "steps-bert",
+    "products",
+    "all-reduce",
+    "training-bert",
+    "memcheck",
+    "training-mlp",
+];
 
 /// Stand-ins for Python with PyTorch, compute-sanitizer and Nsight Compute.
 const TORCH: &str = r#"#!/bin/sh
@@ -48,6 +82,12 @@ done
 [ "$SWITCHYARD_TEST_NCU" != fails ] || exit 9
 while [ "$1" != train ]; do worker=$1; shift; done
 exec "$worker" train
+"#;
+
+const SMI: &str = r#"#!/bin/sh
+[ "$1" = dmon ] || exit 1
+echo "    0 300"
+exec sleep 600
 "#;
 
 fn script(folder: &Path, name: &str, text: &str) -> PathBuf {
@@ -87,7 +127,7 @@ fn every_part_passes_and_a_killed_one_is_run_again() {
     let mut first = rehearsal(folder.path(), &arguments, &[("PATH", &path)]);
     let mut first = first.stdout(Stdio::null()).spawn().unwrap();
     let start = Instant::now();
-    while results(folder.path()).iter().all(|result| result["part"] != "training-mlp") {
+    while results(folder.path()).iter().all(|result| result["part"] != "training-gpt") {
         assert!(
             start.elapsed() < Duration::from_secs(120) && first.try_wait().unwrap().is_none(),
             "it makes no progress"
@@ -160,7 +200,38 @@ fn every_part_passes_and_a_killed_one_is_run_again() {
     );
     assert!(sides[0]["ms"].as_f64().unwrap() > 0.0, "{sides:?}");
     let shown = String::from_utf8(output.stdout).unwrap();
-    assert!(shown.ends_with("36 ok, 0 absent, 0 failed\n"), "{shown}");
+    assert!(shown.ends_with("37 ok, 0 absent, 0 failed\n"), "{shown}");
+}
+
+/// Two commands in which each part takes its expected time.
+#[test]
+fn two_commands_run_the_most_valuable_parts_within_their_budgets() {
+    let folder = tempfile::tempdir().unwrap();
+    script(folder.path(), "nvidia-smi", SMI);
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap_or_default());
+    let mut seen = 0;
+    let mut command = || {
+        let output = rehearsal(folder.path(), &["--budget", "360"], &[("PATH", &path)]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let all = results(folder.path());
+        let new: Vec<Value> = all[seen..].to_vec();
+        seen = all.len();
+        let of = |is_skipped: bool| {
+            let chosen = new.iter().filter(|result| (result["status"] == "Skipped") == is_skipped);
+            chosen.map(|result| result["part"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        let shown = String::from_utf8(output.stdout).unwrap();
+        assert!(shown.contains(&format!("\nskipped: {}\n", of(true).join(", "))), "{shown}");
+        (of(false), of(true))
+    };
+    let ((first, skipped), (second, left)) = (command(), command());
+    assert_eq!(first, FIRST);
+    assert_eq!(second, SECOND);
+    assert_eq!(second.iter().chain(&left).collect::<BTreeSet<_>>(), skipped.iter().collect::<BTreeSet<_>>());
+    let clocks = std::fs::read_to_string(folder.path().join("clocks.txt")).unwrap();
+    assert_eq!(clocks, "    0 300\n".repeat(2));
+    // All parts use this cache, in which the second command finds what the first compiled.
+    assert!(std::fs::read_dir(folder.path().join("cache")).unwrap().count() > 0);
 }
 
 #[test]

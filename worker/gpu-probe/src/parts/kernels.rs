@@ -30,7 +30,7 @@ pub(super) fn resnet(probe: &Probe) -> Result<Value, Outcome> {
 }
 
 fn run(probe: &Probe, name: &str, case: &Case) -> Result<Value, Outcome> {
-    let gpu = rates::measured(probe)?;
+    let gpu = rates::known(probe)?;
     let worker = probe.worker()?;
     let (config, _) = steps::fitting(&worker, case)?;
     let (before, timed) = if probe.rehearse { (1, 2) } else { (WARM_UP, TIMED) };

@@ -122,7 +122,7 @@ pub(super) fn resnet50_case(probe: &Probe) -> Case {
     let config = job(Model::ResNet(model), synthetic(2048, Some(side)), 1);
     let optimizer = Optimizer { rule: Rule::Sgd(Momentum { momentum: 0.9, nesterov: false }), ..config.optimizer };
     let config = EngineConfig { precision: bf16(), optimizer, ..config };
-    let batches = vec![128, 64, 32, 16];
+    let batches = vec![256, 128, 64, 32, 16];
     Case { config, batches, peer, items: 1, steps: 40, rounds: 3, compile: "default" }
 }
 
