@@ -172,6 +172,15 @@ fn every_part_passes_and_a_killed_one_is_run_again() {
         // The reference libraries count operations instead of time.
         assert!(row["ratio"].as_f64() > Some(0.0) && row["goal"] == 1.4 && row["isWithinGoal"].is_boolean(), "{row}");
     }
+    let flops = |name: &str| figures("kernels-gpt")[name].as_f64().unwrap();
+    assert!(flops("palmTFLOP") > 0.0 && flops("neededTFLOP") > 0.0);
+    let attention = serde_json::json!({"queried": 1, "accepted": 1});
+    let paths = &figures("steps-gpt-unordered")["sides"][0]["paths"];
+    assert_eq!((&paths["attention"], &paths["attentionGradient"]), (&attention, &attention), "{paths}");
+    assert_eq!((&paths["epilogues"], &paths["fallbacks"]), (&true.into(), &Value::Null), "{paths}");
+    let convolutions = &figures("steps-resnet")["sides"][0]["paths"]["convolutions"];
+    assert!(convolutions["queried"].as_u64() > Some(10), "{convolutions}");
+    assert_eq!(convolutions["queried"], convolutions["accepted"]);
     for row in figures("memory")["models"].as_array().unwrap() {
         let number = |name: &str| row[name].as_f64().unwrap_or_else(|| panic!("{name}: {row}"));
         assert!(number("ratio") > 0.3 && number("ratio") < 1.0 && row["trainedSteps"] == 2, "{row}");
@@ -244,6 +253,29 @@ fn wrong_device_results_fail_every_check() {
     }
     for check in part(&results, "training-mlp")["figures"]["checks"].as_array().unwrap() {
         assert_eq!((&check["outcome"]["status"], &check["outcome"]["call"]), (&"Failed".into(), &check["check"]));
+    }
+}
+
+#[test]
+fn a_fallback_fails_the_measurement_and_keeps_its_figures() {
+    let cases = [
+        ("cublaslt-bare", "what follows products is computed by kernels of ours: "),
+        ("cudnn-refused:0", "kernels of ours: attention "),
+        ("cudnn-version:91000", "attention: kernels of ours: "),
+    ];
+    for (fault, reason) in cases {
+        let variables = [("SWITCHYARD_REFERENCE_FAULT", fault)];
+        let results = rehearse(&["--only", "steps-gpt-unordered", "--only", "kernels-gpt"], &variables);
+        for name in ["steps-gpt-unordered", "kernels-gpt"] {
+            let result = part(&results, name);
+            // By default `kernels-gpt` does not query cuDNN for the gradient.
+            assert_eq!((&result["status"], &result["call"]), (&"Failed".into(), &"fallback".into()), "{result}");
+            assert!(result["text"].as_str().unwrap().starts_with(reason), "{fault}: {result}");
+            let figures = &result["figures"];
+            let figures = if name == "kernels-gpt" { figures } else { &figures["sides"][0]["outcome"]["figures"] };
+            assert!(figures["kernelMs"].is_number() || figures["ms"].is_number(), "{result}");
+            assert_eq!(figures["paths"]["epilogues"], fault != "cublaslt-bare", "{result}");
+        }
     }
 }
 
