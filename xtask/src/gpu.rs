@@ -20,13 +20,16 @@ const PAGES: [&str; 2] = ["docs/dev/gpu-probe.md", "LICENSE"];
 const VECTORS: &str = "vectors";
 /// The variable that makes kernel tests record their launches, and where.
 const RECORD: &str = "SWITCHYARD_RECORD_VECTORS";
+/// Seconds of each of the two commands for the GPU machine. A session has fifteen minutes of device
+/// time, with the start and the pause between the commands.
+const BUDGET: u32 = 360;
 /// Largest archive in MiB, because transfers to isolated machines are limited.
 const MAX_MIB: f64 = 60.0;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum GpuCommand {
     /// Pack the probe, the worker and launches of every kernel into one archive. Prints its size
-    /// and the command to run on the other machine.
+    /// and the two commands to run on the other machine.
     Bundle {
         /// Archive to write. Default: target/gpu-bundle.tar.gz.
         #[arg(long, value_name = "FILE")]
@@ -80,12 +83,16 @@ pub(crate) fn gpu(what: &GpuCommand) -> Result<()> {
     pack(&folder, &archive, Version::of_this_tree().time)?;
     let size = fs::metadata(&archive).with_context(|| archive.display().to_string())?.len() as f64 / 1_048_576.0;
     check_size(size)?;
-    println!("{}: {size:.1} MiB. On the GPU machine:", archive.display());
-    println!(
-        "    tar -xzf {} && gpu-bundle/gpu-probe --out results",
-        archive.file_name().unwrap_or_default().display()
-    );
+    println!("{}: {size:.1} MiB. On the GPU machine, one after the other:", archive.display());
+    commands(&archive).iter().for_each(|command| println!("    {command}"));
     Ok(())
+}
+
+/// The commands for the GPU machine. The second runs the parts that the first had to skip, so it
+/// needs no decision in between.
+fn commands(archive: &Path) -> [String; 2] {
+    let probe = format!("gpu-bundle/gpu-probe --out results --budget {BUDGET}");
+    [format!("tar -xzf {} && {probe}", archive.file_name().unwrap_or_default().display()), probe]
 }
 
 /// Copies the files of the archive to a folder.
@@ -139,8 +146,16 @@ fn check_size(size: f64) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{MAX_MIB, check_size, pack};
+    use super::{MAX_MIB, check_size, commands, pack};
+    use std::path::Path;
     use std::process::Command;
+
+    #[test]
+    fn both_commands_share_results_and_budget() {
+        let [first, second] = commands(Path::new("target/gpu-bundle.tar.gz"));
+        assert_eq!(second, "gpu-bundle/gpu-probe --out results --budget 360");
+        assert_eq!(first, format!("tar -xzf gpu-bundle.tar.gz && {second}"));
+    }
 
     #[test]
     fn the_same_files_give_the_same_archive_and_a_large_one_is_refused() {

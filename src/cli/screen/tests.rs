@@ -179,6 +179,7 @@ fn ready(rank: u32, resumed_step: Option<u64>) -> Ready {
         algorithms: Vec::new(),
         all_reduce_ms: 1.0,
         resumed_step,
+        gpu: None,
     }
 }
 

@@ -50,6 +50,7 @@ fn ready(rank: u32) -> Event {
         algorithms: Vec::new(),
         all_reduce_ms: 0.0,
         resumed_step: Some(4),
+        gpu: None,
     })
 }
 

@@ -6,7 +6,7 @@
 mod inspection;
 
 use crate::config::Transport;
-pub use crate::gpu::{GpuReport, GpuTrouble};
+pub use crate::gpu::{CudnnCoverage, GpuPaths, GpuReport, GpuTrouble};
 pub use crate::straggler::{Slowest, Stuck};
 pub use inspection::{Inspection, MemoryUse, Skipped};
 use serde::{Deserialize, Serialize};
@@ -132,6 +132,9 @@ pub struct Ready {
     /// Steps in the checkpoint that training resumes from; absent if it starts from scratch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumed_step: Option<u64>,
+    /// Implementations in use on a GPU; absent on CPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<GpuPaths>,
 }
 
 impl Ready {

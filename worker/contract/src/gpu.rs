@@ -1,7 +1,35 @@
-//! Health of a rank's GPU as reported by NVML: hardware errors, and causes of reduced clocks.
+//! A rank's GPU: implementations in use, and its health as reported by NVML: hardware errors, and
+//! causes of reduced clocks.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
+
+/// Implementations that a rank uses on its GPU where there are several.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuPaths {
+    /// Directions of distinct convolutions; those that are plain matrix products are not counted.
+    pub convolutions: CudnnCoverage,
+    /// Forward passes of distinct 16-bit attentions.
+    pub attention: CudnnCoverage,
+    /// Backward passes of distinct 16-bit attentions.
+    pub attention_gradient: CudnnCoverage,
+    /// Whether cuBLASLt computes the epilogues of its products.
+    pub epilogues: bool,
+    /// Slower implementations that replace what a library refused, with the reasons.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fallbacks: Vec<String>,
+}
+
+/// Kinds of an operation that cuDNN computes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CudnnCoverage {
+    /// Kinds for which cuDNN was queried.
+    pub queried: u32,
+    /// Kinds that it computes.
+    pub accepted: u32,
+}
 
 /// Health of a GPU since its rank began to monitor it. Each report replaces the previous one.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -19,6 +19,8 @@ const FLOAT32: i32 = 7;
 const BFLOAT16: i32 = 9;
 /// `ncclRedOp_t`.
 const SUM: i32 = 0;
+/// `ncclScalarHostImmediate`: the factor is read from host memory before the call returns.
+const HOST_IMMEDIATE: i32 = 1;
 /// `ncclResult_t`.
 const REMOTE_ERROR: i32 = 6;
 const IN_PROGRESS: i32 = 7;
@@ -76,6 +78,8 @@ functions!(Functions {
     ncclCommDestroy(Pointer) -> i32;
     ncclCommAbort(Pointer) -> i32;
     ncclAllReduce(Pointer, Pointer, usize, i32, i32, Pointer, Pointer) -> i32;
+    ncclRedOpCreatePreMulSum(*mut i32, *const f32, i32, i32, Pointer) -> i32;
+    ncclRedOpDestroy(i32, Pointer) -> i32;
     ncclGetErrorString(i32) -> *const c_char;
     ncclGetLastError(Pointer) -> *const c_char;
 });
@@ -296,6 +300,32 @@ impl Communicator {
     /// # Errors
     /// The memory is not a whole number of elements, its buffer has been freed, or the call fails.
     pub fn all_reduce(&self, memory: Span, element: Element, stream: &Stream) -> Result<(), Error> {
+        self.reduce(SUM, memory, element, stream)
+    }
+
+    /// Queues an in-place all-reduce of f32 values, each multiplied by `factor` first
+    /// (`PreMulSum`). A single rank launches a kernel for it; for a plain sum of one rank NCCL does
+    /// nothing (`ncclLaunchOneRank` in its `onerank.cu`).
+    ///
+    /// # Errors
+    /// As for [`Communicator::all_reduce`].
+    pub fn all_reduce_scaled(&self, memory: Span, factor: f32, stream: &Stream) -> Result<(), Error> {
+        let mut operation = SUM;
+        self.complete("ncclRedOpCreatePreMulSum", |call, state| {
+            let (to, factor) = (&raw mut operation, &raw const factor);
+            // SAFETY: the communicator is alive; the pointers are to a live integer and float.
+            unsafe { (call.ncclRedOpCreatePreMulSum)(to, factor, FLOAT32, HOST_IMMEDIATE, state.raw) }
+        })?;
+        let queued = self.reduce(operation, memory, Element::F32, stream);
+        // NCCL keeps what queued calls need.
+        let destroyed = self.complete("ncclRedOpDestroy", |call, state| {
+            // SAFETY: the communicator is alive, and the operation is one of its own.
+            unsafe { (call.ncclRedOpDestroy)(operation, state.raw) }
+        });
+        queued.and(destroyed)
+    }
+
+    fn reduce(&self, operation: i32, memory: Span, element: Element, stream: &Stream) -> Result<(), Error> {
         let (bytes, size) = (memory.bytes(), element.bytes());
         if !bytes.is_multiple_of(size) {
             return Err(Error::refused("all_reduce", format!("{bytes} bytes, expected a multiple of {size}")));
@@ -310,7 +340,7 @@ impl Communicator {
             let (address, count) = (memory.pointer(), bytes / size);
             // SAFETY: the range is within a live buffer, as just checked; freeing it waits for the
             // operation.
-            unsafe { (call.ncclAllReduce)(address, address, count, data_type, SUM, state.raw, stream.raw()) }
+            unsafe { (call.ncclAllReduce)(address, address, count, data_type, operation, state.raw, stream.raw()) }
         })
     }
 
@@ -379,6 +409,7 @@ mod tests {
             ("ncclFloat32", FLOAT32),
             ("ncclBfloat16", BFLOAT16),
             ("ncclSum", SUM),
+            ("ncclScalarHostImmediate", HOST_IMMEDIATE),
             ("ncclInProgress", IN_PROGRESS),
             ("NCCL_CONFIG_UNDEF_INT", UNDEFINED),
             ("sizeof(ncclUniqueId)", size_of::<UniqueId>() as i32),

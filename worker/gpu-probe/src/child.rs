@@ -6,19 +6,25 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use std::ffi::OsString;
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
+use switchyard_worker_contract::env;
 
-/// Runs one part in a child process of this program, passing on this process's arguments.
-pub(crate) fn run(part: &str, limit: Duration) -> Outcome {
+/// The `call` of a part that was killed at its time limit.
+pub(crate) const TIME_LIMIT: &str = "time limit";
+
+/// Runs one part in a child process of this program, passing on this process's arguments. `cache`:
+/// the folder for kernels.
+pub(crate) fn run(part: &str, limit: Duration, cache: &Path) -> Outcome {
     let program = match std::env::current_exe() {
         Ok(program) => program,
         Err(error) => return Outcome::failed("current_exe", error.to_string()),
     };
     let given = std::env::args_os().skip(1);
     let mut command = Command::new(program);
-    command.args(given.chain(["--part".into(), OsString::from(part)]));
+    command.args(given.chain(["--part".into(), OsString::from(part)])).env(env::GPU_CACHE, cache);
     run_command(command, limit)
 }
 
@@ -47,7 +53,7 @@ fn run_command(mut command: Command, limit: Duration) -> Outcome {
             let line = output.lines().rev().find_map(|line| serde_json::from_str(line).ok());
             line.unwrap_or_else(|| crashed(status, &errors))
         }
-        Ok(None) => Outcome::failed("time limit", format!("killed after {} s", limit.as_secs_f64())),
+        Ok(None) => Outcome::failed(TIME_LIMIT, format!("killed after {} s", limit.as_secs_f64())),
         Err(error) => Outcome::failed("wait", error.to_string()),
     }
 }
@@ -116,7 +122,7 @@ mod tests {
     fn a_hung_part_is_killed() {
         let start = Instant::now();
         let outcome = shell("sleep 60", 200);
-        assert!(matches!(&outcome, Outcome::Failed { call, .. } if call == "time limit"), "{outcome:?}");
+        assert!(matches!(&outcome, Outcome::Failed { call, .. } if call == TIME_LIMIT), "{outcome:?}");
         assert!(start.elapsed() < Duration::from_secs(10));
     }
 

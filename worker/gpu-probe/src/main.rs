@@ -13,7 +13,9 @@
 //! ([docs/dev/gpu-probe.md](../../../docs/dev/gpu-probe.md)).
 #![forbid(unsafe_code)]
 
+mod budget;
 mod child;
+mod clocks;
 mod jobs;
 mod numbers;
 mod outcome;
@@ -26,8 +28,10 @@ mod torch;
 mod version;
 mod worker;
 
+use budget::{Allowance, Budget};
 use clap::Parser;
 use clap::builder::PossibleValuesParser;
+use clocks::Clocks;
 use outcome::{Outcome, PartResult};
 use parts::{PARTS, Part, Probe};
 use record::Record;
@@ -72,6 +76,10 @@ struct Arguments {
     /// Upper bound on the time limit of each part, in seconds.
     #[arg(long, value_name = "SECONDS")]
     limit: Option<u64>,
+    /// Run the most valuable parts that are expected to finish within this time, in seconds. The
+    /// others are listed as skipped, and run when the same command is repeated.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(10..))]
+    budget: Option<u64>,
     /// Use small sizes, for the emulated driver. The measurements are meaningless.
     #[arg(long)]
     rehearse: bool,
@@ -92,12 +100,14 @@ fn main() -> ExitCode {
     if arguments.rehearse {
         say("rehearsal: the measurements are meaningless\n");
     }
-    for part in arguments.selected() {
-        let is_new = !arguments.only.is_empty() || !record.has(part.name);
-        if let Err(error) = if is_new { record.add(arguments.run(part)) } else { Ok(()) } {
-            return fail(&error);
-        }
-        say(&record.get(part.name).map(show::part).unwrap_or_default());
+    let clocks = arguments.out.as_deref().map(Clocks::start).transpose();
+    if let Err(error) = &clocks {
+        say(&format!("no clocks are recorded: nvidia-smi: {error}\n"));
+    }
+    let ended = arguments.run_all(&mut record);
+    scratch::remove(std::process::id());
+    if let Err(error) = ended {
+        return fail(&error);
     }
     say(&show::summary(record.results()));
     ExitCode::SUCCESS
@@ -111,16 +121,54 @@ impl Arguments {
         PARTS.iter().skip_while(move |part| !is_first(part)).filter(move |part| is_named(part))
     }
 
+    /// Runs the selected parts that have no result yet, as far as the budget allows.
+    fn run_all(&self, record: &mut Record) -> Result<(), String> {
+        let cache = self.cache().map_err(|error| format!("cannot create a folder for kernels: {error}"))?;
+        let mut budget = Budget::new(self.budget, self.rehearse);
+        for part in self.selected() {
+            if !self.only.is_empty() || !record.has(part.name) {
+                record.add(match budget.admit(part.expected) {
+                    Ok(allowance) => {
+                        budget.charge(part.expected);
+                        self.run(part, allowance, &cache)
+                    }
+                    Err(reason) => self.result(part, 0.0, Outcome::Skipped { reason }),
+                })?;
+            }
+            say(&record.get(part.name).map(show::part).unwrap_or_default());
+        }
+        Ok(())
+    }
+
+    /// The cache of compiled kernels and chosen algorithms, shared by all parts.
+    fn cache(&self) -> std::io::Result<PathBuf> {
+        match &self.out {
+            Some(out) => std::path::absolute(out.join("cache")),
+            None => scratch::folder("cache"),
+        }
+    }
+
     /// Runs a part in its own process.
-    fn run(&self, part: &Part) -> PartResult {
+    fn run(&self, part: &Part, allowance: Allowance, cache: &Path) -> PartResult {
         let start = Instant::now();
-        let limit = self.limit.map_or(part.limit, |limit| limit.min(part.limit));
-        let outcome = child::run(part.name, Duration::from_secs(limit));
+        let own = self.limit.map_or(part.limit, |limit| limit.min(part.limit));
+        let (limit, is_cut) = allowance.limit(Duration::from_secs(own));
+        let outcome = match child::run(part.name, limit, cache) {
+            Outcome::Failed { call, .. } if is_cut && call == child::TIME_LIMIT => {
+                let text = format!("was stopped after {} s at the end of the budget", limit.as_secs());
+                Outcome::Skipped { reason: format!("{text}; it was expected to take {} s", part.expected) }
+            }
+            outcome => outcome,
+        };
+        self.result(part, start.elapsed().as_secs_f64(), outcome)
+    }
+
+    fn result(&self, part: &Part, seconds: f64, outcome: Outcome) -> PartResult {
         PartResult {
             part: part.name.to_owned(),
             title: part.title.to_owned(),
             is_rehearsal: self.rehearse,
-            seconds: numbers::short(start.elapsed().as_secs_f64()),
+            seconds: numbers::short(seconds),
             outcome,
         }
     }
@@ -142,6 +190,7 @@ fn run_part(arguments: &Arguments, name: &str) -> ExitCode {
         python: arguments.python.clone(),
         worker: arguments.worker.clone(),
         vectors: arguments.vectors.clone(),
+        out: arguments.out.clone(),
         rehearse: arguments.rehearse,
     };
     let outcome = Outcome::from((part.run)(&probe));

@@ -34,6 +34,8 @@ pub(crate) enum Outcome {
         /// Names and paths that were tried, in order; empty if nothing was searched for.
         looked_for: Vec<String>,
     },
+    /// Not run, or not to its end, because the budget does not suffice. A later run tries again.
+    Skipped { reason: String },
     /// Everything is present but does not work.
     Failed {
         call: String,

@@ -1,7 +1,7 @@
 //! Persistent results: one JSON line per part, appended when it ends. A crash, or running out of
 //! machine time, loses one part.
 
-use crate::outcome::PartResult;
+use crate::outcome::{Outcome, PartResult};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::Path;
@@ -49,8 +49,11 @@ impl Record {
         Ok(())
     }
 
-    /// Replaces an earlier result of the same part.
+    /// Replaces an earlier result of the same part. Skipping a part does not undo its result.
     fn replace(&mut self, result: PartResult) {
+        if is_skipped(&result) && self.has(&result.part) {
+            return;
+        }
         self.results.retain(|other| other.part != result.part);
         self.results.push(result);
     }
@@ -59,8 +62,9 @@ impl Record {
         self.results.iter().find(|result| result.part == part)
     }
 
+    /// Whether the part has run.
     pub(crate) fn has(&self, part: &str) -> bool {
-        self.get(part).is_some()
+        self.get(part).is_some_and(|result| !is_skipped(result))
     }
 
     pub(crate) fn results(&self) -> &[PartResult] {
@@ -68,10 +72,13 @@ impl Record {
     }
 }
 
+fn is_skipped(result: &PartResult) -> bool {
+    matches!(result.outcome, Outcome::Skipped { .. })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outcome::Outcome;
 
     fn result(part: &str, seconds: f64, is_rehearsal: bool) -> PartResult {
         PartResult { part: part.into(), title: "?".into(), is_rehearsal, seconds, outcome: Outcome::absent("x") }
@@ -88,6 +95,18 @@ mod tests {
         assert_eq!(open(false).results(), record.results());
         assert_eq!(record.get("a").map(|result| result.seconds), Some(3.0));
         assert!(!open(true).has("a"), "a rehearsal does not count");
+    }
+
+    #[test]
+    fn a_skipped_part_has_no_result_and_keeps_an_earlier_one() {
+        let skipped =
+            |part| PartResult { outcome: Outcome::Skipped { reason: "x".into() }, ..result(part, 0.0, false) };
+        let mut record = Record::open(None, false).unwrap();
+        record.add(skipped("a")).unwrap();
+        assert!(!record.has("a") && record.get("a").is_some());
+        record.add(result("a", 1.0, false)).unwrap();
+        record.add(skipped("a")).unwrap();
+        assert_eq!(record.results(), [result("a", 1.0, false)]);
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub(crate) fn part(result: &PartResult) -> String {
     let (status, figures) = match &result.outcome {
         Outcome::Ok { figures } => ("ok", Some(figures)),
         Outcome::Absent { .. } => ("absent", None),
+        Outcome::Skipped { .. } => ("skipped", None),
         Outcome::Failed { figures, .. } => ("FAILED", figures.as_ref()),
     };
     let rows = figures.map(tables).unwrap_or_default();
@@ -26,6 +27,7 @@ fn line(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Ok { figures } => scalars(figures),
         Outcome::Absent { reason, looked_for } if looked_for.is_empty() => reason.clone(),
+        Outcome::Skipped { reason } => reason.clone(),
         Outcome::Absent { reason, looked_for } => {
             format!("{reason} ({} places tried; all are in the results)", looked_for.len())
         }
@@ -36,11 +38,17 @@ fn line(outcome: &Outcome) -> String {
     }
 }
 
-/// The failures with their reasons, and the number of outcomes of each kind.
+/// The failures with their reasons, the skipped parts, and the number of outcomes of each kind.
 pub(crate) fn summary(results: &[PartResult]) -> String {
     let count = |fits: fn(&Outcome) -> bool| results.iter().filter(|result| fits(&result.outcome)).count();
     let ok = count(|outcome| matches!(outcome, Outcome::Ok { .. }));
     let absent = count(|outcome| matches!(outcome, Outcome::Absent { .. }));
+    let skipped = results.iter().filter(|result| matches!(result.outcome, Outcome::Skipped { .. }));
+    let skipped: Vec<&str> = skipped.map(|result| result.part.as_str()).collect();
+    let (list, number) = match skipped.len() {
+        0 => (String::new(), String::new()),
+        number => (format!("skipped: {}\n", skipped.join(", ")), format!(", {number} skipped")),
+    };
     let failures = results.iter().filter_map(|result| match &result.outcome {
         Outcome::Failed { .. } => Some(format!("failed: {}: {}\n", result.part, line(&result.outcome))),
         _ => None,
@@ -48,9 +56,9 @@ pub(crate) fn summary(results: &[PartResult]) -> String {
     let is_missing = |result: &PartResult| result.part == "driver" && matches!(result.outcome, Outcome::Absent { .. });
     let machine = if results.iter().any(is_missing) { "No GPU on this machine. " } else { "" };
     format!(
-        "{}{machine}{ok} ok, {absent} absent, {} failed\n",
+        "{}{list}{machine}{ok} ok, {absent} absent, {} failed{number}\n",
         failures.collect::<String>(),
-        results.len() - ok - absent
+        results.len() - ok - absent - skipped.len()
     )
 }
 
@@ -106,6 +114,9 @@ mod tests {
         let missing = PartResult { part: "driver".into(), ..result(Outcome::absent("no library")) };
         let both = "failed: x: cuInit 999: unknown\nNo GPU on this machine. 0 ok, 1 absent, 1 failed\n";
         assert_eq!(summary(&[failed, missing]), both);
+        let late = result(Outcome::Skipped { reason: "needs 9 s".into() });
+        assert!(part(&late).contains("skipped    0.50 s  needs 9 s"), "{}", part(&late));
+        assert_eq!(summary(&[late]), "skipped: x\n0 ok, 0 absent, 0 failed, 1 skipped\n");
         // Other parts say nothing about the GPU.
         assert_eq!(summary(&[result(Outcome::absent("no torch"))]), "0 ok, 1 absent, 0 failed\n");
     }

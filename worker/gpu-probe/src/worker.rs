@@ -2,6 +2,7 @@
 
 use crate::outcome::Outcome;
 use crate::scratch;
+use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::env;
-use switchyard_worker_contract::event::{Event, Finished, Inspection, Progress, Ready};
+use switchyard_worker_contract::event::{Event, Finished, GpuPaths, Inspection, Progress, Ready};
 
 /// Last log lines quoted in an outcome.
 const LINES: usize = 20;
@@ -32,6 +33,11 @@ pub(crate) struct CompletedRun {
 impl CompletedRun {
     pub(crate) fn losses(&self) -> Vec<f64> {
         self.progress.iter().map(|progress| progress.loss).collect()
+    }
+
+    /// Implementations in use on the GPU.
+    pub(crate) fn paths(&self) -> GpuPaths {
+        self.ready.gpu.clone().unwrap_or_default()
     }
 
     /// Steps skipped because their gradients overflowed.
@@ -60,6 +66,12 @@ impl Worker {
             variables.push(("VIRTUAL_ENV", environment.display().to_string()));
         }
         Ok(Worker { program, variables })
+    }
+
+    /// The same program with its own cache of kernels and algorithms.
+    pub(crate) fn with_cache(mut self, folder: &Path) -> Worker {
+        self.variables.push((env::GPU_CACHE, folder.display().to_string()));
+        self
     }
 
     /// Trains as the only rank of a job. Runs with the same name share a folder.
@@ -140,8 +152,6 @@ impl Worker {
             command.env(name, count.to_string());
         }
         command.env(env::CONFIG, file).env(env::KEY_FILE, key).env(env::RUN_DIR, &folder);
-        // Parts must not depend on each other's cache.
-        command.env(env::GPU_CACHE, "none");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(&log)?);
         Ok(Prepared { command, log })
     }
@@ -184,6 +194,22 @@ impl Events {
             }
         }
         events
+    }
+}
+
+/// Adds the implementations of a GPU run to its figures.
+///
+/// # Errors
+/// A library refused something, so that a slower implementation ran: the figures are not of what
+/// was to be measured. They are kept.
+pub(crate) fn check_paths(paths: &GpuPaths, mut figures: Value) -> Result<Value, Outcome> {
+    figures["paths"] = json!(paths);
+    match paths.fallbacks.as_slice() {
+        [] => Ok(figures),
+        [first, more @ ..] => {
+            let text = format!("{first} ({} more); expected none", more.len());
+            Err(Outcome::Failed { call: "fallback".into(), code: None, text, figures: Some(figures) })
+        }
     }
 }
 

@@ -8,12 +8,46 @@ mod support;
 mod vectors;
 
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use support::{PARTS, part, probe, results};
 use switchyard_worker_contract::prediction::Gpu;
+
+/// The parts of the two commands of `cargo xtask gpu bundle`, if each takes its expected time.
+const FIRST: [&str; 18] = [
+    "machine",
+    "driver",
+    "cublaslt",
+    "nvrtc",
+    "nccl",
+    "cudnn",
+    "compile",
+    "adamw",
+    "streams",
+    "rates",
+    "vectors",
+    "attention",
+    "convolutions",
+    "training-gpt",
+    "training-resnet",
+    "steps-gpt-unordered",
+    "kernels-gpt",
+    "start",
+];
+const SECOND: [&str; 9] = [
+    "steps-gpt",
+    "steps-resnet",
+    "kernels-resnet",
+    "steps-bert",
+    "products",
+    "all-reduce",
+    "training-bert",
+    "memcheck",
+    "training-mlp",
+];
 
 /// Stand-ins for Python with PyTorch, compute-sanitizer and Nsight Compute.
 const TORCH: &str = r#"#!/bin/sh
@@ -48,6 +82,12 @@ done
 [ "$SWITCHYARD_TEST_NCU" != fails ] || exit 9
 while [ "$1" != train ]; do worker=$1; shift; done
 exec "$worker" train
+"#;
+
+const SMI: &str = r#"#!/bin/sh
+[ "$1" = dmon ] || exit 1
+echo "    0 300"
+exec sleep 600
 "#;
 
 fn script(folder: &Path, name: &str, text: &str) -> PathBuf {
@@ -87,7 +127,7 @@ fn every_part_passes_and_a_killed_one_is_run_again() {
     let mut first = rehearsal(folder.path(), &arguments, &[("PATH", &path)]);
     let mut first = first.stdout(Stdio::null()).spawn().unwrap();
     let start = Instant::now();
-    while results(folder.path()).iter().all(|result| result["part"] != "training-mlp") {
+    while results(folder.path()).iter().all(|result| result["part"] != "training-gpt") {
         assert!(
             start.elapsed() < Duration::from_secs(120) && first.try_wait().unwrap().is_none(),
             "it makes no progress"
@@ -121,6 +161,12 @@ fn every_part_passes_and_a_killed_one_is_run_again() {
     assert_eq!(figures("products")["products"].as_array().unwrap().len(), 16);
     assert_eq!(figures("convolutions")["convolutions"].as_array().unwrap().len(), 5);
     assert_eq!(figures("cudnn")["deviceProperties"]["deviceVer"], 900);
+    for query in figures("cudnn")["queries"].as_array().unwrap() {
+        assert!(query["beforeContext"].as_str().unwrap().starts_with("accepted with "), "{query}");
+        assert_eq!(query["beforeContext"], query["afterContext"]);
+    }
+    assert_eq!(figures("cudnn")["queries"].as_array().unwrap().len(), 2);
+    assert_eq!(figures("streams")["waitsInGraph"], 5);
     for side in figures("attention")["sides"].as_array().unwrap() {
         let error = side["relativeErrors"]["queries"].as_f64();
         assert!(error.is_some_and(|error| error < 0.02) && side["backward"]["microseconds"].is_number(), "{side}");
@@ -132,6 +178,15 @@ fn every_part_passes_and_a_killed_one_is_run_again() {
         // The reference libraries count operations instead of time.
         assert!(row["ratio"].as_f64() > Some(0.0) && row["goal"] == 1.4 && row["isWithinGoal"].is_boolean(), "{row}");
     }
+    let flops = |name: &str| figures("kernels-gpt")[name].as_f64().unwrap();
+    assert!(flops("palmTFLOP") > 0.0 && flops("neededTFLOP") > 0.0);
+    let attention = serde_json::json!({"queried": 1, "accepted": 1});
+    let paths = &figures("steps-gpt-unordered")["sides"][0]["paths"];
+    assert_eq!((&paths["attention"], &paths["attentionGradient"]), (&attention, &attention), "{paths}");
+    assert_eq!((&paths["epilogues"], &paths["fallbacks"]), (&true.into(), &Value::Null), "{paths}");
+    let convolutions = &figures("steps-resnet")["sides"][0]["paths"]["convolutions"];
+    assert!(convolutions["queried"].as_u64() > Some(10), "{convolutions}");
+    assert_eq!(convolutions["queried"], convolutions["accepted"]);
     for row in figures("memory")["models"].as_array().unwrap() {
         let number = |name: &str| row[name].as_f64().unwrap_or_else(|| panic!("{name}: {row}"));
         assert!(number("ratio") > 0.3 && number("ratio") < 1.0 && row["trainedSteps"] == 2, "{row}");
@@ -160,7 +215,38 @@ fn every_part_passes_and_a_killed_one_is_run_again() {
     );
     assert!(sides[0]["ms"].as_f64().unwrap() > 0.0, "{sides:?}");
     let shown = String::from_utf8(output.stdout).unwrap();
-    assert!(shown.ends_with("36 ok, 0 absent, 0 failed\n"), "{shown}");
+    assert!(shown.ends_with("37 ok, 0 absent, 0 failed\n"), "{shown}");
+}
+
+/// Two commands in which each part takes its expected time.
+#[test]
+fn two_commands_run_the_most_valuable_parts_within_their_budgets() {
+    let folder = tempfile::tempdir().unwrap();
+    script(folder.path(), "nvidia-smi", SMI);
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap_or_default());
+    let mut seen = 0;
+    let mut command = || {
+        let output = rehearsal(folder.path(), &["--budget", "360"], &[("PATH", &path)]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let all = results(folder.path());
+        let new: Vec<Value> = all[seen..].to_vec();
+        seen = all.len();
+        let of = |is_skipped: bool| {
+            let chosen = new.iter().filter(|result| (result["status"] == "Skipped") == is_skipped);
+            chosen.map(|result| result["part"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        let shown = String::from_utf8(output.stdout).unwrap();
+        assert!(shown.contains(&format!("\nskipped: {}\n", of(true).join(", "))), "{shown}");
+        (of(false), of(true))
+    };
+    let ((first, skipped), (second, left)) = (command(), command());
+    assert_eq!(first, FIRST);
+    assert_eq!(second, SECOND);
+    assert_eq!(second.iter().chain(&left).collect::<BTreeSet<_>>(), skipped.iter().collect::<BTreeSet<_>>());
+    let clocks = std::fs::read_to_string(folder.path().join("clocks.txt")).unwrap();
+    assert_eq!(clocks, "    0 300\n".repeat(2));
+    // All parts use this cache, in which the second command finds what the first compiled.
+    assert!(std::fs::read_dir(folder.path().join("cache")).unwrap().count() > 0);
 }
 
 #[test]
@@ -173,6 +259,29 @@ fn wrong_device_results_fail_every_check() {
     }
     for check in part(&results, "training-mlp")["figures"]["checks"].as_array().unwrap() {
         assert_eq!((&check["outcome"]["status"], &check["outcome"]["call"]), (&"Failed".into(), &check["check"]));
+    }
+}
+
+#[test]
+fn a_fallback_fails_the_measurement_and_keeps_its_figures() {
+    let cases = [
+        ("cublaslt-bare", "what follows products is computed by kernels of ours: "),
+        ("cudnn-refused:0", "kernels of ours: attention "),
+        ("cudnn-version:91000", "attention: kernels of ours: "),
+    ];
+    for (fault, reason) in cases {
+        let variables = [("SWITCHYARD_REFERENCE_FAULT", fault)];
+        let results = rehearse(&["--only", "steps-gpt-unordered", "--only", "kernels-gpt"], &variables);
+        for name in ["steps-gpt-unordered", "kernels-gpt"] {
+            let result = part(&results, name);
+            // By default `kernels-gpt` does not query cuDNN for the gradient.
+            assert_eq!((&result["status"], &result["call"]), (&"Failed".into(), &"fallback".into()), "{result}");
+            assert!(result["text"].as_str().unwrap().starts_with(reason), "{fault}: {result}");
+            let figures = &result["figures"];
+            let figures = if name == "kernels-gpt" { figures } else { &figures["sides"][0]["outcome"]["figures"] };
+            assert!(figures["kernelMs"].is_number() || figures["ms"].is_number(), "{result}");
+            assert_eq!(figures["paths"]["epilogues"], fault != "cublaslt-bare", "{result}");
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use serde_json::Value;
 use std::ops::Range;
 use std::time::Instant;
 use switchyard_worker_contract::config::{LossScaling, Transport};
-use switchyard_worker_contract::event::{GpuCalls, Link};
+use switchyard_worker_contract::event::{GpuCalls, GpuPaths, Link};
 use switchyard_worker_contract::kernels::KernelTimes;
 
 /// Number of ranks that report their times in a step.
@@ -190,6 +190,11 @@ pub(super) trait Engine: Send {
 
     /// Name of the kernels in use.
     fn kernel(&self) -> String;
+
+    /// Implementations in use; `None` on CPUs.
+    fn gpu_paths(&self) -> Option<GpuPaths> {
+        None
+    }
 
     /// GPU driver calls in the last step; `None` on CPUs.
     fn calls(&self) -> Option<GpuCalls> {

@@ -185,6 +185,7 @@ impl<W: Write> Run<'_, W> {
             algorithms: if group.rank() == 0 { reductions.algorithms } else { Vec::new() },
             all_reduce_ms,
             resumed_step: self.trainer.resumed_step(),
+            gpu: self.trainer.gpu_paths(),
         };
         self.reporter.event(&Event::Ready(ready));
         Ok(())

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use switchyard_worker_contract::config::{Compression, EngineConfig};
-use switchyard_worker_contract::event::{GpuCalls, Slowest};
+use switchyard_worker_contract::event::{GpuCalls, GpuPaths, Slowest};
 use switchyard_worker_contract::kernels::KernelTimes;
 use switchyard_worker_contract::recorder::Operation;
 
@@ -204,6 +204,10 @@ impl Trainer {
     /// Name of the kernels in use.
     pub fn kernel(&self) -> String {
         self.engine.kernel()
+    }
+
+    pub(super) fn gpu_paths(&self) -> Option<GpuPaths> {
+        self.engine.gpu_paths()
     }
 
     pub fn group(&self) -> &Group {

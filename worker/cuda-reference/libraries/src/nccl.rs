@@ -12,7 +12,10 @@ use crate::fault;
 use crate::finding::explain;
 use crate::gpu::collective::Collective;
 use crate::gpu::work::Work;
-use crate::ranks::{self, Call, Communicator, IN_PROGRESS, INVALID_USAGE, REMOTE_ERROR, SUCCESS, SYSTEM_ERROR, Status};
+use crate::numbers::Format;
+use crate::ranks::{
+    self, Call, Communicator, IN_PROGRESS, INVALID_USAGE, REMOTE_ERROR, SCALED, SUCCESS, SYSTEM_ERROR, Status,
+};
 use std::ffi::{c_char, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -40,6 +43,12 @@ pub struct Config {
 }
 
 const MAGIC: u32 = 0xcafe_beef;
+
+/// `ncclScalarHostImmediate`.
+const HOST_IMMEDIATE: i32 = 1;
+
+/// Factors of users' operations, in their order; `None` once destroyed.
+static FACTORS: Mutex<Vec<Option<f32>>> = Mutex::new(Vec::new());
 
 static COMMUNICATORS: Mutex<Vec<Option<Arc<Communicator>>>> = Mutex::new(Vec::new());
 
@@ -228,6 +237,53 @@ pub unsafe extern "C" fn ncclCommDeregister(raw: Pointer, handle: Pointer) -> i3
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
+    operation: *mut i32,
+    scalar: *const f32,
+    data_type: i32,
+    residence: i32,
+    raw: Pointer,
+) -> i32 {
+    done(communicator(raw).and_then(|_| {
+        if (ranks::format(data_type), residence) != (Some(Format::F32), HOST_IMMEDIATE) || scalar.is_null() {
+            let text = format!("a factor of type {data_type} in residence {residence}");
+            return refused("ncclRedOpCreatePreMulSum", INVALID_ARGUMENT, &text);
+        }
+        let mut factors = FACTORS.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: per the header's contract.
+        factors.push(Some(unsafe { *scalar }));
+        // SAFETY: per the header's contract.
+        unsafe { store(operation, (ranks::FIRST_OWN + factors.len() - 1) as i32) }
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclRedOpDestroy(operation: i32, raw: Pointer) -> i32 {
+    done(communicator(raw).and_then(|_| {
+        let mut factors = FACTORS.lock().unwrap_or_else(PoisonError::into_inner);
+        match own_index(operation).and_then(|index| factors.get_mut(index)?.take()) {
+            Some(_) => Ok(()),
+            None => refused("ncclRedOpDestroy", INVALID_ARGUMENT, &format!("operation {operation}")),
+        }
+    }))
+}
+
+/// Index of a user's operation.
+fn own_index(operation: i32) -> Option<usize> {
+    usize::try_from(operation).ok()?.checked_sub(ranks::FIRST_OWN)
+}
+
+/// The operation as the ranks exchange it.
+fn operation_of(operation: i32) -> Option<u64> {
+    if ranks::is_operation(operation) {
+        return u64::try_from(operation).ok();
+    }
+    let factors = FACTORS.lock().unwrap_or_else(PoisonError::into_inner);
+    let factor = factors.get(own_index(operation)?).copied().flatten()?;
+    Some(SCALED | u64::from(factor.to_bits()))
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclAllReduce(
     from: *const c_void,
     to: Pointer,
@@ -249,7 +305,9 @@ fn all_reduce(
 ) -> CallResult<()> {
     const CALL: &str = "ncclAllReduce";
     let communicator = communicator(raw)?;
-    let Some(format) = ranks::format(data_type).filter(|_| ranks::is_operation(operation)) else {
+    let both = ranks::format(data_type).zip(operation_of(operation));
+    // Factors are in f32.
+    let Some((format, operation)) = both.filter(|(format, own)| *own & SCALED == 0 || *format == Format::F32) else {
         return refused(CALL, INVALID_ARGUMENT, &format!("type {data_type}, operation {operation}"));
     };
     if abi::current().map_err(|_| UNHANDLED_CUDA_ERROR)?.0 != communicator.device {
@@ -270,8 +328,7 @@ fn all_reduce(
         gpu.graphs.refuse_for(stream, CALL)?;
         gpu.reductions += 1;
         let (number, place) = (communicator.next_call(), gpu.reductions);
-        let (data_type, operation) = (data_type as u64, operation as u64);
-        let call = Call { number, place, data_type, operation, count: count as u64 };
+        let call = Call { number, place, data_type: data_type as u64, operation, count: count as u64 };
         let name = format!("all-reduce {number} of a communicator");
         let collective =
             Collective { communicator: Arc::clone(&communicator), call, from: from.clone(), to: to.clone() };

@@ -97,6 +97,24 @@ fn all_ranks_get_the_same_sum() {
 }
 
 #[test]
+fn values_are_multiplied_before_they_are_added() {
+    on_a_device("values_are_multiplied_before_they_are_added", &[TWO], || {
+        let sums = ranks(&[0, 1], 1, |rank| {
+            let Rank { rank, context, stream, communicators } = rank.unwrap();
+            let buffer = context.upload(&of_rank(rank)).unwrap();
+            communicators[0].all_reduce_scaled(buffer.span(), 0.5, &stream).unwrap();
+            communicators[0].all_reduce_scaled(buffer.span(), 4.0, &stream).unwrap();
+            stream.synchronize().unwrap();
+            buffer.download::<f32>(0..COUNT).unwrap()
+        });
+        // Both ranks have the same sum after the first call.
+        let expected = |index| 8.0 * (0.5 * number(1, index) + 0.5 * number(2, index));
+        let expected: Vec<f32> = (0..COUNT).map(expected).collect();
+        assert!(sums.iter().all(|sum| *sum == expected));
+    });
+}
+
+#[test]
 fn a_failure_of_one_rank_reaches_the_others() {
     let silent = ("SWITCHYARD_REFERENCE_FAULT", "nccl-error:1.1");
     on_a_device("a_failure_of_one_rank_reaches_the_others", &[TWO, silent], || {

@@ -1,4 +1,5 @@
-//! All-reduce over a single rank: NCCL starts, runs its kernel, and leaves the values unchanged.
+//! All-reduce over a single rank: NCCL starts and runs a kernel, which multiplies the values. It
+//! launches nothing for a plain sum of one rank.
 
 use super::Probe;
 use crate::numbers::{pattern, short};
@@ -10,6 +11,8 @@ use switchyard_cuda::kernels::Element;
 use switchyard_cuda::nccl::Nccl;
 
 const ELEMENTS: usize = 1 << 24;
+/// Exact for the values here.
+const FACTOR: f32 = 2.0;
 /// Size in a rehearsal.
 const REHEARSED: usize = 1 << 10;
 
@@ -22,15 +25,20 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     let count = if probe.rehearse { REHEARSED } else { ELEMENTS };
     let values: Vec<f32> = (0..count).map(|index| pattern(1, index)).collect();
     let (numbers, stream) = (context.upload(&values)?, context.stream()?);
-    let seconds = context.time(&stream, 5, || communicator.all_reduce(numbers.span(), Element::F32, &stream))?;
-    if numbers.download::<f32>(0..count)? != values {
-        return Err(Outcome::failed("ncclAllReduce", "the sum over one rank differs from its input"));
+    communicator.all_reduce_scaled(numbers.span(), FACTOR, &stream)?;
+    stream.synchronize()?;
+    let expected: Vec<f32> = values.iter().map(|value| value * FACTOR).collect();
+    if numbers.download::<f32>(0..count)? != expected {
+        return Err(Outcome::failed("ncclAllReduce", format!("got other values; expected {FACTOR} times the input")));
     }
+    let scaled = context.time(&stream, 5, || communicator.all_reduce_scaled(numbers.span(), 1.0, &stream))?;
+    let sum = context.time(&stream, 5, || communicator.all_reduce(numbers.span(), Element::F32, &stream))?;
     Ok(json!({
         "device": device.name,
         "ranks": 1,
         "bytes": numbers.bytes(),
         "communicatorMilliseconds": short(milliseconds),
-        "microseconds": short(seconds * 1e6),
+        "scaledMicroseconds": short(scaled * 1e6),
+        "sumMicroseconds": short(sum * 1e6),
     }))
 }

@@ -22,10 +22,15 @@ const TIMED: Shape = Shape { batch: 8, context: 1024, heads: 12, ..CHECKED };
 const SMALL: Shape = Shape { batch: 1, context: 24, head_size: 16, ..CHECKED };
 
 /// cuDNN's plans at these shapes need 256 bytes. The gradient's accumulation order is not fixed.
-const LIMITS: Limits = Limits { deterministic: false, workspace_bytes: 16 << 20 };
+pub(super) const LIMITS: Limits = Limits { deterministic: false, workspace_bytes: 16 << 20 };
 
 /// Weights, score gradients and results have 8-bit mantissas.
 const LIMIT: f64 = 0.02;
+
+/// The shape that is timed.
+pub(super) fn shape(probe: &Probe) -> Shape {
+    if probe.rehearse { SMALL } else { TIMED }
+}
 
 /// Elements of one tensor of shape tokens x heads x head size.
 fn elements(shape: &Shape) -> usize {
@@ -124,7 +129,7 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     let (context, device) = probe.start()?;
     let cudnn = probe.cudnn().and_then(|library| Cudnn::start(&library));
     let index = i32::try_from(probe.device).unwrap_or(i32::MAX);
-    let [checked, timed] = if probe.rehearse { [SMALL, SMALL] } else { [CHECKED, TIMED] };
+    let (checked, timed) = (if probe.rehearse { SMALL } else { CHECKED }, shape(probe));
     let reference = Reference::new(&checked);
     let measured = |side: &dyn Fn(&Shape, &Tensors) -> Result<Side, Error>| -> Result<Value, Outcome> {
         let errors = errors(&context, &checked, &reference, side)?;

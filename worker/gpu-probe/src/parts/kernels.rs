@@ -6,6 +6,7 @@ use super::{Probe, rates};
 use crate::numbers::short;
 use crate::outcome::Outcome;
 use crate::scratch;
+use crate::worker::check_paths;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use switchyard_worker_contract::config::{EngineConfig, Length, Profile};
@@ -30,7 +31,7 @@ pub(super) fn resnet(probe: &Probe) -> Result<Value, Outcome> {
 }
 
 fn run(probe: &Probe, name: &str, case: &Case) -> Result<Value, Outcome> {
-    let gpu = rates::measured(probe)?;
+    let gpu = rates::known(probe)?;
     let worker = probe.worker()?;
     let (config, _) = steps::fitting(&worker, case)?;
     let (before, timed) = if probe.rehearse { (1, 2) } else { (WARM_UP, TIMED) };
@@ -38,15 +39,20 @@ fn run(probe: &Probe, name: &str, case: &Case) -> Result<Value, Outcome> {
     let length = Length::Steps(before + u64::from(timed));
     let config = EngineConfig { profile, length, ..config };
     let name = format!("kernels-{name}");
-    worker.train(&name, &config, 1)?;
+    let ran = worker.train(&name, &config, 1)?;
     let times = times(&name)?;
     let rows = rows(&times, &gpu);
     let step_ms = 1e3 * times.kernels.iter().map(|kernel| kernel.seconds).sum::<f64>() / times.steps.max(1) as f64;
-    Ok(json!({
+    let items = f64::from(config.batch_size_per_process * case.items);
+    let needed: f64 = times.kernels.iter().map(|kernel| kernel.launches as f64 * kernel.cost.needed_flops).sum();
+    let figures = json!({
         "device": gpu.name, "batch": config.batch_size_per_process, "steps": times.steps, "kernelMs": short(step_ms),
+        "neededTFLOP": short(needed / times.steps.max(1) as f64 / 1e12),
+        "palmTFLOP": steps::palm_flops(&config.model).map(|flops| short(flops * items / 1e12)),
         "gapMs": short(1e3 * times.gaps.seconds / times.steps.max(1) as f64), "bytesPerSecond": gpu.bytes_per_second,
         "kernels": rows,
-    }))
+    });
+    check_paths(&ran.paths(), figures)
 }
 
 /// Reads the kernel times that the worker wrote.

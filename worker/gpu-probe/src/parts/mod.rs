@@ -13,6 +13,7 @@ mod optimizer;
 mod products;
 mod rates;
 mod sanitizer;
+mod start;
 mod steps;
 mod streams;
 mod training;
@@ -40,6 +41,8 @@ pub(crate) struct Probe {
     pub(crate) worker: Option<PathBuf>,
     /// Folder of recorded launches, if not the one next to the probe.
     pub(crate) vectors: Option<PathBuf>,
+    /// Folder of the results.
+    pub(crate) out: Option<PathBuf>,
     /// Use small sizes.
     pub(crate) rehearse: bool,
 }
@@ -48,75 +51,64 @@ pub(crate) struct Part {
     pub(crate) name: &'static str,
     /// Short description of what the part checks.
     pub(crate) title: &'static str,
+    /// Estimated seconds on an H100 with PyTorch, a warm driver and the cached kernels of the parts
+    /// before it.
+    pub(crate) expected: u64,
     /// Seconds after which it counts as hung. Libraries are up to 500 MB and may be on a slow disk.
     pub(crate) limit: u64,
     pub(crate) run: fn(&Probe) -> Result<Value, Outcome>,
 }
 
-/// All parts, most valuable first: what is installed, whether training is correct, how fast it is,
-/// and what only a future engine may use.
-pub(crate) const PARTS: [Part; 36] = [
-    Part { name: "machine", title: "the machine", limit: 60, run: machine::facts },
-    Part { name: "driver", title: "driver and devices", limit: 60, run: libraries::driver },
-    Part { name: "cublaslt", title: "cuBLASLt", limit: 60, run: libraries::cublaslt },
-    Part { name: "nvrtc", title: "NVRTC", limit: 60, run: libraries::nvrtc },
-    Part { name: "compile", title: "AdamW kernel to a CUBIN", limit: 60, run: optimizer::compile },
-    Part { name: "adamw", title: "AdamW kernel vs the CPU", limit: 120, run: optimizer::run },
-    Part { name: "streams", title: "copies, events, graphs", limit: 60, run: streams::run },
-    Part { name: "rates", title: "copies, products, launches", limit: 120, run: rates::run },
-    Part { name: "vectors", title: "every kernel vs the executor", limit: 240, run: vectors::run },
-    Part { name: "training-mlp", title: "MLP training vs the CPU", limit: 120, run: training::mlp },
-    Part { name: "training-gpt", title: "GPT training vs the CPU", limit: 240, run: training::gpt },
-    Part { name: "training-bert", title: "BERT training vs the CPU", limit: 240, run: training::bert },
-    Part { name: "training-resnet", title: "ResNet training vs the CPU", limit: 240, run: training::resnet },
-    Part { name: "resume", title: "checkpoints across devices", limit: 180, run: training::resume },
-    Part { name: "steps-gpt", title: "steps of GPT-124M, bf16", limit: 300, run: steps::gpt_124m },
-    Part {
-        name: "steps-gpt-unordered",
-        title: "the same, nondeterministic",
-        limit: 300,
-        run: steps::gpt_124m_unordered,
-    },
-    Part { name: "steps-gpt-tiny", title: "steps of a tiny GPT, bf16", limit: 200, run: steps::gpt_tiny },
-    Part { name: "steps-bert", title: "steps of BERT base, fp16", limit: 300, run: steps::bert_base },
-    Part { name: "steps-resnet", title: "steps of ResNet-50, bf16", limit: 300, run: steps::resnet50 },
-    Part { name: "input-resnet", title: "input of ResNet-50", limit: 240, run: input::resnet },
-    Part { name: "steps-mlp", title: "steps of an MLP, f32", limit: 200, run: steps::mlp },
-    Part { name: "steps-gpt-fp8", title: "steps of GPT-124M, bf16 and FP8", limit: 300, run: steps::gpt_124m_fp8 },
-    Part { name: "memory", title: "memory of bf16 vs f32", limit: 300, run: memory::run },
-    Part { name: "kernels-gpt", title: "kernels of GPT-124M, bf16", limit: 180, run: kernels::gpt },
-    Part { name: "kernels-resnet", title: "kernels of ResNet-50, bf16", limit: 180, run: kernels::resnet },
-    Part { name: "products", title: "cuBLASLt at GPT shapes", limit: 180, run: products::run },
-    Part {
-        name: "memcheck",
-        title: "compute-sanitizer: memory",
-        limit: 120,
-        run: |probe| sanitizer::run(probe, "memcheck"),
-    },
-    Part {
-        name: "racecheck",
-        title: "compute-sanitizer: races",
-        limit: 120,
-        run: |probe| sanitizer::run(probe, "racecheck"),
-    },
-    Part {
-        name: "synccheck",
-        title: "compute-sanitizer: barriers",
-        limit: 120,
-        run: |probe| sanitizer::run(probe, "synccheck"),
-    },
-    Part {
-        name: "initcheck",
-        title: "compute-sanitizer: init",
-        limit: 120,
-        run: |probe| sanitizer::run(probe, "initcheck"),
-    },
-    Part { name: "counters", title: "Nsight Compute on GPT-124M", limit: 240, run: counters::gpt },
-    Part { name: "nccl", title: "NCCL", limit: 60, run: libraries::nccl },
-    Part { name: "all-reduce", title: "NCCL with one rank", limit: 120, run: all_reduce::run },
-    Part { name: "cudnn", title: "cuDNN", limit: 60, run: libraries::cudnn },
-    Part { name: "attention", title: "attention: cuDNN vs ours", limit: 180, run: attention::run },
-    Part { name: "convolutions", title: "cuDNN at ResNet-50 shapes", limit: 300, run: convolutions::run },
+const fn part(
+    name: &'static str,
+    title: &'static str,
+    (expected, limit): (u64, u64),
+    run: fn(&Probe) -> Result<Value, Outcome>,
+) -> Part {
+    Part { name, title, expected, limit, run }
+}
+
+/// All parts, those that settle most first: whether the riskiest libraries work and kernels are
+/// correct, whether training is, the speed goals, and then everything else. `--budget` follows this
+/// order.
+pub(crate) const PARTS: [Part; 37] = [
+    part("machine", "the machine", (2, 60), machine::facts),
+    part("driver", "driver and devices", (3, 60), libraries::driver),
+    part("cublaslt", "cuBLASLt", (2, 60), libraries::cublaslt),
+    part("nvrtc", "NVRTC", (2, 60), libraries::nvrtc),
+    part("nccl", "NCCL", (2, 60), libraries::nccl),
+    part("cudnn", "cuDNN", (4, 60), libraries::cudnn),
+    part("compile", "AdamW kernel to a CUBIN", (2, 60), optimizer::compile),
+    part("adamw", "AdamW kernel vs the CPU", (3, 120), optimizer::run),
+    part("streams", "copies, events, graphs", (3, 60), streams::run),
+    part("rates", "copies, products, launches", (20, 120), rates::run),
+    part("vectors", "every kernel vs the executor", (30, 240), vectors::run),
+    part("attention", "attention: cuDNN vs ours", (15, 180), attention::run),
+    part("convolutions", "cuDNN at ResNet-50 shapes", (40, 300), convolutions::run),
+    part("training-gpt", "GPT training vs the CPU", (45, 240), training::gpt),
+    part("training-resnet", "ResNet training vs the CPU", (35, 240), training::resnet),
+    part("steps-gpt-unordered", "GPT-124M, nondeterministic", (100, 300), steps::gpt_124m_unordered),
+    part("steps-gpt", "steps of GPT-124M, bf16", (60, 300), steps::gpt_124m),
+    part("kernels-gpt", "kernels of GPT-124M, bf16", (25, 180), kernels::gpt),
+    part("steps-resnet", "steps of ResNet-50, bf16", (90, 300), steps::resnet50),
+    part("kernels-resnet", "kernels of ResNet-50, bf16", (30, 180), kernels::resnet),
+    part("steps-bert", "steps of BERT base, fp16", (70, 300), steps::bert_base),
+    part("start", "cold and warm start", (20, 120), start::run),
+    part("products", "cuBLASLt at GPT shapes", (15, 180), products::run),
+    part("all-reduce", "NCCL with one rank", (5, 120), all_reduce::run),
+    part("training-bert", "BERT training vs the CPU", (40, 240), training::bert),
+    part("memcheck", "compute-sanitizer: memory", (30, 120), |probe| sanitizer::run(probe, "memcheck")),
+    part("resume", "checkpoints across devices", (20, 180), training::resume),
+    part("training-mlp", "MLP training vs the CPU", (8, 120), training::mlp),
+    part("input-resnet", "input of ResNet-50", (75, 240), input::resnet),
+    part("counters", "Nsight Compute on GPT-124M", (60, 240), counters::gpt),
+    part("steps-gpt-fp8", "steps of GPT-124M, bf16 and FP8", (60, 300), steps::gpt_124m_fp8),
+    part("steps-gpt-tiny", "steps of a tiny GPT, bf16", (45, 200), steps::gpt_tiny),
+    part("steps-mlp", "steps of an MLP, f32", (40, 200), steps::mlp),
+    part("racecheck", "compute-sanitizer: races", (30, 120), |probe| sanitizer::run(probe, "racecheck")),
+    part("synccheck", "compute-sanitizer: barriers", (30, 120), |probe| sanitizer::run(probe, "synccheck")),
+    part("initcheck", "compute-sanitizer: init", (30, 120), |probe| sanitizer::run(probe, "initcheck")),
+    part("memory", "memory of bf16 vs f32", (40, 300), memory::run),
 ];
 
 impl Probe {

@@ -5,11 +5,13 @@ use super::{Probe, gather};
 use crate::jobs::{CLASSES, half, job, synthetic};
 use crate::numbers::{mib, short};
 use crate::outcome::Outcome;
+use crate::peaks::{self, peak};
 use crate::torch::Peer;
-use crate::worker::Worker;
+use crate::worker::{Worker, check_paths};
 use serde_json::{Value, json};
 use std::path::Path;
 use switchyard_worker_contract::config::*;
+use switchyard_worker_contract::event::GpuPaths;
 
 /// Micro-batch sizes to try, largest first.
 const BATCHES: [u32; 5] = [16, 8, 4, 2, 1];
@@ -22,7 +24,7 @@ pub(super) struct Case {
     /// The model as `torch_engine.py` names it.
     peer: Value,
     /// Tokens per sample; 1 for other data.
-    items: u32,
+    pub(super) items: u32,
     steps: u64,
     rounds: usize,
     /// PyTorch's compile mode. Short steps are dominated by launches, which CUDA graphs save.
@@ -122,7 +124,7 @@ pub(super) fn resnet50_case(probe: &Probe) -> Case {
     let config = job(Model::ResNet(model), synthetic(2048, Some(side)), 1);
     let optimizer = Optimizer { rule: Rule::Sgd(Momentum { momentum: 0.9, nesterov: false }), ..config.optimizer };
     let config = EngineConfig { precision: bf16(), optimizer, ..config };
-    let batches = vec![128, 64, 32, 16];
+    let batches = vec![256, 128, 64, 32, 16];
     Case { config, batches, peer, items: 1, steps: 40, rounds: 3, compile: "default" }
 }
 
@@ -159,14 +161,21 @@ fn measure(probe: &Probe, case: Case) -> Result<Value, Outcome> {
     }
     let per_second = f64::from(batch * case.items) * 1e3;
     let [own_times, torch, compiled] = times;
-    let own = own.map(|()| {
-        let mut report = figures(&own_times, per_second);
-        report["memoryMiB"] = mib(ours).into();
+    let peak = peak(&device.name, peaks::Precision::Bf16).filter(|_| config.precision != Precision::Fp32);
+    let with_mfu = |mut report: Value| {
+        if let (Some(flops), Some(peak), Some(rate)) = (palm_flops(&config.model), peak, report["perSecond"].as_f64()) {
+            report["mfu"] = short(flops * rate / (peak * 1e12)).into();
+        }
         report
+    };
+    let own = own.and_then(|()| {
+        let mut report = with_mfu(figures(&own_times, per_second));
+        report["memoryMiB"] = mib(ours).into();
+        check_paths(&own_times.last().map(|round| round.paths.clone()).unwrap_or_default(), report)
     });
     let mut rows = vec![(json!({"side": "switchyard"}), own)];
     for ((name, peer), times) in peers.into_iter().zip([torch, compiled]) {
-        rows.push((json!({"side": name}), Ok(peer_figures(peer, &times, per_second))));
+        rows.push((json!({"side": name}), Ok(with_mfu(peer_figures(peer, &times, per_second)))));
     }
     let item = if case.items > 1 { "tokens" } else { "samples" };
     let what = json!({
@@ -215,6 +224,21 @@ pub(super) struct Round {
     pub(super) optimizer: f64,
     /// Seconds to the first report.
     pub(super) to_first: f64,
+    pub(super) paths: GpuPaths,
+}
+
+/// FLOP per token of a training step, as PaLM counts them (<https://arxiv.org/abs/2204.02311>,
+/// appendix B): 6 N + 12 L H Q T, with N weights except those of the positions, L layers, and H
+/// heads of Q values over T tokens. Causal attention counts in full, recomputation not at all. MFU
+/// is this rate divided by the peak on the data sheet. `None` for networks other than GPTs.
+pub(super) fn palm_flops(model: &Model) -> Option<f64> {
+    let Model::Gpt(gpt) = model else { return None };
+    let [layers, hidden, tokens, words] =
+        [gpt.layers, gpt.hidden_size, gpt.context_length, gpt.vocabulary_size].map(f64::from);
+    let heads = if gpt.tied_head { 1.0 } else { 2.0 };
+    // Per layer, four matrices for attention and eight for the MLP, their biases, and two norms.
+    let weights = heads * words * hidden + layers * (12.0 * hidden * hidden + 13.0 * hidden) + 2.0 * hidden;
+    Some(6.0 * weights + 12.0 * layers * hidden * tokens)
 }
 
 /// Measures one run of the worker.
@@ -232,6 +256,7 @@ pub(super) fn measure_worker(worker: &Worker, config: &EngineConfig) -> Result<R
         backward: mean(|report| report.backward_ms),
         optimizer: mean(|report| report.optimizer_ms),
         to_first: ran.seconds_to_first,
+        paths: ran.paths(),
     })
 }
 
@@ -293,6 +318,15 @@ mod tests {
         let rounds = [30.0, 10.0, 20.0].map(|ms| Round { ms, ..Round::default() });
         let figures = figures(&rounds, 1e3 * 64.0);
         assert_eq!((&figures["ms"], &figures["perSecond"]), (&json!(20.0), &json!(3200.0)));
+    }
+
+    /// 8.55e8 for GPT-2 with 124 million parameters, as in llm.c.
+    #[test]
+    fn palm_counts_weights_and_attention() {
+        let [layers, hidden_size, heads, context_length, vocabulary_size] = [12, 768, 12, 1024, 50_304];
+        let gpt = Gpt { layers, hidden_size, heads, context_length, vocabulary_size, tied_head: true };
+        assert_eq!(palm_flops(&Model::Gpt(gpt)), Some(6.0 * 123_689_472.0 + 113_246_208.0));
+        assert_eq!(palm_flops(&Model::Mlp(Mlp { hidden_sizes: vec![4], activation: Activation::Relu })), None);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::Probe;
 use crate::numbers::{pattern, short};
 use crate::outcome::Outcome;
 use serde_json::{Value, json};
-use switchyard_cuda::driver::{Context, Stream};
+use switchyard_cuda::driver::{Buffer, Context, Stream};
 use switchyard_cuda::kernels::Element;
 use switchyard_cuda::kernels::elementwise::Elementwise;
 
@@ -14,6 +14,8 @@ const SIZES: (usize, usize) = (1 << 24, 100);
 const REHEARSED: (usize, usize) = (1 << 12, 4);
 /// Elements of a launch, few enough that its time is pure launch overhead.
 const COUNT: usize = 1024;
+/// Launches of the graph whose event another stream awaits.
+const ROUNDS: usize = 5;
 const KERNELS: Elementwise = Elementwise { from: Element::F32, to: Element::F32 };
 
 pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
@@ -22,6 +24,7 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     let stream = context.stream()?;
     let mut figures = copies(&context, &stream, count)?;
     let [eager, graph] = kernels(probe, &stream, launches)?;
+    figures["waitsInGraph"] = event_in_graph(probe, &stream, count, launches)?.into();
     figures["device"] = device.name.into();
     figures["launchMicroseconds"] = short(eager * 1e6).into();
     figures["launchInGraphMicroseconds"] = short(graph * 1e6).into();
@@ -47,6 +50,45 @@ fn copies(context: &Context, stream: &Stream, count: usize) -> Result<Value, Out
     let down = context.time(stream, 5, || stream.download(y.span(), &mut to, 0..count))?;
     let rate = |seconds: f64| short(bytes as f64 / seconds / 1e9);
     Ok(json!({"bytes": bytes, "uploadGBs": rate(up), "downloadGBs": rate(down)}))
+}
+
+/// A graph records an event between its kernels. Another stream waits for the event and copies what
+/// the kernels before it have written. NCCL starts in this way while the backward pass runs.
+///
+/// # Errors
+/// The copy did not wait.
+fn event_in_graph(probe: &Probe, stream: &Stream, count: usize, launches: usize) -> Result<usize, Outcome> {
+    let context = stream.context();
+    let loaded = context.load(KERNELS.program(), &probe.nvrtc()?)?;
+    let one = context.upload(&vec![1.0f32; count])?;
+    let [sum, other] = [context.zeros(4 * count)?, context.zeros(4 * count)?];
+    let (seen, back, event) = (context.allocate(4 * count)?, context.stream()?, context.event()?);
+    let blocks = u32::try_from(context.device().multiprocessors).unwrap_or(1);
+    let length = u32::try_from(count).unwrap_or(u32::MAX);
+    let add = |to: &Buffer| {
+        let call = KERNELS.convert(blocks, length, one.span(), 1.0, to.span(), true)?;
+        loaded.launch(&call, stream)
+    };
+    add(&sum)?;
+    let graph = stream.capture(|| {
+        (0..launches).try_for_each(|_| add(&sum))?;
+        stream.record(&event)?;
+        (0..launches).try_for_each(|_| add(&other))
+    })?;
+    for round in 1..=ROUNDS {
+        graph.launch(stream)?;
+        back.wait(&event)?;
+        back.copy(sum.span(), seen.span())?;
+        back.synchronize()?;
+        let (got, expected) = (seen.download::<f32>(0..count)?, (round * launches + 1) as f32);
+        if let Some(wrong) = got.iter().find(|got| **got != expected) {
+            let text =
+                format!("got {wrong} in launch {round} of a graph, expected {expected}: the stream did not wait");
+            return Err(Outcome::failed("cuEventRecordWithFlags", text));
+        }
+        stream.synchronize()?;
+    }
+    Ok(ROUNDS)
 }
 
 /// Seconds per launch: eager, and in a graph of `launches`.

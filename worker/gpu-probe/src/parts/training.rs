@@ -4,7 +4,7 @@ use super::{Probe, gather};
 use crate::jobs::{DYNAMIC, half, job, synthetic, text};
 use crate::numbers::short;
 use crate::outcome::Outcome;
-use crate::worker::{CompletedRun, Worker};
+use crate::worker::{CompletedRun, Worker, check_paths};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -187,7 +187,7 @@ fn losses(
         return Err(Outcome::failed("losses", text));
     }
     let difference = compare_losses(&gpu.losses(), &cpu.losses(), numbers.losses)?;
-    Ok(json!({
+    let figures = json!({
         "steps": steps,
         "kernel": gpu.ready.kernel,
         "first": short(gpu.losses()[0]),
@@ -195,7 +195,8 @@ fn losses(
         "skippedSteps": gpu.skipped(),
         "largestDifference": short(difference),
         "limit": numbers.losses,
-    }))
+    });
+    check_paths(&gpu.paths(), figures)
 }
 
 /// Largest relative difference of the losses.

@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 use switchyard_cuda::Error;
 use switchyard_cuda::driver::{Buffer, Context, Loaded, Stream};
 use switchyard_cuda::kernels::recorded::{BYTES, CASES, Case, Kept};
@@ -33,6 +36,9 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     let (context, device) = probe.start()?;
     let vectors = Vectors::read(&probe.vectors()?)?;
     let mut launcher = Launcher { nvrtc: probe.nvrtc()?, stream: context.stream()?, context, loaded: Vec::new() };
+    let start = Instant::now();
+    launcher.load_all(&vectors.cases);
+    let seconds = start.elapsed().as_secs_f64();
     let mut rows: BTreeMap<String, Row> = BTreeMap::new();
     let mut ended = None;
     for (number, case) in vectors.cases.iter().enumerate() {
@@ -50,6 +56,7 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     };
     let what = json!({
         "device": device.name, "cases": vectors.cases.len(), "played": played, "programs": launcher.loaded.len(),
+        "compileSeconds": short(seconds),
         "tolerances": APPROXIMATE.map(tolerance),
     });
     let rows = rows.into_iter().map(|(kernel, row)| figures(&kernel, row)).chain(ended);
@@ -107,6 +114,31 @@ struct Launcher {
 }
 
 impl Launcher {
+    /// Compiles and loads all programs, on all cores. [`Launcher::load`] repeats those that fail and
+    /// reports the error with the launch.
+    fn load_all(&mut self, cases: &[Case]) {
+        let mut programs: Vec<Program> = Vec::new();
+        for program in cases.iter().filter_map(|case| case.launch.program().ok()) {
+            if !programs.contains(&program) {
+                programs.push(program);
+            }
+        }
+        let (next, loaded) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(programs.len());
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    while let Some(program) = programs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        if let Ok(new) = self.context.load(program.clone(), &self.nvrtc) {
+                            loaded.lock().unwrap_or_else(PoisonError::into_inner).push(new);
+                        }
+                    }
+                });
+            }
+        });
+        self.loaded = loaded.into_inner().unwrap_or_else(PoisonError::into_inner);
+    }
+
     /// Loads a program if necessary; returns its index in `loaded`.
     fn load(&mut self, program: &Program) -> Result<usize, Error> {
         if let Some(index) = self.loaded.iter().position(|loaded| loaded.program() == program) {

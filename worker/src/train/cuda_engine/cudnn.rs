@@ -15,6 +15,7 @@ use switchyard_cuda::driver::{Context, Device, Span};
 use switchyard_cuda::operation::{Accepted, Limits, Operation, Planned, Properties, ask};
 use switchyard_cuda::{Error, Library, version};
 use switchyard_worker_contract::config;
+use switchyard_worker_contract::event::{CudnnCoverage, GpuPaths};
 
 /// Workspace limit of an operation. The fastest 16-bit convolutions use a few MB, a stem with 3
 /// channels 60 MB for 64 images (cuDNN 9.19 on an H200). Exact f32 convolutions rearrange whole
@@ -181,30 +182,70 @@ impl CudnnPlans {
         (cudnn, operation, accepted)
     }
 
-    /// Logs which operations use cuDNN, and why others do not.
-    pub fn log(&self) {
-        let is_convolution = |kind: &CudnnKind| matches!(kind, CudnnKind::Convolution(_));
-        let of = |convolutions: bool| self.kinds.iter().filter(move |(kind, ..)| is_convolution(kind) == convolutions);
-        for (is, what, otherwise) in
-            [(true, "convolutions", "products of patches"), (false, "attention", "kernels of ours")]
-        {
-            let all = of(is).count();
-            match &self.cudnn {
-                _ if all == 0 => {}
-                Err(reason) => eprintln!("note: {what}: {otherwise}: {reason}"),
-                Ok((_, cudnn)) => {
-                    let version = version::library(i64::try_from(cudnn.version()).unwrap_or(i64::MAX));
-                    let accepted = of(is).filter(|(_, _, answer)| answer.is_ok()).count();
-                    eprintln!("note: cuDNN {version} accepts {accepted} of {all} kinds of {what}");
-                    for (kind, _, answer) in of(is) {
-                        if let Err(reason) = answer {
-                            eprintln!("note: {otherwise}: {}: {reason}", describe(kind));
-                        }
-                    }
-                }
-            }
+    /// The operations that cuDNN computes, and what computes the refused ones.
+    pub fn paths(&self) -> GpuPaths {
+        let (convolutions, attention) = (self.coverage(is_convolution), self.coverage(is_attention(false)));
+        let attention_gradient = self.coverage(is_attention(true));
+        let fallbacks = GROUPS.iter().flat_map(|group| self.fallbacks(group)).collect();
+        GpuPaths { convolutions, attention, attention_gradient, epilogues: false, fallbacks }
+    }
+
+    fn coverage(&self, counts: impl Fn(&CudnnKind) -> bool) -> CudnnCoverage {
+        let all = self.kinds.iter().filter(|(kind, ..)| counts(kind));
+        let add = |sum: CudnnCoverage, (_, _, answer): &(_, _, Result<Accepted, String>)| CudnnCoverage {
+            queried: sum.queried + 1,
+            accepted: sum.accepted + u32::from(answer.is_ok()),
+        };
+        all.fold(CudnnCoverage::default(), add)
+    }
+
+    /// What replaces the refused operations of a group, and why.
+    fn fallbacks(&self, group: &Group) -> Vec<String> {
+        let Group { name, otherwise, contains } = group;
+        let mut kinds = self.kinds.iter().filter(|(kind, ..)| contains(kind)).peekable();
+        match &self.cudnn {
+            Err(reason) if kinds.peek().is_some() => vec![format!("{name}: {otherwise}: {reason}")],
+            Err(_) => Vec::new(),
+            Ok(_) => kinds
+                .filter_map(|(kind, _, answer)| {
+                    let reason = answer.as_ref().err()?;
+                    Some(format!("{otherwise}: {}: {reason}", describe(kind)))
+                })
+                .collect(),
         }
     }
+
+    /// Logs which operations use cuDNN, and why others do not.
+    pub fn log(&self) {
+        for group in &GROUPS {
+            let CudnnCoverage { queried, accepted } = self.coverage(group.contains);
+            if let (Ok((_, cudnn)), 1..) = (&self.cudnn, queried) {
+                let version = version::library(i64::try_from(cudnn.version()).unwrap_or(i64::MAX));
+                eprintln!("note: cuDNN {version} accepts {accepted} of {queried} kinds of {}", group.name);
+            }
+            self.fallbacks(group).iter().for_each(|text| eprintln!("note: {text}"));
+        }
+    }
+}
+
+/// Operations with the same fallback.
+struct Group {
+    name: &'static str,
+    otherwise: &'static str,
+    contains: fn(&CudnnKind) -> bool,
+}
+
+const GROUPS: [Group; 2] = [
+    Group { name: "convolutions", otherwise: "products of patches", contains: is_convolution },
+    Group { name: "attention", otherwise: "kernels of ours", contains: |kind| !is_convolution(kind) },
+];
+
+fn is_convolution(kind: &CudnnKind) -> bool {
+    matches!(kind, CudnnKind::Convolution(_))
+}
+
+fn is_attention(backward: bool) -> impl Fn(&CudnnKind) -> bool {
+    move |kind| matches!(kind, CudnnKind::Attention(attention) if attention.backward == backward)
 }
 
 fn describe(kind: &CudnnKind) -> String {

@@ -75,7 +75,7 @@ use switchyard_cuda::kernels::optimizer::Numbers;
 use switchyard_cuda::nvrtc::Nvrtc;
 use switchyard_cuda::nvtx;
 use switchyard_worker_contract::config::{EngineConfig, Matmul, Transport};
-use switchyard_worker_contract::event::GpuCalls;
+use switchyard_worker_contract::event::{GpuCalls, GpuPaths};
 use switchyard_worker_contract::kernels::KernelTimes;
 use timer::OpTimer;
 
@@ -104,6 +104,7 @@ pub(super) struct CudaEngine {
     config: EngineConfig,
     world: u32,
     kernel: String,
+    paths: GpuPaths,
     computation: Computation,
     /// With NCCL. Dropped before the memory that it uses.
     collectives: Option<Collectives>,
@@ -171,12 +172,16 @@ impl CudaEngine {
         (recorder, health): (&Arc<Recorder>, Health),
     ) -> Result<CudaEngine, TrainError> {
         let memories = Memories::new(&context, (&computation, WORKSPACE), training, &need)?;
+        let mut paths = GpuPaths { epilogues: true, ..cudnn_plans.paths() };
         let mut algorithms = Algorithms::start(&context, &cublaslt, &Cache::from_env())?;
         let mut works = computation.works(|span| memories.place(&computation, 0, span))?;
         if let Some(reason) = refused_epilogue(&mut algorithms, &works, training.config.gpu.matmul) {
+            let text = format!("what follows products is computed by kernels of ours: {reason}");
             if group.rank() == 0 {
-                eprintln!("note: what follows products is computed by kernels of ours: {reason}");
+                eprintln!("note: {text}");
             }
+            paths.epilogues = false;
+            paths.fallbacks.push(text);
             computation = computation.without_epilogues();
             works = computation.works(|span| memories.place(&computation, 0, span))?;
         }
@@ -210,6 +215,7 @@ impl CudaEngine {
             config: training.config.clone(),
             world: training.world,
             kernel,
+            paths,
             feed: Feed::new(&context, computation.inputs())?,
             messages: [messages()?, messages()?],
             pending: None,
@@ -345,6 +351,10 @@ impl Engine for CudaEngine {
 
     fn kernel(&self) -> String {
         self.kernel.clone()
+    }
+
+    fn gpu_paths(&self) -> Option<GpuPaths> {
+        Some(self.paths.clone())
     }
 
     fn calls(&self) -> Option<GpuCalls> {

@@ -16,6 +16,10 @@ const BFLOAT16: u64 = 9;
 /// `ncclRedOp_t`.
 const SUM: u64 = 0;
 const AVG: u64 = 4;
+/// `ncclNumOps`: the first number of a user's operation.
+pub(crate) const FIRST_OWN: usize = 5;
+/// A product with a factor, whose bits are the lower half of the number, then a sum.
+pub(crate) const SCALED: u64 = 1 << 32;
 
 /// Formats that are supported here.
 pub(crate) fn format(data_type: i32) -> Option<Format> {
@@ -143,7 +147,10 @@ fn sum(calls: &[(Call, Vec<u8>)]) -> Result<Vec<u8>, String> {
     }
     let format = i32::try_from(first.data_type).ok().and_then(format).ok_or("an unknown type")?;
     let rounded = |numbers: &[f32]| decoded(format, &encoded(format, numbers));
-    let part = 1.0 / calls.len() as f32;
+    let part = match first.operation {
+        scaled if scaled & SCALED != 0 => f32::from_bits(scaled as u32),
+        _ => 1.0 / calls.len() as f32,
+    };
     let mut all = calls.iter().map(|(_, bytes)| {
         let numbers = decoded(format, bytes);
         if first.operation == SUM {
@@ -189,6 +196,7 @@ mod tests {
         assert_eq!(sum_of(FLOAT32, SUM, &[256.0, 1.0, 1.0]), 258.0);
         assert_eq!(sum_of(FLOAT16, SUM, &[60000.0, 60000.0]), f32::INFINITY);
         assert_eq!(sum_of(FLOAT16, AVG, &[60000.0, 60000.0]), 60000.0);
+        assert_eq!(sum_of(FLOAT32, SCALED | u64::from(0.5f32.to_bits()), &[3.0, 5.0]), 4.0);
     }
 
     #[test]
