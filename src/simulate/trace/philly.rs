@@ -96,7 +96,7 @@ impl Jobs<'_> {
             duration += ran;
         }
         let queue = job.vc.clone().unwrap_or_default();
-        self.log.add(submit, Row { line: number, submit: 0.0, duration, gpus, queue, limit: None });
+        self.log.add(submit, Row { line: number, submit: 0.0, duration, gpus, queue, limit: None, preemptible: None });
         Ok(())
     }
 }
