@@ -45,7 +45,7 @@ use std::collections::BTreeMap;
     printcolumn(name = "ETA", type_ = "integer", json_path = ".status.trainerStatus.estimatedRemainingSeconds", priority = 1, description = "Estimated remaining seconds")
 )]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("self.trainer == oldSelf.trainer && self.topologyPolicy == oldSelf.topologyPolicy && self.fabric == oldSelf.fabric && self.gangPolicy == oldSelf.gangPolicy && self.failurePolicy == oldSelf.failurePolicy && self.managedBy == oldSelf.managedBy && has(self.template) == has(oldSelf.template) && (!has(self.template) || self.template == oldSelf.template) && has(self.checkpoint) == has(oldSelf.checkpoint) && (!has(self.checkpoint) || self.checkpoint == oldSelf.checkpoint) && has(self.engine) == has(oldSelf.engine) && (!has(self.engine) || self.engine == oldSelf.engine)")
+#[x_kube(validation = Rule::new("self.trainer == oldSelf.trainer && self.topologyPolicy == oldSelf.topologyPolicy && self.fabric == oldSelf.fabric && self.gangPolicy == oldSelf.gangPolicy && self.failurePolicy == oldSelf.failurePolicy && self.managedBy == oldSelf.managedBy && has(self.queue) == has(oldSelf.queue) && (!has(self.queue) || self.queue == oldSelf.queue) && has(self.template) == has(oldSelf.template) && (!has(self.template) || self.template == oldSelf.template) && has(self.checkpoint) == has(oldSelf.checkpoint) && (!has(self.checkpoint) || self.checkpoint == oldSelf.checkpoint) && has(self.engine) == has(oldSelf.engine) && (!has(self.engine) || self.engine == oldSelf.engine)")
     .message("spec is immutable but for suspend, activeDeadlineSeconds and ttlSecondsAfterFinished: delete the TrainJob and create it again with the new values"))]
 #[x_kube(validation = Rule::new("(self.trainer.framework == 'Switchyard') == has(self.engine)")
     .message("engine must be set with trainer.framework Switchyard, and with no other framework").field_path(".engine"))]
@@ -55,6 +55,8 @@ use std::collections::BTreeMap;
     .message("minBusBandwidth is measured by our own engine, which other images do not have: framework must be Switchyard; for NCCL run nccl-tests as a separate job").field_path(".fabric.preflight.minBusBandwidth"))]
 #[x_kube(validation = Rule::new("self.trainer.framework == 'Switchyard' || !has(self.checkpoint)")
     .message("checkpoint is for framework Switchyard: other frameworks save their own checkpoints").field_path(".checkpoint"))]
+#[x_kube(validation = Rule::new("!has(self.queue) || !has(self.queue.preemptible) || self.queue.preemptible != 'Always' || self.failurePolicy.maxPreemptionRestarts > 0")
+    .message("queue.preemptible Always needs failurePolicy.maxPreemptionRestarts of at least 1: with 0, the first preemption would end the job").field_path(".queue.preemptible"))]
 #[x_kube(validation = Rule::new("!has(self.engine) || self.engine.device != 'Cpu' || !has(self.trainer.resourcesPerNode) \
     || !has(self.trainer.resourcesPerNode.limits) || !('nvidia.com/gpu' in self.trainer.resourcesPerNode.limits)")
     .message("with engine.device Cpu the GPUs of trainer.resourcesPerNode would stay unused: remove nvidia.com/gpu, or set engine.device to Auto")
@@ -101,6 +103,10 @@ pub struct TrainJobSpec {
     /// Gang scheduling: all pods of an attempt are scheduled, or none.
     #[serde(default)]
     pub gang_policy: GangPolicy,
+
+    /// The job's part in the administrator's queue policy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue: Option<QueueOptions>,
 
     /// How strictly placement respects topology.
     #[serde(default)]
@@ -183,6 +189,27 @@ pub struct GangPolicy {
     pub replacement: Option<Replacement>,
 }
 
+/// The job's part in the administrator's queue policy (`queue.policy` in the chart).
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct QueueOptions {
+    /// Whether the queue policy can stop the running job for a job of the same priority.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preemptible: Option<Preemptible>,
+}
+
+/// Whether the queue policy can stop the running job for a job of the same priority. `Always`:
+/// it can; the job is stopped like a suspended one and resumes from its own checkpoint. `Never`:
+/// the job keeps its nodes, and waits for nodes that no job ahead of it holds. Default: `Always`
+/// with `checkpoint`, otherwise `Never`. Jobs of higher priority can stop the job either way.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Preemptible {
+    /// It can, once the job has run for the administrator's quantum and was not preempted too often.
+    Always,
+    /// It never stops the job.
+    Never,
+}
+
 /// When the pods of the next attempt can start: after a failure, a preemption, or when a suspended
 /// job is resumed. `AfterTermination`: once no container of an older attempt can still run, or 30 s
 /// after the grace period of its pod, or, if its node does not report,
@@ -218,6 +245,13 @@ impl Default for GangPolicy {
 }
 
 impl TrainJobSpec {
+    /// Whether the queue policy can stop the running job for a job of the same priority: the job's
+    /// choice, or whether it has checkpoints.
+    pub fn preemptible(&self) -> Preemptible {
+        let default = if self.checkpoint.is_some() { Preemptible::Always } else { Preemptible::Never };
+        self.queue.as_ref().and_then(|queue| queue.preemptible).unwrap_or(default)
+    }
+
     /// When the pods of the next attempt can start: the job's choice, or the default of its
     /// framework.
     pub fn replacement(&self) -> Replacement {

@@ -132,6 +132,14 @@ fn outer_cases() -> Vec<Case> {
             job
         }),
         (
+            "queue.preemptible Always needs",
+            with(&[("/spec/queue", json!({"preemptible": "Always"}))]),
+            with(&[
+                ("/spec/queue", json!({"preemptible": "Always"})),
+                ("/spec/failurePolicy", json!({"maxPreemptionRestarts": 0})),
+            ]),
+        ),
+        (
             "set exactly one of onExitCodes",
             rule(json!({"onExitCodes": {"operator": "In", "values": [42]}})),
             rule(json!({"onExitCodes": {"operator": "In", "values": [42]}, "onPodCondition": {"type": "A"}})),
@@ -170,6 +178,7 @@ fn spec_is_immutable() {
         ("/spec/gangPolicy", json!({"scheduleTimeoutSeconds": 9})),
         ("/spec/failurePolicy", json!({"maxRestarts": 9})),
         ("/spec/checkpoint", json!({"path": "ckpt"})),
+        ("/spec/queue", json!({"preemptible": "Never"})),
         ("/spec/topologyPolicy", json!({"mode": "Required"})),
         ("/spec/fabric", json!({"mode": "Required"})),
         ("/spec/managedBy", json!("kueue.x-k8s.io/multikueue")),

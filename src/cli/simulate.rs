@@ -30,7 +30,7 @@ pub(super) fn simulate(cli: &Cli, args: &SimulateArgs) -> Result<Exit, Failure> 
     let (input, outcomes) = outcomes(cli, args)?;
     if let Some(path) = &args.svg {
         let curves: Vec<Curve> = outcomes.iter().map(Outcome::curve).collect();
-        let title = format!("Waits of {} jobs", grouped(input.rows.len() as u64));
+        let title = format!("Waits of {} jobs, limits: {}", grouped(input.rows.len() as u64), input.limits.word());
         std::fs::write(path, picture(&title, &curves))
             .map_err(|error| Failure::usage(format!("--svg: cannot write {}: {error}", path.display())))?;
     }
@@ -60,7 +60,7 @@ fn outcomes(cli: &Cli, args: &SimulateArgs) -> Result<(Input, Vec<Outcome>), Fai
                     let failures =
                         args.node_failures.map(|days| Failures { seed, ..Failures::every_days(days.into()) });
                     let preemptible = Some(PreemptibleJobs {
-                        percent: args.preemptible_percent.into(),
+                        percent: args.preemptible_percent.map(u64::from),
                         checkpoint: args.checkpoint_seconds.into(),
                         overhead: args.preemption_seconds.into(),
                     });
@@ -134,7 +134,7 @@ impl Input {
             "jobsLeftOut": self.skipped_jobs.iter().map(|(why, jobs)| (why.to_string(), json!(jobs))).collect::<serde_json::Map<_, _>>(),
             "jobs": self.rows.len(),
             "gpuHours": gpu_hours(&self.rows),
-            "limits": word(&self.limits),
+            "limits": self.limits.word(),
             "bandwidth": word(&args.bandwidth),
             "countedJobs": word(&self.counted),
             "nodeFailuresEveryDays": args.node_failures,

@@ -50,6 +50,7 @@ impl Failure {
 pub fn start(args: &ControllerArgs) -> Result<Exit, Failure> {
     telemetry::start(args.log_format, &args.log_level).map_err(Failure::usage)?;
     let election = timing(args).map_err(Failure::usage)?;
+    let queue = queue_settings(args).map_err(Failure::usage)?;
     let levels = levels(&args.domains).map_err(|error| Failure::usage(format!("--domain: {error}")))?;
     let fabric_profile = args.fabric_profile.as_deref().map(fabric_profile).transpose().map_err(Failure::usage)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
@@ -78,7 +79,7 @@ pub fn start(args: &ControllerArgs) -> Result<Exit, Failure> {
             node_grace: SignedDuration::from_secs(args.node_grace_seconds.into()),
             longest_schedule_timeout: SignedDuration::from_secs(args.max_schedule_timeout_seconds.into()),
             mass_outage_percent: args.fleet_brake_percent,
-            queue: queue_settings(args),
+            queue,
             provisioning_class: args.provisioning_class.clone(),
             admission_policies: args.admission_policies.clone(),
         };
@@ -90,17 +91,35 @@ pub fn start(args: &ControllerArgs) -> Result<Exit, Failure> {
     })
 }
 
-fn queue_settings(args: &ControllerArgs) -> QueueSettings {
+fn queue_settings(args: &ControllerArgs) -> Result<QueueSettings, String> {
     let weights = (!args.queue_weights.is_empty()).then(|| Weights::new(args.queue_weights.iter().cloned().collect()));
-    QueueSettings {
+    Ok(QueueSettings {
         longest_reservation: Some(SignedDuration::from_secs(args.longest_reservation_seconds.into())),
         predictor: (args.queue_predictor == QueuePredictor::RunTimes).then(PredictorSettings::default),
-        policy: PolicySettings { policy: args.queue_policy.into(), ..PolicySettings::default() },
+        policy: policy_settings(args)?,
         weights,
         gang_classes: args.gang_priority_classes.iter().cloned().collect(),
         names_others: args.name_other_namespaces == Toggle::Enabled,
         ..QueueSettings::default()
+    })
+}
+
+fn policy_settings(args: &ControllerArgs) -> Result<PolicySettings, String> {
+    let thresholds = &args.queue_threshold_seconds;
+    if let Some((before, after)) = thresholds.iter().zip(thresholds.iter().skip(1)).find(|(a, b)| a >= b) {
+        return Err(format!(
+            "--queue-threshold-seconds: got {after} after {before}; expected each threshold above the previous one"
+        ));
     }
+    let seconds = |seconds: u32| SignedDuration::from_secs(seconds.into());
+    Ok(PolicySettings {
+        policy: args.queue_policy.into(),
+        thresholds: thresholds.iter().copied().map(seconds).collect(),
+        quantum: seconds(args.queue_quantum_seconds),
+        max_preemptions: args.max_preemptions.into(),
+        max_preemptions_per_day: args.max_preemptions_per_day.into(),
+        overhead: seconds(args.preemption_seconds),
+    })
 }
 
 fn timing(args: &ControllerArgs) -> Result<Option<Timing>, String> {
@@ -171,4 +190,53 @@ pub fn levels(domains: &[DomainLevel]) -> Result<Levels, LevelError> {
 pub fn fabric_profile(path: &Path) -> Result<Profile, String> {
     let text = file::read(path, "fabric profile of at most 1 MiB", ONE_OBJECT)?;
     Profile::parse(&text).map_err(|error| format!("--fabric-profile {}: {error}", file::name(path)))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        args: ControllerArgs,
+    }
+
+    fn policy(words: &[&str]) -> Result<PolicySettings, String> {
+        let parsed = Program::try_parse_from(["controller"].iter().chain(words)).map_err(|error| error.to_string())?;
+        policy_settings(&parsed.args)
+    }
+
+    #[test]
+    fn the_flags_have_the_defaults_of_the_policy() {
+        assert_eq!(policy(&[]), Ok(PolicySettings::default()));
+        let words =
+            ["--queue-threshold-seconds", "3600", "--queue-threshold-seconds", "14400", "--max-preemptions", "8"];
+        let settings = policy(&words).unwrap();
+        assert_eq!(settings.thresholds, [1, 4].map(SignedDuration::from_hours));
+        assert_eq!((settings.max_preemptions, settings.max_preemptions_per_day), (8, 4));
+    }
+
+    #[test]
+    fn invalid_settings_of_the_policy_are_named() {
+        let cases: [(&str, &[&str], &str); 6] = [
+            (
+                "--queue-threshold-seconds",
+                &["7200", "7200"],
+                "--queue-threshold-seconds: got 7200 after 7200; expected each threshold above the previous one",
+            ),
+            ("--queue-threshold-seconds", &["0"], "'0' for '--queue-threshold-seconds <SECONDS>': 0 is not in 60.."),
+            ("--queue-quantum-seconds", &["59"], "'59' for '--queue-quantum-seconds <SECONDS>': 59 is not in 60.."),
+            ("--max-preemptions", &["0"], "'0' for '--max-preemptions <COUNT>': 0 is not in 1.."),
+            ("--max-preemptions-per-day", &["0"], "'0' for '--max-preemptions-per-day <COUNT>': 0 is not in 1.."),
+            ("--preemption-seconds", &["x"], "'x' for '--preemption-seconds <SECONDS>'"),
+        ];
+        for (flag, values, expected) in cases {
+            let words: Vec<&str> = values.iter().flat_map(|value| [flag, value]).collect();
+            let error = policy(&words).unwrap_err();
+            assert!(error.contains(expected), "{words:?}: {error}");
+        }
+    }
 }

@@ -17,6 +17,7 @@ use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::{TrainJob, TrainJobStatus};
 use switchyard_ledger::index::Index;
 use switchyard_ledger::job::{is_live, stage_of};
+use switchyard_plan::cluster::queue_order::work_lost;
 use switchyard_plan::resources::bytes_per_second;
 
 type Labels<const N: usize = 1> = [(&'static str, Cow<'static, str>); N];
@@ -38,6 +39,7 @@ pub(super) struct Metrics {
     reconciles: Family<Labels, Counter>,
     refused: Family<Labels, Counter>,
     restarts: Family<Labels, Counter>,
+    preemption_loss: Counter,
     requests: Family<Labels<3>, Counter>,
     events: Family<Labels, Counter>,
     watch_failures: Family<Labels, Counter>,
@@ -82,6 +84,7 @@ impl Metrics {
             reconciles: Family::default(),
             refused: Family::default(),
             restarts: Family::default(),
+            preemption_loss: Counter::default(),
             requests: Family::default(),
             events: Family::default(),
             watch_failures: Family::default(),
@@ -132,6 +135,8 @@ impl Metrics {
         registry.register("reconciles", "Reconciles by outcome", self.reconciles.clone());
         registry.register("refused_writes", "Writes rejected by the API server, by cause", self.refused.clone());
         registry.register("restarts", "Job restarts by failure class", self.restarts.clone());
+        let help = "GPU seconds of work since the last checkpoints of preempted jobs";
+        registry.register("preemption_lost_gpu_seconds", help, self.preemption_loss.clone());
         registry.register(
             "api_requests",
             "Requests to the API server by verb, resource and status code; the code is `none` without a response",
@@ -274,6 +279,10 @@ impl Metrics {
                 self.restarts.get_or_create(&[("class", class.into())]).inc_by(increase.unsigned_abs().into());
             }
         }
+        if let Some(running) = previous.filter(|_| after.preemption > before.preemption) {
+            let running = TrainJob { status: Some(running.clone()), ..job.clone() };
+            self.preemption_loss.inc_by(work_lost(&running, now).unsigned_abs());
+        }
     }
 
     /// All metrics in the OpenMetrics text format.
@@ -367,6 +376,35 @@ mod tests {
             assert!(restarts.contains(&line), "{line}: {restarts:?}");
         }
         assert!(!metrics.text().contains("secret"), "{}", metrics.text());
+    }
+
+    /// Eight GPUs ran for 25 minutes, with a checkpoint every ten.
+    #[test]
+    fn the_work_lost_to_preemptions_is_counted() {
+        let metrics = Metrics::new();
+        let job = |on_suspend: &str| -> TrainJob {
+            serde_json::from_value(json!({
+                "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "a"},
+                "spec": {"trainer": {}, "checkpoint": {"path": "/c", "onSuspend": on_suspend}},
+            }))
+            .unwrap()
+        };
+        let none = json!({"application": 0, "total": 0});
+        let mut running = status("Running", "True", none, "2026-01-01T00:00:00Z", Some(1));
+        let placement = json!({"reason": "", "nodes": [{"firstRank": 0, "nodeName": "n", "gpus": vec!["GPU"; 8]}]});
+        running.placement = serde_json::from_value(placement).unwrap();
+        let one = json!({"application": 0, "preemption": 1, "total": 1});
+        let preempted = status("Restarting", "False", one, "2026-01-01T00:25:00Z", Some(1));
+        for (on_suspend, lost) in [("Save", 0), ("Discard", 8 * 5 * 60)] {
+            metrics.status_changed(
+                &job(on_suspend),
+                Some(&running),
+                &preempted,
+                "2026-01-01T00:25:00Z".parse().unwrap(),
+            );
+            let expected = [format!("switchyard_preemption_lost_gpu_seconds_total {lost}")];
+            assert_eq!(lines(&metrics, "preemption_lost_gpu_seconds"), expected, "{on_suspend}");
+        }
     }
 
     #[test]

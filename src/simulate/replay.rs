@@ -119,8 +119,9 @@ impl<'a> Scenario<'a> {
 /// Jobs that resume from checkpoints after a preemption.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PreemptibleJobs {
-    /// Percentage of the jobs, chosen by a hash. The others write no checkpoints.
-    pub percent: u64,
+    /// Percentage of the jobs, chosen by a hash. The others write no checkpoints. `None`: the rows
+    /// say which; those that do not are preemptible.
+    pub percent: Option<u64>,
     /// Work between two checkpoints; seconds at the best placement.
     pub checkpoint: f64,
     /// Seconds to save a job and to start it again, which every preemption costs.

@@ -28,6 +28,7 @@ fn rows(jobs: &[(f64, f64, u32)]) -> Vec<Row> {
         gpus: *gpus,
         queue: String::new(),
         limit: None,
+        preemptible: None,
     };
     jobs.iter().enumerate().map(row).collect()
 }

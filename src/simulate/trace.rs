@@ -35,7 +35,12 @@ pub struct Row {
     pub queue: String,
     /// Seconds after which the job would have been stopped, if known.
     pub limit: Option<f64>,
+    /// Whether the queue policy may preempt the job, if known.
+    pub preemptible: Option<bool>,
 }
+
+/// Longest time in a trace: 31 years in seconds. Timestamps of Kubernetes end in the year 9999.
+const LONGEST: f64 = 1e9;
 
 /// Jobs in submission order.
 #[derive(Debug, Clone, PartialEq)]
@@ -199,9 +204,13 @@ mod tests {
             ),
             (
                 "submit_seconds,duration_seconds,gpus\n9,-1,1\n",
-                "line 2: duration_seconds: got `-1`; expected seconds of at least 1",
+                "line 2: duration_seconds: got `-1`; expected seconds from 1 to 1000000000",
             ),
             ("submit_seconds,duration_seconds,gpus\nNaN,1,1\n", "line 2: submit_seconds: got `NaN`"),
+            (
+                "submit_seconds,duration_seconds,gpus\n0,3e11,8\n",
+                "line 2: duration_seconds: got `3e11`; expected seconds from 1 to 1000000000",
+            ),
             ("submit_seconds,duration_seconds,gpus\n9,1,745\n", "line 2: gpus: got `745`; expected 1 to 744"),
             (
                 "submit_seconds,duration_seconds,gpus\n9,1,101\n",
@@ -210,7 +219,7 @@ mod tests {
             ("submit_seconds,duration_seconds,gpus\n9,1\n", "line 2: CSV error"),
             (
                 "submit_seconds,duration_seconds,gpus,limit_seconds\n9,1,1,never\n",
-                "line 2: limit_seconds: got `never`; expected seconds of at least 1",
+                "line 2: limit_seconds: got `never`; expected seconds from 1 to 1000000000",
             ),
         ] {
             assert!(error(text).contains(words), "{text:?}: {}", error(text));

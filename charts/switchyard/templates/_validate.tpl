@@ -17,6 +17,13 @@
 {{- if ge (add $renew $retry | int) $lease -}}
 {{- fail (printf "controller.leaderElection: got renewDeadlineSeconds %d and retryPeriodSeconds %d; expected less than leaseDurationSeconds (%d) together" $renew $retry $lease) -}}
 {{- end -}}
+{{- $before := 0 -}}
+{{- range (.Values.queue).thresholdsSeconds -}}
+{{- if le (int .) $before -}}
+{{- fail (printf "queue.thresholdsSeconds: got %d after %d; expected each threshold above the previous one" (int .) $before) -}}
+{{- end -}}
+{{- $before = int . -}}
+{{- end -}}
 {{- range $key, $_ := (.Values.admissionPolicy).allow -}}
 {{- if not (regexMatch "^(hostNetwork|hostPID|hostIPC|hostPath|privileged|capability[.][A-Z0-9_]+)$" $key) -}}
 {{- fail (printf "admissionPolicy.allow: got the key %s; expected hostNetwork, hostPID, hostIPC, hostPath, privileged or capability.NAME" $key) -}}

@@ -22,7 +22,7 @@ pub(crate) struct SimulateArgs {
     pub source: ClusterArgs,
 
     /// Scheduling rules to compare.
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "RULE", default_values_t = Rule::value_variants().to_vec())]
+    #[arg(long, value_enum, value_delimiter = ',', num_args = 1.., value_name = "RULE", default_values_t = Rule::value_variants().to_vec())]
     pub rules: Vec<Rule>,
 
     /// Time limits (`activeDeadlineSeconds`) of the jobs. Default: the trace's, if it has
@@ -30,9 +30,10 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_enum)]
     pub limits: Option<Limits>,
 
-    /// Percentage of the jobs that write checkpoints and can be preempted, chosen by a hash.
-    #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u8).range(0..=100))]
-    pub preemptible_percent: u8,
+    /// Percentage of the jobs that write checkpoints and can be preempted, chosen by a hash. Default:
+    /// the cluster's jobs as their manifests say, and all jobs of a trace.
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub preemptible_percent: Option<u8>,
 
     /// Seconds of work between two checkpoints of a job. A preempted job repeats the work since the
     /// last one.
@@ -129,6 +130,19 @@ pub(crate) enum Limits {
     None,
     /// Exactly the duration, as if the future were known.
     Exact,
+}
+
+impl Limits {
+    /// The word of the command line.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Limits::Trace => "trace",
+            Limits::Coarse => "coarse",
+            Limits::Half => "half",
+            Limits::None => "none",
+            Limits::Exact => "exact",
+        }
+    }
 }
 
 impl From<Limits> for replay::Limits {

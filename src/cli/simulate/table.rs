@@ -6,6 +6,7 @@ use crate::text::{Screen, Table};
 use switchyard_core::units::{counted, duration, grouped, three_digits};
 use switchyard_simulate::cluster::SimulatedCluster;
 use switchyard_simulate::measure::{Figures, JobWindow, Waits, deviation, mean};
+use switchyard_simulate::trace::Format;
 
 /// Names of job groups by number of GPUs.
 pub(super) const SIZES: [&str; 5] = ["1", "2 to 8", "9 to 63", "64 to 255", "256 and more"];
@@ -34,12 +35,13 @@ pub(super) fn table(input: &Input, args: &SimulateArgs, outcomes: &[Outcome], wi
     // Prefer the product's outcome on the current cluster, otherwise the first one.
     let own = outcomes.iter().find(|outcome| outcome.policy == switchyard_simulate::rules::Policy::Switchyard);
     if let Some(outcome) = own.or(outcomes.first()) {
-        parts(&mut screen, outcome, "GPUS OF A JOB", &outcome.sizes);
+        let name = format!("{}, limits: {}, cluster {}", outcome.policy.name(), input.limits.word(), outcome.cluster);
+        parts(&mut screen, &name, "GPUS OF A JOB", &outcome.sizes);
         let mut queues = outcome.queues.clone();
         queues.sort_by(|a, b| b.1.wait_mean.total_cmp(&a.1.wait_mean).then(a.0.cmp(&b.0)));
         let more = queues.len().saturating_sub(MAX_QUEUES);
         queues.truncate(MAX_QUEUES);
-        parts(&mut screen, outcome, "QUEUE", &queues);
+        parts(&mut screen, &name, "QUEUE", &queues);
         if more > 0 {
             screen.line(&format!("and {more} more: -o json shows all"));
         }
@@ -97,7 +99,7 @@ fn head(screen: &mut Screen, input: &Input, args: &SimulateArgs, outcomes: &[Out
     if skipped.len() > MAX_SKIPPED {
         labelled(screen, "left out", &format!("{} more nodes", skipped.len() - MAX_SKIPPED));
     }
-    let limits = format!("{:?}", input.limits).to_lowercase();
+    let limits = input.limits.word();
     let of = match input.counted {
         JobWindow::Middle => "figures are of the jobs submitted between 15 and 90 % of the trace",
         JobWindow::All => "figures are of all jobs",
@@ -109,8 +111,13 @@ fn head(screen: &mut Screen, input: &Input, args: &SimulateArgs, outcomes: &[Out
     labelled(screen, "played", &format!("limits: {limits}{failures}; {of}{inputs}"));
     if outcomes.iter().any(|outcome| outcome.policy.preempts()) {
         let SimulateArgs { preemptible_percent, checkpoint_seconds, preemption_seconds, .. } = args;
+        let share = match preemptible_percent {
+            Some(percent) => format!("{percent} % of the jobs are preemptible"),
+            None if input.format == Format::Objects => "jobs are preemptible as their manifests say".into(),
+            None => "all jobs are preemptible".into(),
+        };
         let text = format!(
-            "{preemptible_percent} % of the jobs are preemptible, with a checkpoint every {checkpoint_seconds} s; a \
+            "{share}, with a checkpoint every {checkpoint_seconds} s; a \
              preemption costs {preemption_seconds} s"
         );
         labelled(screen, "", &text);
@@ -169,7 +176,7 @@ fn rules(outcomes: &[Outcome], long: bool) -> Table {
 }
 
 /// Wait times by group of jobs.
-fn parts(screen: &mut Screen, outcome: &Outcome, word: &str, parts: &[(String, Waits)]) {
+fn parts(screen: &mut Screen, outcome: &str, word: &str, parts: &[(String, Waits)]) {
     if parts.is_empty() {
         return;
     }
@@ -185,6 +192,6 @@ fn parts(screen: &mut Screen, outcome: &Outcome, word: &str, parts: &[(String, W
         ]);
     }
     screen.line("");
-    screen.line(&format!("by {}, {}, cluster {}", word.to_lowercase(), outcome.policy.name(), outcome.cluster));
+    screen.line(&format!("by {}, {outcome}", word.to_lowercase()));
     screen.table(vec![table]);
 }

@@ -40,6 +40,13 @@ fn the_table_of_the_example() {
     insta::assert_snapshot!(table::table(&input, &args, &outcomes, 160));
 }
 
+/// Regression: only commas separated the rules.
+#[test]
+fn rules_are_separated_by_commas_or_spaces() {
+    let rules = |words: &[&str]| parsed("trace", words).1.rules.len();
+    assert_eq!((rules(&["--rules", "switchyard,easy"]), rules(&["--rules", "switchyard", "easy"])), (2, 2));
+}
+
 #[test]
 fn the_same_input_gives_the_same_bytes() {
     let json = || {

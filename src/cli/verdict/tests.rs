@@ -132,6 +132,29 @@ fn an_old_step_is_explained_with_its_age() {
     assert!(text.contains("progress  step 5 of 9 (8m00s ago)"), "{text}");
 }
 
+#[test]
+fn preemptions_are_explained() {
+    let mut cluster = open();
+    let mut job = cluster.job("default", "gpt-124m").unwrap().clone();
+    let now = cluster.explain(&job, PreviousPlacement::Ignored).unwrap();
+    let hour = |time: &str, preemption: i32| serde_json::json!({"since": time, "preemption": preemption});
+    let (old, recent) = (hour("2026-11-01T00:00:00Z", 3), hour(&cluster.now().to_string(), 1));
+    for (total, hours, expected) in [
+        (0, vec![], None),
+        (1, vec![&recent], Some("preempted once within 24 hours; ran for 2h00m before this attempt")),
+        (4, vec![&old, &recent], Some("preempted 4 times, within 24 hours once; ran for 2h00m before this attempt")),
+        (3, vec![&old], Some("preempted 3 times, within 24 hours never; ran for 2h00m before this attempt")),
+    ] {
+        let status = job.status.as_mut().unwrap();
+        let restarts = serde_json::json!({"application": 0, "preemption": total, "total": total, "recent": hours});
+        status.restarts = serde_json::from_value(restarts).unwrap();
+        status.ran_seconds = Some(7200);
+        let text = explanation(&job, &now, &cluster, false);
+        let line = text.lines().map(str::trim).find(|line| line.starts_with("preempted"));
+        assert_eq!(line, expected);
+    }
+}
+
 /// Regression: the job was reported as placeable, and the API server refused it.
 #[test]
 fn possible_admission_refusals_are_shown_with_the_placement() {

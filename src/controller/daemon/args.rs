@@ -157,6 +157,29 @@ pub struct ControllerArgs {
     #[arg(long, value_enum, default_value_t = QueuePolicyName::FirstComeFirstServed)]
     pub queue_policy: QueuePolicyName,
 
+    /// A run time in seconds after which jobs come behind those that have run for less, under the
+    /// queue policy LeastAttainedService. Can be repeated, in ascending order.
+    #[arg(long, value_name = "SECONDS", default_values_t = [14_400_u32], value_parser = clap::value_parser!(u32).range(60..=31_536_000))]
+    pub queue_threshold_seconds: Vec<u32>,
+
+    /// Shortest time that a job runs before the queue policy preempts it.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(u32).range(60..=31_536_000))]
+    pub queue_quantum_seconds: u32,
+
+    /// How often the queue policy preempts a job at most. Preemptions by jobs of higher priority and
+    /// drains count too, but are not limited.
+    #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    pub max_preemptions: u16,
+
+    /// The same within 24 hours.
+    #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    pub max_preemptions_per_day: u16,
+
+    /// Time to save a preempted job and to start it again. The queue policy preempts a job only if
+    /// the gain exceeds this cost and the work that is repeated.
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(0..=86_400))]
+    pub preemption_seconds: u32,
+
     /// How long the first job of the queue can reserve nodes without starting; twice as long if the
     /// time limits of the running jobs show that it will start by then. After that it reserves none
     /// for the same time, and jobs behind it use the nodes.

@@ -176,17 +176,23 @@ impl PreemptionOrder {
 
     /// Preemption rank of a job with this position in the queue.
     pub fn of(job: &TrainJob, position: &QueuePosition, now: Timestamp) -> PreemptionOrder {
-        let recent =
-            job.status.iter().filter_map(|status| status.restarts.as_ref()).flat_map(|restarts| &restarts.recent);
-        let recent = recent.filter(|hour| now.duration_since(hour.since.0) < SignedDuration::from_hours(24));
-        let recent_preemptions = recent.map(|hour| hour.preemption).sum();
+        let recent_preemptions = recent_preemptions(job, now);
         let age = Reverse((position.created, position.name.clone()));
-        PreemptionOrder { priority: position.priority(), recent_preemptions, lost: work_lost(job, now), age }
+        let (priority, lost) = (position.priority(), work_lost(job, now));
+        PreemptionOrder { priority, recent_preemptions, lost, age }
     }
 }
 
-/// Work lost if the job were preempted now, in GPU seconds.
-fn work_lost(job: &TrainJob, now: Timestamp) -> i64 {
+/// How often the job was preempted within the last 24 hours.
+pub fn recent_preemptions(job: &TrainJob, now: Timestamp) -> i32 {
+    let restarts = job.status.as_ref().and_then(|status| status.restarts.as_ref());
+    let recent = restarts.into_iter().flat_map(|restarts| &restarts.recent);
+    let recent = recent.filter(|hour| now.duration_since(hour.since.0) < SignedDuration::from_hours(24));
+    recent.map(|hour| hour.preemption).sum()
+}
+
+/// Work lost if the job were preempted now, in GPU seconds. A node without GPUs counts as one.
+pub fn work_lost(job: &TrainJob, now: Timestamp) -> i64 {
     gpus_held(job).saturating_mul(seconds_lost(job, now))
 }
 

@@ -13,9 +13,9 @@
 //!    because run times are heavy-tailed and the median job runs for as long again (see
 //!    [`super::forecast`]).
 
-use super::queue_order::{QueuePosition, gpus_held, seconds_lost};
+use super::queue_order::{QueuePosition, gpus_held, recent_preemptions, seconds_lost};
 use jiff::{SignedDuration, Timestamp};
-use switchyard_crds::{TrainJob, conditions};
+use switchyard_crds::{Preemptible, TrainJob, conditions};
 
 /// Which jobs of equal priority come first, and whether they preempt others.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -91,16 +91,14 @@ impl PolicySettings {
         self.thresholds.iter().filter(|threshold| **threshold <= attained).count()
     }
 
-    /// Whether a job can be saved and moved, and was not preempted too often. Its failure policy's
+    /// Whether a job agrees to be preempted, and was not preempted too often. Its failure policy's
     /// `maxPreemptionRestarts` counts too, because a job that used up that budget would fail.
     pub fn is_preemptible(&self, job: &TrainJob, now: Timestamp) -> bool {
         let restarts = job.status.as_ref().and_then(|status| status.restarts.as_ref());
-        let recent = restarts.into_iter().flat_map(|restarts| &restarts.recent);
-        let today = recent.filter(|hour| now.duration_since(hour.since.0) < SignedDuration::from_hours(24));
         self.preempts()
-            && job.spec.checkpoint.is_some()
+            && job.spec.preemptible() == Preemptible::Always
             && restarts.map_or(0, |restarts| restarts.preemption) < self.max_preemptions
-            && today.map(|hour| hour.preemption).sum::<i32>()
+            && recent_preemptions(job, now)
                 < self.max_preemptions_per_day.min(job.spec.failure_policy.max_preemption_restarts)
     }
 
@@ -145,7 +143,7 @@ impl PolicySettings {
             Some(lost) => {
                 Some(((self.overhead + lost).saturating_mul(i32::try_from(theirs).ok()?)) / i32::try_from(head).ok()?)
             }
-            // All work is repeated: the gain must outgrow it.
+            // All work may be repeated: the gain must outgrow it.
             None if head > theirs => {
                 Some(self.overhead.saturating_mul(i32::try_from(theirs).ok()?) / i32::try_from(head - theirs).ok()?)
             }
@@ -166,7 +164,8 @@ impl PolicySettings {
     }
 }
 
-/// Upper bound on the work repeated after a preemption; `None` if the job is not saved by time.
+/// Upper bound on the work repeated after a preemption; `None` if the job is not saved by time, or
+/// writes its own checkpoints.
 fn most_seconds_lost(job: &TrainJob) -> Option<SignedDuration> {
     let checkpoint = job.spec.checkpoint.as_ref()?;
     match checkpoint.on_suspend {
@@ -254,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_without_checkpoints_or_budget_is_not_preemptible() {
+    fn checkpoints_the_spec_and_the_budgets_decide_who_is_preemptible() {
         let is_preemptible = |spec: Value, status: Value| {
             settings(QueuePolicy::Opportunistic).is_preemptible(&job(0, 0, spec, status), at(100))
         };
@@ -265,7 +264,17 @@ mod tests {
         let none = || json!({});
         assert!(is_preemptible(none(), none()) && is_preemptible(none(), preempted(3, 3)));
         assert!(!is_preemptible(none(), preempted(4, 1)), "four times in its life");
-        assert!(!is_preemptible(json!({"checkpoint": null}), none()));
+        // (checkpoint, queue.preemptible), of which the second decides if it is set.
+        let saved = || json!({"path": "/c"});
+        for (checkpoint, preemptible, expected) in [
+            (saved(), json!(null), true),
+            (json!(null), json!(null), false),
+            (saved(), json!("Never"), false),
+            (json!(null), json!("Always"), true),
+        ] {
+            let spec = json!({"checkpoint": checkpoint, "queue": {"preemptible": preemptible}});
+            assert_eq!(is_preemptible(spec.clone(), none()), expected, "{spec}");
+        }
         for (budget, expected) in [(0, false), (1, false), (2, true)] {
             let spec = json!({"failurePolicy": {"maxPreemptionRestarts": budget}});
             assert_eq!(is_preemptible(spec, preempted(1, 1)), expected, "{budget}");

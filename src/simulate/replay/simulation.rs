@@ -247,7 +247,10 @@ impl<'a> Simulation<'a> {
         let team = self.teams.of_job[number];
         let is_urgent = self.scenario.urgent.is_some_and(|urgent| mix(row.line ^ 0x9a57).is_multiple_of(urgent.one_in));
         let saves = self.scenario.urgent.is_some() && mix(row.line ^ 0x5a4e).is_multiple_of(2);
-        let preemptible = self.scenario.preemptible.filter(|jobs| mix(row.line ^ 0x9e37) % 100 < jobs.percent);
+        let preemptible = self.scenario.preemptible.filter(|jobs| match jobs.percent {
+            Some(percent) => mix(row.line ^ 0x9e37) % 100 < percent,
+            None => row.preemptible.unwrap_or(true),
+        });
         let checkpoint = preemptible.map(|jobs| jobs.checkpoint);
         let job = Job { number, submit: row.submit, pods, gpus, limit, team, is_urgent, saves, checkpoint };
         self.enqueue(job.clone());

@@ -400,8 +400,10 @@ fn condition(name: &str, status: &str, reason: &str, now: Timestamp) -> Conditio
     }
 }
 
+/// Jobs that queue behind long ones could end after the last timestamp.
 fn at(seconds: f64) -> Timestamp {
-    BEGIN + SignedDuration::from_secs_f64(seconds)
+    let since = SignedDuration::try_from_secs_f64(seconds).unwrap_or(SignedDuration::MAX);
+    BEGIN.saturating_add(since).unwrap_or(Timestamp::MAX)
 }
 
 fn name(number: usize) -> String {

@@ -45,7 +45,7 @@ fn played(jobs: &[(f64, f64, u32)], policy: QueuePolicy, percent: u64) -> (Repla
     let settings = PolicySettings { policy, ..PolicySettings::default() };
     let mut recorder =
         Recorder { rule: product(&fabric).with_queue(|queue| queue.policy = settings), events: Vec::new() };
-    let preemptible = Some(PreemptibleJobs { percent, checkpoint: 600.0, overhead: 120.0 });
+    let preemptible = Some(PreemptibleJobs { percent: Some(percent), checkpoint: 600.0, overhead: 120.0 });
     let scenario = Scenario { preemptible, ..Scenario::new(&fabric, Model::Levels, Limits::None) };
     let outcome = replay(&rows(jobs), scenario, &mut recorder).unwrap();
     (outcome, recorder.events)

@@ -55,7 +55,7 @@ fn job(line: u64, raw: &Raw<'_>, fabric: &Fabric, log: &mut Log) -> Result<(), T
         return Err(wrong("end_time", raw.end_time, format!("no time before start_time, {}", raw.start_time)));
     }
     let queue = if raw.vc.is_empty() { raw.user } else { raw.vc };
-    log.add(submit, Row { line, submit: 0.0, duration, gpus, queue: queue.into(), limit: None });
+    log.add(submit, Row { line, submit: 0.0, duration, gpus, queue: queue.into(), limit: None, preemptible: None });
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use switchyard_crds::names::GPU_RESOURCE;
-use switchyard_crds::{TrainJob, labels};
+use switchyard_crds::{Preemptible, TrainJob, labels};
 use switchyard_plan::job;
 use switchyard_plan::resources::of_quantities;
 
@@ -22,6 +22,7 @@ struct FinishedJob {
     end: Option<Timestamp>,
     /// Seconds.
     limit: Option<i64>,
+    is_preemptible: bool,
     namespace: String,
 }
 
@@ -34,7 +35,7 @@ pub fn from_objects(items: &[Value], fabric: &Fabric) -> Result<Trace, String> {
     let jobs = of_kind::<TrainJob>(items, "TrainJob").map(|job| of_job(&job));
     let pods = of_kind::<Pod>(items, "Pod").filter_map(|pod| of_pod(&pod));
     for (number, past) in jobs.chain(pods).enumerate() {
-        let FinishedJob { name, gpus: count, submit, start, end, limit, namespace } = past;
+        let FinishedJob { name, gpus: count, submit, start, end, limit, is_preemptible, namespace } = past;
         if count == 0 {
             log.skip(Skipped::NoGpus);
             continue;
@@ -47,7 +48,9 @@ pub fn from_objects(items: &[Value], fabric: &Fabric) -> Result<Trace, String> {
         };
         let duration = end.duration_since(start).as_secs_f64();
         let limit = limit.map(|limit| limit as f64);
-        log.add(submit, Row { line: number as u64 + 1, submit: 0.0, duration, gpus, queue: namespace, limit });
+        let preemptible = Some(is_preemptible);
+        let line = number as u64 + 1;
+        log.add(submit, Row { line, submit: 0.0, duration, gpus, queue: namespace, limit, preemptible });
     }
     let none = "no TrainJob and no pod with GPUs of this cluster has ended: name a trace with --trace";
     log.finish(Format::Objects).map_err(|_| none.to_owned())
@@ -70,6 +73,7 @@ fn of_job(job: &TrainJob) -> FinishedJob {
         start: placed.map(|time| time.0),
         end: status.and_then(|status| status.completion_time.as_ref()).map(|time| time.0),
         limit: job.spec.active_deadline_seconds,
+        is_preemptible: job.spec.preemptible() == Preemptible::Always,
         namespace,
     }
 }
@@ -95,6 +99,7 @@ fn of_pod(pod: &Pod) -> Option<FinishedJob> {
         start: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
         end: ends.max().filter(|_| has_ended),
         limit: spec.active_deadline_seconds,
+        is_preemptible: false,
         namespace,
     })
 }
@@ -135,8 +140,11 @@ mod tests {
     #[test]
     fn jobs_and_pods_that_have_ended_are_the_trace() {
         let ran = json!({"placedTime": "2026-11-20T12:05:00Z", "completionTime": "2026-11-20T13:05:00Z"});
+        let mut preemptible = job("preemptible", 1, &ran);
+        preemptible["spec"]["queue"] = json!({"preemptible": "Always"});
         let items = [
             job("ended", 2, &ran),
+            preemptible,
             job("runs", 2, &json!({"placedTime": "2026-11-20T12:05:00Z"})),
             pod("notebook", "1", &json!({}), "Succeeded"),
             pod("runs", "4", &json!({}), "Running"),
@@ -145,8 +153,9 @@ mod tests {
         ];
         let Trace { format, rows, skipped } = from_objects(&items, &Fabric::regular(2, 1)).unwrap();
         let rows: Vec<_> =
-            rows.iter().map(|row| (row.submit, row.duration, row.gpus, row.queue.as_str(), row.limit)).collect();
-        assert_eq!(rows, [(0.0, 600.0, 1, "nlp", None), (60.0, 3600.0, 16, "vision", Some(7200.0))]);
+            rows.iter().map(|row| (row.submit, row.duration, row.gpus, row.limit, row.preemptible)).collect();
+        let hour = |gpus, preemptible| (60.0, 3600.0, gpus, Some(7200.0), Some(preemptible));
+        assert_eq!(rows, [(0.0, 600.0, 1, None, Some(false)), hour(16, false), hour(8, true)]);
         assert_eq!((format, skipped), (Format::Objects, vec![(Skipped::NoEnd, 2)]));
     }
 

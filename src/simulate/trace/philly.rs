@@ -96,7 +96,7 @@ impl Jobs<'_> {
             duration += ran;
         }
         let queue = job.vc.clone().unwrap_or_default();
-        self.log.add(submit, Row { line: number, submit: 0.0, duration, gpus, queue, limit: None });
+        self.log.add(submit, Row { line: number, submit: 0.0, duration, gpus, queue, limit: None, preemptible: None });
         Ok(())
     }
 }
@@ -137,7 +137,15 @@ mod tests {
             job("e", &[attempt(start.clone(), start, 1)]),
         ]);
         let trace = of(&jobs).unwrap();
-        let row = Row { line: 1, submit: 0.0, duration: 3660.0, gpus: 8, queue: "ee9e8c".into(), limit: None };
+        let row = Row {
+            line: 1,
+            submit: 0.0,
+            duration: 3660.0,
+            gpus: 8,
+            queue: "ee9e8c".into(),
+            limit: None,
+            preemptible: None,
+        };
         assert_eq!((trace.format, trace.rows), (Format::Philly, vec![row]));
         assert_eq!(trace.skipped, [(Skipped::NoGpus, 1), (Skipped::NoEnd, 2), (Skipped::TooShort, 1)]);
     }

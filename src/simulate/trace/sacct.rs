@@ -1,7 +1,7 @@
 //! Output of Slurm's `sacct --parsable2`: cells separated by `|`, with a header.
 
 use super::log::{Log, TIME, time};
-use super::{Format, Row, Skipped, Trace, gpus};
+use super::{Format, LONGEST, Row, Skipped, Trace, gpus};
 use crate::fabric::Fabric;
 use crate::table::{Table, TableError};
 use serde::Deserialize;
@@ -50,7 +50,7 @@ fn job(line: u64, raw: &Raw<'_>, fabric: &Fabric, log: &mut Log) -> Result<(), T
         "" | "UNLIMITED" | "Partition_Limit" | "INVALID" => None,
         text => Some(span("Timelimit", text)?),
     };
-    log.add(submit, Row { line, submit: 0.0, duration, gpus, queue: raw.account.into(), limit });
+    log.add(submit, Row { line, submit: 0.0, duration, gpus, queue: raw.account.into(), limit, preemptible: None });
     Ok(())
 }
 
@@ -73,7 +73,7 @@ fn seconds(text: &str) -> Option<f64> {
         [hours, minutes, seconds] => 3600.0 * hours + 60.0 * minutes + seconds,
         _ => return None,
     };
-    Some(86_400.0 * f64::from(days.parse::<u32>().ok()?) + within)
+    Some(86_400.0 * f64::from(days.parse::<u32>().ok()?) + within).filter(|seconds| *seconds <= LONGEST)
 }
 
 #[cfg(test)]
@@ -112,6 +112,7 @@ mod tests {
         for (text, words) in [
             (row("Unknown", "01:00", ""), "line 2: Submit: got `Unknown`; expected a time like"),
             (row("2024-05-02T03:04:05", "long", ""), "line 2: Elapsed: got `long`; expected a time like"),
+            (row("2024-05-02T03:04:05", "99999-00:00:00", ""), "line 2: Elapsed: got `99999-00:00:00`"),
             (row("2024-05-02T03:04:05", "-1:00", ""), "line 2: Elapsed: got `-1:00`"),
             (row("2024-05-02T03:04:05", "01:00", "1h"), "line 2: Timelimit: got `1h`"),
             ("Submit|Elapsed\nx|y\n".into(), "the header has no column `AllocTRES`"),

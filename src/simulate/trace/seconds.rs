@@ -1,6 +1,6 @@
 //! Our own format: CSV in seconds, in submission order.
 
-use super::{Format, Row, Trace, gpus};
+use super::{Format, LONGEST, Row, Trace, gpus};
 use crate::fabric::Fabric;
 use crate::table::{Table, TableError};
 use serde::Deserialize;
@@ -30,8 +30,8 @@ pub(super) fn read(table: Table<impl Read>, fabric: &Fabric) -> Result<Trace, Ta
 fn row(line: u64, raw: &Raw<'_>, before: Option<&Row>, fabric: &Fabric) -> Result<Row, TableError> {
     let wrong = |field, got: &str, expected: String| TableError::Field { line, field, got: got.into(), expected };
     let number = |field, text: &str, least: f64| match text.parse::<f64>() {
-        Ok(number) if number.is_finite() && number >= least => Ok(number),
-        _ => Err(wrong(field, text, format!("seconds of at least {least}"))),
+        Ok(number) if (least..=LONGEST).contains(&number) => Ok(number),
+        _ => Err(wrong(field, text, format!("seconds from {least} to {LONGEST}"))),
     };
     let submit = number("submit_seconds", raw.submit_seconds, 0.0)?;
     if let Some(before) = before.filter(|before| submit < before.submit) {
@@ -45,5 +45,5 @@ fn row(line: u64, raw: &Raw<'_>, before: Option<&Row>, fabric: &Fabric) -> Resul
         text => Some(number("limit_seconds", text, 1.0)?),
     };
     let gpus = gpus(raw.gpus, fabric).map_err(|expected| wrong("gpus", raw.gpus, expected))?;
-    Ok(Row { line, submit, duration, gpus, queue: raw.queue.into(), limit })
+    Ok(Row { line, submit, duration, gpus, queue: raw.queue.into(), limit, preemptible: None })
 }

@@ -4,6 +4,7 @@ use crate::index::Index;
 use crate::job::{JobId, Key, attempt_of, is_live, key_of, placement_of};
 use crate::usage::{Usage, UsageOverlay};
 use jiff::Timestamp;
+use switchyard_core::units::grouped;
 use switchyard_crds::{PlacedNode, Preemption, TrainJob};
 use switchyard_plan::cluster::PlacementRequest;
 use switchyard_plan::cluster::clock::exceeds_placed_limit;
@@ -51,13 +52,13 @@ impl PolicyHead {
         index.queue.settings.policy.preemptible_from(job, theirs, &self.position, self.gpus, now)
     }
 
-    /// Whether preempting all of these jobs is worth it. Jobs that exceed the limit of their
-    /// placement make way at any cost.
-    fn gains_more_than_it_costs(&self, index: &Index, jobs: Vec<&TrainJob>, now: Timestamp) -> bool {
+    /// The cost and the gain of preempting all of these jobs, in GPU seconds. Jobs that exceed the
+    /// limit of their placement make way at any cost.
+    fn cost_and_gain(&self, index: &Index, jobs: Vec<&TrainJob>, now: Timestamp) -> (i64, i64) {
         let policy = &index.queue.settings.policy;
         let jobs: Vec<&TrainJob> = jobs.into_iter().filter(|job| !exceeds_placed_limit(job, now)).collect();
         let cost: i64 = jobs.iter().map(|job| policy.cost(job, now)).sum();
-        jobs.is_empty() || cost <= policy.gain(jobs.into_iter(), self.gpus, now)
+        (cost, policy.gain(jobs.into_iter(), self.gpus, now))
     }
 }
 
@@ -122,7 +123,8 @@ impl Index {
         let nodes = place_without(&chosen)?;
         let by_policy = |candidate: &&usize| !(preempts && candidates[**candidate].0.priority() < position.priority());
         let jobs = chosen.iter().filter(by_policy).filter_map(|candidate| self.jobs.get(&candidates[*candidate].1));
-        if !head.gains_more_than_it_costs(self, jobs.map(|job| &**job).collect(), now) {
+        let (cost, gain) = head.cost_and_gain(self, jobs.map(|job| &**job).collect(), now);
+        if cost > gain {
             return None;
         }
         let victims: Vec<Key> = chosen.into_iter().map(|candidate| candidates[candidate].1.clone()).collect();
@@ -133,7 +135,11 @@ impl Index {
             let is_lower = preempts && self.queue_position(job).priority() < position.priority();
             let mut to = match self.queue.settings.policy.policy {
                 _ if is_lower || exceeds_placed_limit(job, now) => format!("{name} (priority {})", position.priority()),
-                policy => format!("{name}, which comes first in the queue (queue policy {policy:?})"),
+                policy => format!(
+                    "{name}, which comes first in the queue (queue policy {policy:?}: loses {} GPU seconds, gains {})",
+                    grouped(cost.unsigned_abs()),
+                    grouped(gain.unsigned_abs())
+                ),
             };
             if exceeds_placed_limit(job, now) {
                 to.push_str("; its limit was raised after placement, and the original limit has passed");

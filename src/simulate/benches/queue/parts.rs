@@ -154,13 +154,13 @@ impl Part {
 
 impl Part {
     pub(crate) fn preemptible(self) -> Option<PreemptibleJobs> {
-        let with = |percent| Some(PreemptibleJobs { percent, checkpoint: 600.0, overhead: 120.0 });
+        let with = |percent| Some(PreemptibleJobs { percent: Some(percent), checkpoint: 600.0, overhead: 120.0 });
         match self {
             Part::Preemptible => with(100),
             Part::MostlyPreemptible => with(80),
             Part::HalfPreemptible => with(50),
             Part::NotPreemptible => with(0),
-            Part::CostlyPreemption => Some(PreemptibleJobs { percent: 100, checkpoint: 1800.0, overhead: 300.0 }),
+            Part::CostlyPreemption => Some(PreemptibleJobs { percent: Some(100), checkpoint: 1800.0, overhead: 300.0 }),
             _ => None,
         }
     }

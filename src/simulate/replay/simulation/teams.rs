@@ -70,7 +70,7 @@ mod tests {
     fn a_fair_share_is_the_demand_up_to_an_equal_part_of_the_rest() {
         let row = |queue: &str| {
             let (line, submit, duration, gpus, limit) = (2, 0.0, 1.0, 1, None);
-            Row { line, submit, duration, gpus, queue: queue.into(), limit }
+            Row { line, submit, duration, gpus, queue: queue.into(), limit, preemptible: None }
         };
         let mut teams = Teams::of(&["a", "b", "c", "a"].map(row));
         assert_eq!(teams.of_job, [0, 1, 2, 0]);
