@@ -204,7 +204,8 @@ pub struct QueueOptions {
 /// with `checkpoint`, otherwise `Never`. Jobs of higher priority can stop the job either way.
 #[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Preemptible {
-    /// It can, once the job has run for the administrator's quantum and was not preempted too often.
+    /// It can, once the job has run for the administrator's quantum, unless it was preempted too
+    /// often.
     Always,
     /// It never stops the job.
     Never,

@@ -30,8 +30,8 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_enum)]
     pub limits: Option<Limits>,
 
-    /// Percentage of the jobs that write checkpoints and can be preempted, chosen by a hash. Default:
-    /// the cluster's jobs as their manifests say, and all jobs of a trace.
+    /// Percentage of the jobs that write checkpoints and can be preempted, chosen by a hash.
+    /// Default: the cluster's jobs as their manifests say, and all jobs of a trace.
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub preemptible_percent: Option<u8>,
 

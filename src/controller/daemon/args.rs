@@ -166,8 +166,8 @@ pub struct ControllerArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(u32).range(60..=31_536_000))]
     pub queue_quantum_seconds: u32,
 
-    /// How often the queue policy preempts a job at most. Preemptions by jobs of higher priority and
-    /// drains count too, but are not limited.
+    /// How often the queue policy preempts a job at most. Preemptions by jobs of higher priority
+    /// and drains count too, but are not limited.
     #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=10_000))]
     pub max_preemptions: u16,
 

@@ -11,9 +11,9 @@ use super::{
     executor::{Executor, Format, Parts, Prepared, Task},
     frame::{Header, Kind},
     group::Group,
-    local::shard,
     mesh::Mesh,
     op_context::{OpContext, OpError},
+    operation::shard,
     plan::{Action, Algorithm, Collective, CostModel, Layout, Path, Program},
     state::Shared,
 };

@@ -23,7 +23,7 @@
 use super::{
     kernels,
     op_context::{OpContext, OpError},
-    operation::{OpKind, Operation, Shards, StartedOp, desync},
+    operation::{OpKind, Operation, Shards, StartedOp, desync, shard},
     shm::{Flag, SLOT_FLOATS, Segment, wake},
     socket::timespec,
     wait::{MAX_SLEEP, SpinPolicy, Waiter},
@@ -296,33 +296,6 @@ impl LocalGroup {
             if reached(word.load(Ordering::SeqCst)) {
                 return Ok(());
             }
-        }
-    }
-}
-
-/// Shard `i` of `n` of a bucket. Sizes are multiples of 16 floats (a cache line), except that the
-/// last shards can be smaller or empty.
-pub(super) fn shard(len: usize, n: usize, i: usize) -> Range<usize> {
-    let each = len.div_ceil(n).next_multiple_of(16);
-    (each * i).min(len)..(each * (i + 1)).min(len)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn shards_cover_a_bucket_exactly_once(len in 0usize..100_000, n in 1usize..17) {
-            let mut at = 0;
-            for i in 0..n {
-                let part = shard(len, n, i);
-                prop_assert_eq!(part.start, at);
-                prop_assert!(part.start.is_multiple_of(16) || part.start == len);
-                at = part.end;
-            }
-            prop_assert_eq!(at, len);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! An operation of a lane, and the part of each bucket that a rank owns.
 
-use super::{error::Cause, local::shard, plan::Layout};
+use super::{error::Cause, plan::Layout};
 use std::ops::Range;
 
 /// What an operation does with its buckets. A scatter followed by a gather is a reduce, bit for
@@ -122,6 +122,13 @@ impl Shards {
     }
 }
 
+/// Shard `i` of `n` of a bucket. Sizes are multiples of 16 floats (a cache line), except that the
+/// last shards can be smaller or empty.
+pub(super) fn shard(len: usize, n: usize, i: usize) -> Range<usize> {
+    let each = len.div_ceil(n).next_multiple_of(16);
+    (each * i).min(len)..(each * (i + 1)).min(len)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,6 +151,18 @@ mod tests {
             let mut at = 0;
             for part in parts.into_iter().filter(|part| !part.is_empty()) {
                 prop_assert_eq!(part.start, at);
+                at = part.end;
+            }
+            prop_assert_eq!(at, len);
+        }
+
+        #[test]
+        fn shards_cover_a_bucket_exactly_once(len in 0usize..100_000, n in 1usize..17) {
+            let mut at = 0;
+            for i in 0..n {
+                let part = shard(len, n, i);
+                prop_assert_eq!(part.start, at);
+                prop_assert!(part.start.is_multiple_of(16) || part.start == len);
                 at = part.end;
             }
             prop_assert_eq!(at, len);

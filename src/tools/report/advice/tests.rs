@@ -22,8 +22,7 @@ fn engine() -> EngineConfig {
             "rule": {"adamW": {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8}}, "learningRate": 0.001, "weightDecay": 0.1,
             "gradientClipNorm": 1.0, "decayExclusions": "vectors",
         },
-        "schedule": {"kind": "constant", "warmupSteps": 0, "finalLearningRate": 0.0},
-        "precision": "fp32",
+        "schedule": {"kind": "constant", "warmupSteps": 0, "finalLearningRate": 0.0}, "precision": "fp32",
         "overlap": {"enabled": true, "communicators": 1, "wireType": "fp32", "syncAllReduce": false},
         "memory": {"fraction": 0.95, "releaseEverySteps": 0}, "evaluation": {"everySteps": 100, "batches": 4},
         "fetchEverySteps": 30, "cpuThreads": 1, "devicesPerProcess": 1, "profile": null,
@@ -70,7 +69,7 @@ pub(super) fn healthy() -> Facts {
         (Part::Other, 1.0),
     ]);
     let memory =
-        MemoryUse { weights: 20, gradients: 10, optimizer: 20, activations: 100, input: 10, ..MemoryUse::default() };
+        MemoryUse { weights: 20, gradients: 10, optimizer: 20, activations: 100, input: 10, ..Default::default() };
     Facts {
         engine: Some(engine()),
         inspection: Some(inspection()),

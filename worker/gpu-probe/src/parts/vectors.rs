@@ -114,8 +114,8 @@ struct Launcher {
 }
 
 impl Launcher {
-    /// Compiles and loads all programs, on all cores. [`Launcher::load`] repeats those that fail and
-    /// reports the error with the launch.
+    /// Compiles and loads all programs, on all cores. [`Launcher::load`] repeats those that fail
+    /// and reports the error with the launch.
     fn load_all(&mut self, cases: &[Case]) {
         let mut programs: Vec<Program> = Vec::new();
         for program in cases.iter().filter_map(|case| case.launch.program().ok()) {

@@ -2,7 +2,7 @@
 
 use super::super::{
     data_type::{self, DataType, Reduction},
-    local::shard,
+    operation::shard,
     plan::Action,
     wire::{Combine, Wire},
 };
