@@ -97,6 +97,7 @@ impl<'a> Lane<'a> {
         let namespace = plane.namespace(name).await?;
         let proxy = Proxy::start(plane, &namespace).await?;
         proxy.set_namespace(&namespace);
+        proxy.expire_watches(4);
         let jobs = Jobs::new(plane.client().await?, &namespace);
         let view = View::start(&jobs.client, &namespace).await?;
         options.environment.extend([("POD_NAMESPACE", namespace.clone()), ("POD_NAME", "first".into())]);

@@ -119,6 +119,12 @@ impl Proxy {
         *events = Events { delay, cut_one_in, ..events.clone() };
     }
 
+    /// One in `one_in` watches that are cut expires, so that its client lists again and finds
+    /// deletions by what the list lacks.
+    pub fn expire_watches(&self, one_in: u64) {
+        self.shared.events.lock().unwrap_or_else(PoisonError::into_inner).expire_one_in = one_in;
+    }
+
     /// Delays and cuts only the events about this namespace and about cluster-scoped objects.
     pub fn set_namespace(&self, namespace: &str) {
         self.shared.events.lock().unwrap_or_else(PoisonError::into_inner).only = Some(namespace.to_string());

@@ -8,8 +8,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
-/// One in this many lost events ends its watch with [`EXPIRED`] instead of silently.
-const EXPIRED_ONE_IN: u64 = 4;
 /// The API server's last line for a watch that fell behind its history: the client must list again.
 const EXPIRED: &[u8] = b"{\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"apiVersion\":\"v1\",\"metadata\":{},\
 \"status\":\"Failure\",\"message\":\"too old resource version\",\"reason\":\"Expired\",\"code\":410}}\n";
@@ -23,6 +21,8 @@ pub(super) struct Events {
     /// event. 0 cuts none. A seed chooses the events, because with a counter two alternating
     /// watches would lose the same event every time.
     pub cut_one_in: u64,
+    /// One in this many cuts ends its watch with [`EXPIRED`] instead of silently. 0: none does.
+    pub expire_one_in: u64,
     /// Events about other namespaces than this one are neither delayed nor cut, because a watch
     /// that is cut at every second event could not keep up with those of all lanes.
     pub only: Option<String>,
@@ -62,7 +62,7 @@ where
         if !line.as_ref().is_ok_and(|line| events.spares(line)) {
             if events.cut_one_in > 0 && events.random.next().is_multiple_of(events.cut_one_in) {
                 events.cut.fetch_add(1, Ordering::Relaxed);
-                let expired = events.random.next().is_multiple_of(EXPIRED_ONE_IN);
+                let expired = events.expire_one_in > 0 && events.random.next().is_multiple_of(events.expire_one_in);
                 return expired.then(|| (Ok(Bytes::from_static(EXPIRED)), (None, events)));
             }
             tokio::time::sleep_until((arrived + events.delay).into()).await;

@@ -16,9 +16,9 @@
 //! and needs only a group. A library that reduces in device memory (NCCL) can replace the reducer;
 //! the group stays the same.
 //!
-//! Algorithms are data: a file in [`plan`] generates the steps of each rank, a cost model chooses,
-//! and [`executor`] runs the steps over any channels. The exception is the sum of registered
-//! buckets within a host ([`local`]): all ranks map each other's buckets, so one pass without
+//! Algorithms are data: a file in `plan` generates the steps of each rank, a cost model chooses,
+//! and `executor` runs the steps over any channels. The exception is the sum of registered
+//! buckets within a host (`local`): all ranks map each other's buckets, so one pass without
 //! copies replaces the messages of a plan.
 //!
 //! A reducer has one or more lanes. All-reduces in different lanes run concurrently.
