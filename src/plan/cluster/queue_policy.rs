@@ -264,7 +264,7 @@ mod tests {
         let none = || json!({});
         assert!(is_preemptible(none(), none()) && is_preemptible(none(), preempted(3, 3)));
         assert!(!is_preemptible(none(), preempted(4, 1)), "four times in its life");
-        // (checkpoint, queue.preemptible), of which the second decides if it is set.
+        // (checkpoint, queue.preemptible): the second decides if it is set.
         let saved = || json!({"path": "/c"});
         for (checkpoint, preemptible, expected) in [
             (saved(), json!(null), true),

@@ -29,7 +29,7 @@ pub struct Reducer {
     buckets: Vec<(usize, usize)>,
     /// Reductions in flight, by bucket.
     in_flight: Vec<Option<InFlight>>,
-    /// Times of the last completed reduction, by its first bucket; then those of the last gather.
+    /// Times of the last completed reduction, then of the last gather, by their first bucket.
     timings: Vec<Option<Timing>>,
     transport: Transport,
     links: Vec<Link>,
@@ -234,8 +234,8 @@ impl Reducer {
         self.push(OpKind::Reduce, buckets, lane, true);
     }
 
-    /// As [`Reducer::start_all`], but each rank gets only the sums that it owns, bit-identical to
-    /// those of an all-reduce. The rest of a bucket is undefined afterwards.
+    /// As [`Reducer::start_all`], but each rank gets only the sums that it owns, with the bits of
+    /// an all-reduce. The rest of a bucket is undefined afterwards.
     ///
     /// # Panics
     /// See [`Reducer::start_all`].
@@ -243,7 +243,7 @@ impl Reducer {
         self.push(OpKind::Scatter, buckets, lane, true);
     }
 
-    /// As [`Reducer::start_all`], but replaces the parts of each bucket by those of their owners.
+    /// As [`Reducer::start_all`], but copies each part of a bucket from the rank that owns it.
     ///
     /// # Panics
     /// See [`Reducer::start_all`].

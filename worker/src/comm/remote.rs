@@ -140,7 +140,7 @@ impl Remote {
         Remote { executor, steps, plans, options, me, attempt }
     }
 
-    /// Runs an operation on `buckets`, consecutive ones of which `data` begins with the first.
+    /// Runs an operation on consecutive buckets; `data` begins with the first.
     /// Returns the bytes sent.
     pub fn run(
         &mut self,

@@ -192,7 +192,7 @@ impl State {
         into[from..][..numbers.len()].copy_from_slice(numbers);
     }
 
-    /// The arrays after those of the optimizer.
+    /// The arrays that follow the optimizer's.
     fn others(&self) -> impl Iterator<Item = &[f32]> {
         let momentum = self.outer.as_ref().map(|outer| &outer.momentum[..]).filter(|momentum| !momentum.is_empty());
         momentum.into_iter().chain(self.residual.as_deref())

@@ -1,6 +1,6 @@
 //! Sums of squares of each rank's part, with sharding.
 //!
-//! They must be the same bits on all ranks, and those of a run without sharding, which adds them in
+//! All ranks must get the same bits, as without sharding, where each rank adds the same parts in
 //! the same order. An all-reduce carries them: each rank writes its own values and zeros elsewhere,
 //! as small integers, which f32 adds exactly.
 
@@ -72,7 +72,7 @@ impl Exchange {
         Ownership { cuts, own }
     }
 
-    /// Completes the sums of squares of all ranks' gradients, of which this rank has its own.
+    /// Completes the sums of squares of all ranks' gradients; on entry, this rank's own is set.
     ///
     /// # Errors
     /// The group failed.
