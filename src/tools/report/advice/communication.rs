@@ -3,9 +3,9 @@
 use super::{Advice, Basis, Change, Chart, Field, Finding, LOSS_MAY_CHANGE, Rule, ms, of_step};
 use crate::report::facts::Facts;
 use crate::report::sample::Part;
-use serde_json::Value;
+use serde_json::{Value, json};
 use switchyard_core::units::{binary, counted, three_digits};
-use switchyard_worker_contract::config::{EngineConfig, SyncPolicy, Transport, WireType};
+use switchyard_worker_contract::config::{self, Device, EngineConfig, Sharding, SyncPolicy, Transport, WireType};
 
 /// Exposed communication above this share of the step is the bottleneck, percent.
 const BOUND_BY: f64 = 10.0;
@@ -20,6 +20,13 @@ const POOR: f64 = 0.8;
 /// Latency of an exchange between two ranks, ms: through shared memory (flag and wake-up) and over
 /// TCP (round trip).
 const EXCHANGE_MS: (f64, f64) = (0.013, 0.024);
+
+/// Advised optimizer steps between two averages; ours. DiLoCo takes 500 with an outer optimizer
+/// (arXiv:2311.08105).
+const LOCAL_STEPS: u64 = 16;
+/// Advised fraction of gradients to send (Aji and Heafield 2017, Sparse Communication for
+/// Distributed Gradient Descent, arXiv:1704.05021).
+const TOP_K: f64 = 0.01;
 
 /// Upper bound of `batchMerge`.
 pub(super) const MAX_MERGE: u64 = 4096;
@@ -40,7 +47,7 @@ pub(super) const BOUND: Rule = Rule {
     id: "communication-bound",
     question: 8,
     threshold: "The slowest rank waits ≥ 10 % of the step for reductions after backward.",
-    gain: "Of each change by itself, from the measured time of one all-reduce: half of it with 16 bits on a network, half of the wait with twice the batchMerge, what backward can hide with overlap.",
+    gain: "Of each change by itself, from the measured time of one all-reduce: half of it with 16 bits on a network, half of the wait with twice the batchMerge, what backward can hide with overlap; on a network, all but a sixteenth of it with 16 local steps, all but its share of the bytes and the time of an optimizer step with top-k, nine tenths of the wait on a network ten times as fast.",
     source: "kineto (10 %); reachable = bytes / bandwidth: TensorFlow's GPU guide; busbw below 80 % of predicted: ours",
     check: |facts| {
         let Some(exposed) = exposed(facts) else { return Finding::NotApplicable };
@@ -79,7 +86,7 @@ fn changes(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Vec<Change> {
     });
     let mut changes: Vec<Change> = merge.into_iter().collect();
     // Two lanes keep a network busy while one of them waits; shared memory has no such gap.
-    if overlap.communicators == 1 && matches!(facts.transport, Some(Transport::Tcp | Transport::Hierarchical)) {
+    if overlap.communicators == 1 && between_hosts(facts) {
         let two = Field::number("engine.overlap.communicators", overlap.communicators, 2_u32, 8);
         changes.extend(two.map(|two| Change::set([two], None, Basis::Guess)));
     }
@@ -95,6 +102,12 @@ fn changes(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Vec<Change> {
             Change::set([Field::word("engine.overlap.wireType", "FP16")], saved.min(exposed), basis)
         }));
     }
+    changes.extend(local_steps(facts, engine, exposed));
+    changes.extend(top_k(facts, engine, exposed));
+    if between_hosts(facts) {
+        let faster = "a network with ten times the rate, or all ranks on one host";
+        changes.push(Change::outside_manifest(faster, exposed * 0.9, Basis::Modelled));
+    }
     let all: u64 = facts.bucket_bytes.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes));
     if let (Some(reach), [_, .., last]) = (reach, facts.bucket_bytes.as_slice()) {
         // The last bucket completes with the last gradient, so it is never hidden.
@@ -108,6 +121,49 @@ fn changes(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Vec<Change> {
         }
     }
     changes
+}
+
+fn between_hosts(facts: &Facts) -> bool {
+    matches!(facts.transport, Some(Transport::Tcp | Transport::Hierarchical))
+}
+
+/// Whether the engine can send less than every gradient of every step.
+fn may_send_less(facts: &Facts, engine: &EngineConfig) -> bool {
+    between_hosts(facts)
+        && engine.device == Device::Cpu
+        && engine.sync == SyncPolicy::EveryStep
+        && engine.compression.is_none()
+        && engine.sharding == Sharding::None
+}
+
+/// Averages weights every few steps. Backward hides none of the average.
+fn local_steps(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Option<Change> {
+    let reach = facts.reachable_reduce_ms()?;
+    let saved = exposed - reach / LOCAL_STEPS as f64;
+    let is_possible = may_send_less(facts, engine) && engine.overlap.wire_type != WireType::Fp16 && saved > 0.0;
+    is_possible.then(|| {
+        let fields =
+            [Field::word("engine.sync.type", "Local"), Field::value("engine.sync.everySteps", 1, json!(LOCAL_STEPS))];
+        Change::set(fields, saved, Basis::Modelled).with_remark(LOSS_MAY_CHANGE)
+    })
+}
+
+/// Sends the largest gradients. An entry has 8 bytes and reaches every rank once; in an all-reduce,
+/// 4 bytes of each gradient travel twice, divided among the ranks. The selection passes over all
+/// gradients, as the optimizer does, so it is assumed to take as long. Adam's divisors are too small
+/// for rarely sent gradients.
+fn top_k(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Option<Change> {
+    let reach = facts.reachable_reduce_ms()?;
+    let saved = exposed - reach * TOP_K * f64::from(facts.world) - facts.step[Part::Optimizer];
+    let suits = engine.overlap.wire_type == WireType::Fp32 && matches!(engine.optimizer.rule, config::Rule::Sgd(_));
+    let is_possible = may_send_less(facts, engine) && suits && saved > 0.0;
+    is_possible.then(|| {
+        let fields = [
+            Field::word("engine.communication.compression.type", "TopK"),
+            Field::word("engine.communication.compression.ratio", &TOP_K.to_string()),
+        ];
+        Change::set(fields, saved, Basis::Guess).with_remark(LOSS_MAY_CHANGE)
+    })
 }
 
 /// Bus bandwidth of the all-reduce, bytes per second, as defined by nccl-tests (PERFORMANCE.md).

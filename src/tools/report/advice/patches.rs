@@ -82,7 +82,9 @@ fn documents() -> Vec<Value> {
     };
     let mut on_gpu = job(0);
     (on_gpu["spec"]["engine"]["device"], on_gpu["spec"]["engine"]["cudaGraphs"]) = (json!("Cuda"), json!("Disabled"));
-    (0..12).map(job).chain([on_gpu]).collect()
+    let mut sharded = job(0);
+    sharded["spec"]["engine"]["sharding"] = json!("Optimizer");
+    (0..12).map(job).chain([on_gpu, sharded]).collect()
 }
 
 #[test]
