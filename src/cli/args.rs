@@ -217,6 +217,28 @@ pub(super) struct RunArgs {
     /// to this program or on the PATH.
     #[arg(long, value_name = "FILE", env = "SWITCHYARD_WORKER")]
     pub worker: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub machines: MachinesArgs,
+}
+
+/// Arguments of a `run` on several machines.
+#[derive(Debug, Args)]
+pub(super) struct MachinesArgs {
+    /// Run on several machines: one address for each node of `trainer.numNodes`, the same list on
+    /// all. Run the command on each of them. Rank 0 listens on the first, on port 29400 or the one
+    /// given as HOST:PORT. `checkpoint.path` must be on storage that all of them share.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', requires_all = ["node_rank", "key_file"])]
+    pub hosts: Vec<String>,
+
+    /// Position of this machine in `--hosts`, from 0.
+    #[arg(long, value_name = "I", requires = "hosts")]
+    pub node_rank: Option<u32>,
+
+    /// Secret that all machines share: a file of 32 random bytes that only its owner can read. Make
+    /// one with `head -c 32 /dev/urandom`, and copy it to every machine.
+    #[arg(long, value_name = "FILE", requires = "hosts")]
+    pub key_file: Option<PathBuf>,
 }
 
 /// Arguments of `report`.

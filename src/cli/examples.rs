@@ -39,6 +39,7 @@ fn every_example_has_its_plan() {
             rendezvous: "ADDRESS:PORT",
             run_dir: "RUN_DIR",
             devices: Devices::default(),
+            hosts: None,
         };
         let plan = plan(&snapshot).unwrap_or_else(|refusal| panic!("{}: {refusal}", path.display()));
         let processes: Vec<_> = plan

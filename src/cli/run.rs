@@ -1,19 +1,23 @@
 //! `switchyard run` and `switchyard plan`.
 
-use crate::args::{Cli, Output, PlanArgs, RunArgs};
+use crate::args::{Cli, MachinesArgs, Output, PlanArgs, RunArgs};
 use crate::event_loop::event_loop;
 use crate::failure::Failure;
 use crate::output::{emit, json_line, print, yaml};
 use crate::{machine, manifest, report, screen};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
-use std::io::IsTerminal;
+use std::fs::File;
+use std::io::{self, IsTerminal, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_local::{self as local, Interval, Observer, RunDir, RunDirError, Update, Worker};
-use switchyard_plan::local::{Devices, LocalSnapshot, plan as make_plan};
+use switchyard_local::{self as local, Interval, Machines, Observer, RunDir, RunDirError, Update, Worker};
+use switchyard_plan::local::{Devices, Hosts, LocalSnapshot, plan as make_plan};
 use switchyard_worker_contract::event::Inspection;
 use switchyard_worker_contract::exit::Exit;
+use switchyard_worker_contract::pod::RENDEZVOUS_PORT;
 
 /// Time between progress lines without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
@@ -22,6 +26,7 @@ const LINE_INTERVAL: Duration = Duration::from_secs(10);
 pub(super) fn run(cli: &Cli, args: &RunArgs) -> Result<Exit, Failure> {
     let job = manifest::read(&args.file)?;
     let topology = machine::this_machine()?;
+    let machines = machines(&args.machines).map_err(Failure::usage)?;
     let exit = if args.worker.is_some() { Exit::Usage } else { Exit::Unexpected };
     let worker = Worker::find(args.worker.as_deref()).map_err(|error| Failure::new(error, exit))?;
     let name = job.metadata.name.clone().unwrap_or_default();
@@ -33,7 +38,8 @@ pub(super) fn run(cli: &Cli, args: &RunArgs) -> Result<Exit, Failure> {
     let tasks = tokio::task::LocalSet::new();
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok().filter(|visible| !visible.is_empty());
     let devices = Devices { indexes: &args.devices, visible: visible.as_deref() };
-    let ended = tasks.block_on(&runtime, local::run(job, devices, &topology, &run_dir, &worker, &mut show));
+    let ended =
+        tasks.block_on(&runtime, local::run(job, devices, &topology, machines.as_ref(), &run_dir, &worker, &mut show));
     show.clear();
     let advice = report::after_run(&run_dir).unwrap_or_else(|failure| {
         eprintln!("warning: {failure}");
@@ -57,6 +63,51 @@ pub(super) fn run(cli: &Cli, args: &RunArgs) -> Result<Exit, Failure> {
     Ok(outcome.exit)
 }
 
+/// The machines of a run on several.
+fn machines(args: &MachinesArgs) -> Result<Option<Machines>, String> {
+    let (Some(node_rank), Some(path)) = (args.node_rank, &args.key_file) else { return Ok(None) };
+    let mut port = RENDEZVOUS_PORT;
+    let mut names = Vec::new();
+    for host in &args.hosts {
+        let (name, text) = match host.rsplit_once(':') {
+            Some((name, text)) if !host.ends_with(']') => (name, Some(text)),
+            _ => (host.as_str(), None),
+        };
+        let invalid = |expected: &str| format!("--hosts: got {host:?}; expected {expected}");
+        if name.is_empty() || (name.contains(':') && !name.starts_with('[')) {
+            return Err(invalid("a name or an address, an IPv6 one in brackets"));
+        }
+        if let Some(text) = text {
+            if !names.is_empty() {
+                return Err(invalid("no port: only the first machine has one"));
+            }
+            let number = text.parse().ok().filter(|port| *port > 0);
+            port = number.ok_or_else(|| invalid("a port from 1 to 65535 after the colon"))?;
+        }
+        names.push(name.to_owned());
+    }
+    let token = key(path)?;
+    Ok(Some(Machines { hosts: Hosts { names, node_rank }, port, token }))
+}
+
+/// Reads the secret of a run on several machines.
+fn key(path: &Path) -> Result<[u8; 32], String> {
+    let refuse = |got: String| format!("--key-file {}: {got}", path.display());
+    let open = || {
+        let file = File::open(path)?;
+        let mode = file.metadata()?.permissions().mode() & 0o777;
+        let mut bytes = Vec::new();
+        file.take(33).read_to_end(&mut bytes)?;
+        io::Result::Ok((mode, bytes))
+    };
+    let (mode, bytes) = open().map_err(|error| refuse(error.to_string()))?;
+    if mode & 0o077 != 0 {
+        return Err(refuse(format!("got mode {mode:03o}; expected 600: others must not read it")));
+    }
+    let longer = if bytes.len() > 32 { "more than 32".to_owned() } else { bytes.len().to_string() };
+    bytes.try_into().map_err(|_| refuse(format!("got {longer} bytes; expected 32")))
+}
+
 /// Shows the plan of a TrainJob.
 pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
     let job = manifest::read(&args.file)?;
@@ -73,6 +124,7 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
         rendezvous: "ADDRESS:PORT",
         run_dir: "RUN_DIR",
         devices: Devices::default(),
+        hosts: None,
     };
     let plan = make_plan(&snapshot).map_err(local::RunError::from)?;
     emit(cli.output, "Plan", &plan, || yaml(&plan));

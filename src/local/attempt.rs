@@ -84,11 +84,12 @@ impl Signals {
     }
 }
 
-/// Starts every process of `plan` and waits until all have ended.
+/// Starts every process of `plan` and waits until all have ended. Rank 0 inherits `listener`, unless
+/// it is on another machine.
 pub(super) async fn run(
     plan: &LocalPlan,
     worker: &Worker,
-    listener: TcpListener,
+    listener: Option<TcpListener>,
     run_dir: &RunDir,
     signals: &mut Signals,
     observer: &mut dyn Observer,
@@ -98,14 +99,14 @@ pub(super) async fn run(
         plan,
         processes: Vec::new(),
         events: run_dir.open_log("events.jsonl")?,
-        fold: Fold::new(plan.world()),
+        fold: Fold::new(plan.ranks()),
         interval: None,
         first_failed: None,
         stopped: None,
         ready_at: None,
         deadline: None,
     };
-    let mut listener = Some(OwnedFd::from(listener));
+    let mut listener = listener.map(OwnedFd::from);
     for (index, process) in plan.processes().enumerate() {
         // Pass the bound socket to rank 0 as standard input, so that no other program can take the
         // port in the meantime.
@@ -293,8 +294,9 @@ impl Group<'_> {
             return None;
         }
         let observed: Vec<_> = self.processes.iter().flat_map(Process::rank_observations).collect();
-        let first_failed = self.first_failed.map(|index| self.processes[index].failed_rank() as usize);
-        Some(root_cause(&observed.iter().collect::<Vec<_>>(), first_failed))
+        let first_rank = self.plan.ranks().start;
+        let first_failed = self.first_failed.map(|index| (self.processes[index].failed_rank() - first_rank) as usize);
+        Some(root_cause(first_rank, &observed.iter().collect::<Vec<_>>(), first_failed))
     }
 
     fn notify(&mut self, observer: &mut dyn Observer, update: Update<'_>) {
@@ -303,8 +305,18 @@ impl Group<'_> {
         }
     }
 
+    /// The stop request that all ranks here followed although this machine received none.
+    fn stopped_elsewhere(&self) -> Option<Exit> {
+        self.plan.hosts.as_ref()?;
+        let exit = |process: &Process| Exit::from_code(process.observed.ended?.code()?);
+        let first = self.processes.first().and_then(exit)?;
+        let is_stop = matches!(first, Exit::Interrupted | Exit::Terminated);
+        (is_stop && self.processes.iter().all(|process| exit(process) == Some(first))).then_some(first)
+    }
+
     /// Returns the outcome of the attempt, after [`Group::watch`].
-    fn ended(self) -> AttemptResult {
+    fn ended(mut self) -> AttemptResult {
+        self.stopped = self.stopped.or_else(|| self.stopped_elsewhere());
         let ended_well = |process: &Process| process.observed.ended.is_some_and(|status| status.success());
         let all_done = self.processes.iter().all(ended_well) && self.rank_events().all(|rank| rank.finished.is_some());
         let cause = if all_done { None } else { self.cause() };

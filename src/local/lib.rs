@@ -25,7 +25,7 @@ pub use cause::{RankLog, RootCause};
 pub use error::AttemptError;
 pub use inspect::{InspectError, predict, software};
 pub use progress::Interval;
-pub use run::{Outcome, RunError, run};
+pub use run::{Machines, Outcome, RunError, run};
 pub use run_dir::{RunDir, RunDirError};
 pub use survivor::Survivor;
 pub use worker::{Worker, WorkerNotFound};

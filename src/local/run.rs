@@ -10,13 +10,14 @@ use super::worker::{Worker, WorkerNotFound};
 use super::{Observer, Update};
 use jiff::Timestamp;
 use std::io;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, ToSocketAddrs};
 use std::time::{Duration, Instant};
 use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{Restarts, TrainJob};
 use switchyard_plan::local::{
-    Devices, LocalPlan, LocalSnapshot, Next, Observed, PlannedNode, Progress, Refusal, RunEnd, next, plan, status,
+    Devices, Hosts, LocalPlan, LocalSnapshot, Next, Observed, PlannedNode, Progress, Refusal, RunEnd, next, plan,
+    status,
 };
 use switchyard_plan::status::Ending;
 use switchyard_worker_contract::event::{Inspection, Summary};
@@ -71,9 +72,14 @@ pub enum RunError {
         /// The limit, and the usable share of it.
         limit: String,
     },
-    /// No port is available on the loopback interface.
-    #[error("cannot listen on {address}: {source}", address = Ipv4Addr::LOCALHOST)]
-    Listen { source: io::Error },
+    /// Rank 0 cannot listen.
+    #[error("cannot listen on {address}: {source}")]
+    Listen { address: String, source: io::Error },
+    /// The other machines cannot reach rank 0.
+    #[error(
+        "--hosts: {name} is {address} on this machine, where {other} cannot connect to it; use its address in the network"
+    )]
+    Loopback { name: String, address: IpAddr, other: String },
     /// A stop was requested before anything started.
     #[error("stopped by {1} before the start")]
     Stopped(Exit, &'static str),
@@ -83,7 +89,7 @@ impl RunError {
     /// The exit code for this error.
     pub fn exit(&self) -> Exit {
         match self {
-            RunError::Refused(Refusal::Invalid(_)) => Exit::Usage,
+            RunError::Refused(Refusal::Invalid(_)) | RunError::Loopback { .. } => Exit::Usage,
             // The user chose this directory, so the command line is at fault; later failures are
             // the machine's.
             RunError::RunDir(
@@ -101,7 +107,23 @@ impl RunError {
     }
 }
 
-/// Runs a valid job on this machine until it ends.
+/// A run on several machines.
+#[derive(Debug, Clone)]
+pub struct Machines {
+    pub hosts: Hosts,
+    /// Port on which rank 0 listens.
+    pub port: u16,
+    /// The secret that all machines share.
+    pub token: [u8; 32],
+}
+
+impl Machines {
+    fn rendezvous(&self) -> String {
+        format!("{}:{}", self.hosts.names.first().map_or("", String::as_str), self.port)
+    }
+}
+
+/// Runs a valid job on this machine until it ends, or this machine's part of it.
 ///
 /// # Errors
 /// The job cannot start, or its processes cannot be supervised; in that case none is left running.
@@ -109,17 +131,21 @@ pub async fn run(
     job: TrainJob,
     devices: Devices<'_>,
     machine: &GPUTopology,
+    machines: Option<&Machines>,
     run_dir: &RunDir,
     worker: &Worker,
     observer: &mut dyn Observer,
 ) -> Result<Outcome, RunError> {
     let mut signals = Signals::listen()?;
     let nodes = std::slice::from_ref(machine);
+    let hosts = machines.map(|machines| &machines.hosts);
     let plan_attempt = |attempt: u32, rendezvous: &str| {
-        plan(&LocalSnapshot { job: &job, nodes, attempt, rendezvous, run_dir: run_dir.text(), devices })
+        plan(&LocalSnapshot { job: &job, nodes, attempt, rendezvous, run_dir: run_dir.text(), devices, hosts })
     };
     // Only the rendezvous address is unknown before the attempt.
     let first = plan_attempt(1, "127.0.0.1:0")?;
+    // Before the run directory exists, so that a wrong address or a port in use leaves nothing.
+    let mut socket = Some(listen(machines)?);
     let inspection = tokio::select! {
         found = inspect(worker, &first) => found?,
         (exit, signal) = signals.next() => return Err(RunError::Stopped(exit, signal)),
@@ -139,11 +165,13 @@ pub async fn run(
     observer.observe(Update::Starting { plan: &first, inspection: &inspection, run_dir })?;
     let mut attempt = 1;
     loop {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|source| RunError::Listen { source })?;
-        let address = listener.local_addr().map_err(|source| RunError::Listen { source })?;
-        let plan = plan_attempt(attempt, &address.to_string())?;
+        let (listener, rendezvous) = match socket.take() {
+            Some(bound) => bound,
+            None => listen(machines)?,
+        };
+        let plan = plan_attempt(attempt, &rendezvous)?;
         run_dir.replace("plan.yaml", &serde_saphyr::to_string(&plan).unwrap_or_default())?;
-        run_dir.write_key(attempt)?;
+        run_dir.write_key(attempt, machines.map(|machines| machines.token))?;
         let message = format!("attempt {attempt}: {} processes start", plan.processes().count());
         run.write(Progress::Stage(Stage::Starting, message), &plan)?;
         let mut recorder = Recorder { run: &mut run, plan: &plan, observer, written: None };
@@ -180,6 +208,28 @@ pub async fn run(
             }
             Next::End(end) => return run.end(end, ended, &plan, &inspection, observer),
         }
+    }
+}
+
+/// The socket of rank 0, if it is on this machine, and its address.
+fn listen(machines: Option<&Machines>) -> Result<(Option<TcpListener>, String), RunError> {
+    let address = match machines {
+        Some(machines) if machines.hosts.node_rank > 0 => return Ok((None, machines.rendezvous())),
+        Some(machines) => machines.rendezvous(),
+        None => format!("{}:0", Ipv4Addr::LOCALHOST),
+    };
+    let failed = |source| RunError::Listen { address: address.clone(), source };
+    let listener = TcpListener::bind(&address).map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    let Some(machines) = machines else { return Ok((Some(listener), bound.to_string())) };
+    // Debian maps the name of a machine to 127.0.1.1 in its own /etc/hosts.
+    let is_loopback = |name: &&String| {
+        (name.as_str(), 0).to_socket_addrs().is_ok_and(|mut found| found.all(|found| found.ip().is_loopback()))
+    };
+    let [name, others @ ..] = machines.hosts.names.as_slice() else { return Ok((Some(listener), address)) };
+    match others.iter().find(|other| bound.ip().is_loopback() && !is_loopback(other)) {
+        Some(other) => Err(RunError::Loopback { name: name.clone(), address: bound.ip(), other: other.clone() }),
+        None => Ok((Some(listener), address)),
     }
 }
 
@@ -299,7 +349,7 @@ fn step_of(attempt: u32, interval: &Interval) -> String {
 
 /// Summarises a failure in one line.
 fn summary(cause: &RootCause) -> String {
-    format!("rank {} (pid {}): {}", cause.rank, cause.pid, cause.cause)
+    format!("rank {} ({}): {}", cause.rank, cause.place(), cause.cause)
 }
 
 /// Compares the memory that the ranks will allocate with the job's limit and the machine's memory.
@@ -312,7 +362,7 @@ fn check_memory(plan: &LocalPlan, inspection: &Inspection, machine: &GPUTopology
         (
             "the memory of this machine",
             machine.status.as_ref().and_then(|status| status.memory_bytes),
-            u64::from(plan.world()),
+            plan.ranks().len() as u64,
         ),
     ];
     for (limit_name, limit, ranks) in bounds {

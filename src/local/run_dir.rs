@@ -115,15 +115,17 @@ impl RunDir {
         })
     }
 
-    /// Writes the token of an attempt: 32 random bytes that only the owner can read.
+    /// Writes the token of an attempt, by default 32 random bytes. Only the owner can read it.
     ///
     /// # Errors
     /// The file exists or cannot be written.
-    pub fn write_key(&self, attempt: u32) -> Result<PathBuf, RunDirError> {
+    pub fn write_key(&self, attempt: u32, token: Option<[u8; 32]>) -> Result<PathBuf, RunDirError> {
         let path = self.key_path(attempt);
         let write = || {
-            let mut key = [0_u8; 32];
-            getrandom::fill(&mut key).map_err(io::Error::other)?;
+            let mut key = token.unwrap_or_default();
+            if token.is_none() {
+                getrandom::fill(&mut key).map_err(io::Error::other)?;
+            }
             OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?.write_all(&key)
         };
         write().map_err(|source| RunDirError::Write { path: path.clone(), source })?;

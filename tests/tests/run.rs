@@ -3,6 +3,7 @@
 mod frozen;
 mod hangs;
 mod limits;
+mod machines;
 mod restarts;
 mod shared;
 

@@ -104,14 +104,16 @@ pub(super) fn failure(cause: &RootCause, attempt: u32) -> String {
         _ => format!("error[SY0503]: rank {rank} failed first{others}"),
     };
     let mut lines = vec![what];
-    lines.push(format!("  where    rank {}, pid {}, attempt {attempt}", cause.rank, cause.pid));
+    lines.push(format!("  where    rank {rank}, {}, attempt {attempt}", cause.place()));
     lines.push(format!("  cause    {}", cause.cause));
     if !cause.during.is_empty() {
         lines.push(format!("  during   {}", cause.during));
     }
-    lines.push(format!("  log      {}", cause.log.path));
-    if cause.log.tail.is_empty() {
-        lines.push("           (empty)".into());
+    if cause.pid.is_some() {
+        lines.push(format!("  log      {}", cause.log.path));
+        if cause.log.tail.is_empty() {
+            lines.push("           (empty)".into());
+        }
     }
     lines.extend(cause.log.tail.iter().map(|line| format!("           | {line}")));
     lines.join("\n")
@@ -119,7 +121,7 @@ pub(super) fn failure(cause: &RootCause, attempt: u32) -> String {
 
 /// Processes that SIGKILL did not end, and the failure for which they were killed.
 pub(super) fn survivors(cause: Option<&RootCause>, processes: &[Survivor], seconds: u64) -> String {
-    let cause = cause.map(|RootCause { rank, pid, cause, .. }| format!("warning: rank {rank} (pid {pid}): {cause}"));
+    let cause = cause.map(|it| format!("warning: rank {} ({}): {}", it.rank, it.place(), it.cause));
     let survivors = processes.iter().map(|Survivor { rank, pid, state }| {
         format!("warning: SIGKILL has not ended rank {rank} (pid {pid}): {state}")
     });

@@ -73,7 +73,7 @@ fn the_bar_shows_where_the_time_goes() {
 fn a_failure_shows_the_first_cause_and_its_log() {
     let cause = RootCause {
         rank: 1,
-        pid: 42,
+        pid: Some(42),
         cause: "killed by signal 9 (SIGKILL)".into(),
         during: "all_reduce of bucket 0".into(),
         code: None,
@@ -91,7 +91,7 @@ fn a_failure_shows_the_first_cause_and_its_log() {
 fn processes_that_survive_sigkill_are_shown_with_the_cause() {
     let cause = RootCause {
         rank: 1,
-        pid: 42,
+        pid: Some(42),
         cause: "no sign of life for 5.0 s".into(),
         during: String::new(),
         code: Some(5),
@@ -133,6 +133,7 @@ fn planned() -> LocalPlan {
         rendezvous: "127.0.0.1:1",
         run_dir: "runs/x",
         devices: Devices::default(),
+        hosts: None,
     })
     .unwrap()
 }
@@ -284,7 +285,7 @@ fn data_and_checkpoints_have_errors_of_their_own() {
     let failed = |code| {
         let cause = RootCause {
             rank: 1,
-            pid: 42,
+            pid: Some(42),
             cause: "why".into(),
             during: String::new(),
             code: Some(code),

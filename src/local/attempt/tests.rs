@@ -31,6 +31,7 @@ fn planned() -> LocalPlan {
         rendezvous: "127.0.0.1:1",
         run_dir: "runs/x",
         devices: Devices::default(),
+        hosts: None,
     })
     .unwrap()
 }
@@ -132,7 +133,7 @@ fn attempt(name: &str, events: &[Event], code: i32) -> (AttemptResult, Recorded)
     let mut recorded = Recorded::default();
     let ended = tokio::task::LocalSet::new().block_on(&runtime, async {
         let mut signals = Signals::listen().unwrap();
-        run(&planned(), &Worker { path }, listener, &run_dir, &mut signals, &mut recorded).await.unwrap()
+        run(&planned(), &Worker { path }, Some(listener), &run_dir, &mut signals, &mut recorded).await.unwrap()
     });
     std::fs::remove_dir_all(folder).unwrap();
     (ended, recorded)

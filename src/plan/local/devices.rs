@@ -6,6 +6,7 @@ use crate::job::{Invalid, ValidJob};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fmt;
+use switchyard_core::placement::Request;
 use switchyard_core::rates::gigabytes;
 use switchyard_core::units::binary;
 use switchyard_crds::gpu_topology::{GPUTopology, Gpu, MigMode};
@@ -64,17 +65,17 @@ pub(super) struct Chosen {
     pub reason: String,
 }
 
-/// Chooses the GPU of each rank.
+/// Chooses the GPU of each rank of `request`, the part of the job on these nodes.
 pub(super) fn choose(
     devices: Devices<'_>,
     nodes: &[GPUTopology],
-    (job, engine): (&ValidJob, &EngineConfig),
+    (job, request, engine): (&ValidJob, &Request, &EngineConfig),
 ) -> Result<Chosen, Invalid> {
     if devices.indexes.is_empty() {
-        return best(devices.visible, nodes, (job, engine));
+        return best(devices.visible, nodes, (job, request, engine));
     }
     let gpus = nodes.iter().filter_map(|node| node.status.as_ref()).flat_map(|status| status.gpus.clone());
-    let gpus = listed(devices, &gpus.collect::<Vec<_>>(), (job, engine))?;
+    let gpus = listed(devices, &gpus.collect::<Vec<_>>(), (job, request, engine))?;
     Ok(Chosen { gpus, reason: FLAG.to_owned() })
 }
 
@@ -85,7 +86,7 @@ pub(super) fn choose(
 fn best(
     visible: Option<&str>,
     nodes: &[GPUTopology],
-    (job, engine): (&ValidJob, &EngineConfig),
+    (job, request, engine): (&ValidJob, &Request, &EngineConfig),
 ) -> Result<Chosen, Invalid> {
     let chooses_itself = job.env.iter().any(|(name, _)| name == VISIBLE);
     let ([node], false, config::Device::Cuda) = (nodes, chooses_itself, engine.device) else {
@@ -100,7 +101,7 @@ fn best(
         .map_err(|fault| field("report of this machine", fault, "a readable report".to_owned()))?;
     let seen = status.gpus.iter().enumerate().filter(|(_, gpu)| visible.is_none_or(|list| makes_visible(list, &[gpu])));
     let usable = machine.usable & seen.fold(0, |mask, (position, _)| mask | 1 << position);
-    let ranks = job.request.processes_per_node * job.request.nodes;
+    let ranks = request.processes_per_node * request.nodes;
     let set = u8::try_from(ranks).ok().and_then(|ranks| machine.shape.best_set(usable, ranks, None));
     let Some(set) = set.filter(|_| ranks > 0) else {
         if usable == 0 || visible.is_some() {
@@ -122,14 +123,14 @@ fn best(
 fn listed(
     devices: Devices<'_>,
     gpus: &[Gpu],
-    (job, engine): (&ValidJob, &EngineConfig),
+    (job, request, engine): (&ValidJob, &Request, &EngineConfig),
 ) -> Result<Vec<PlannedGpu>, Invalid> {
     let Devices { indexes, visible } = devices;
     let list = indexes.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     if engine.device == config::Device::Cpu {
         return Err(invalid(list, "spec.engine.device Cuda"));
     }
-    let ranks = job.request.processes_per_node * job.request.nodes;
+    let ranks = request.processes_per_node * request.nodes;
     if indexes.len() != ranks as usize {
         return Err(invalid(
             list,
@@ -220,7 +221,7 @@ mod tests {
         let job = job("two", json!({"trainer": {"numProcPerNode": 2, "env": env}, "engine": {"device": "Cuda"}}));
         let valid = validate(&job).unwrap();
         let engine = valid.engine.as_ref().unwrap();
-        listed(Devices { indexes, visible }, &gpus, (&valid, engine)).map_err(|fault| fault.to_string())
+        listed(Devices { indexes, visible }, &gpus, (&valid, &valid.request, engine)).map_err(|fault| fault.to_string())
     }
 
     #[test]
@@ -281,8 +282,8 @@ mod tests {
         let valid = validate(&job).unwrap();
         let engine = valid.engine.as_ref().unwrap();
         let devices = Devices { indexes: &[], visible };
-        let chosen =
-            choose(devices, std::slice::from_ref(node), (&valid, engine)).map_err(|fault| fault.to_string())?;
+        let chosen = choose(devices, std::slice::from_ref(node), (&valid, &valid.request, engine))
+            .map_err(|fault| fault.to_string())?;
         let indexes: Vec<String> = chosen.gpus.iter().map(|gpu| gpu.index.to_string()).collect();
         Ok(format!("{} ({})", indexes.join(","), chosen.reason))
     }

@@ -1,5 +1,5 @@
 //! The plan for one machine: every process of an attempt with its CPUs, environment and reasons.
-//! `switchyard run` starts them.
+//! `switchyard run` starts them. A run on several machines has such a plan on each.
 //!
 //! ```text
 //! TrainJob ─> validate ─> ValidJob ────┐
@@ -9,12 +9,14 @@
 //! ```
 
 mod devices;
+mod hosts;
 mod lifecycle;
 mod processes;
 #[cfg(test)]
 mod tests;
 
 pub use devices::{Devices, PlannedGpu, VISIBLE};
+pub use hosts::Hosts;
 pub use lifecycle::{AttemptEnd, Next, Observed, Progress, RunEnd, next, status};
 pub use processes::{Device, LocalPlan, PlannedNode, ProcessSpec};
 
@@ -40,6 +42,8 @@ pub struct LocalSnapshot<'a> {
     /// Directory of the run, which contains configuration, key and logs.
     pub run_dir: &'a str,
     pub devices: Devices<'a>,
+    /// The machines of a run on several. Then `nodes` is this machine.
+    pub hosts: Option<&'a Hosts>,
 }
 
 /// Why there is no plan.
@@ -73,10 +77,15 @@ fn on(node: &Option<String>) -> String {
 pub fn plan(snapshot: &LocalSnapshot<'_>) -> Result<LocalPlan, Refusal> {
     let job = validate(snapshot.job).map_err(Refusal::Invalid)?;
     let engine = local_engine(snapshot.job, &job).map_err(|fault| Refusal::Invalid(vec![fault]))?;
-    let gpus = devices::choose(snapshot.devices, snapshot.nodes, (&job, engine))
-        .map_err(|fault| Refusal::Invalid(vec![fault]))?;
+    let refuse = |fault| Refusal::Invalid(vec![fault]);
+    // The part of the job on this machine.
+    let request = match snapshot.hosts {
+        Some(hosts) => hosts.share(&job.request).map_err(refuse)?,
+        None => job.request,
+    };
+    let gpus = devices::choose(snapshot.devices, snapshot.nodes, (&job, &request, engine)).map_err(refuse)?;
     let named = machines::build(snapshot.nodes)?;
-    let assignment = placement::solve(&named.cluster, &job.request).map_err(|reason| Refusal::NotPlaceable {
+    let assignment = placement::solve(&named.cluster, &request).map_err(|reason| Refusal::NotPlaceable {
         job: job.name.clone(),
         node: reason.node().and_then(|node| named.names.get(node.0 as usize).cloned()),
         reason,

@@ -3,9 +3,11 @@
 
 use super::LocalSnapshot;
 use super::devices::{Chosen, PlannedGpu, VISIBLE};
+use super::hosts::Hosts;
 use crate::job::{EnvEntry, ValidJob, communicators, identity};
 use serde::Serialize;
 use std::collections::BTreeSet;
+use std::ops::Range;
 use switchyard_core::placement::{Assignment, Mode, Place};
 use switchyard_topology::cluster::NamedCluster;
 use switchyard_worker_contract::config::{EngineConfig, Overlap};
@@ -24,6 +26,9 @@ pub struct LocalPlan {
     /// Compromises, with numbers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+    /// The machines of a run on several, of which `nodes` holds only this one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hosts: Option<Hosts>,
     /// The nodes of the job, in rank order.
     pub nodes: Vec<PlannedNode>,
     /// The configuration that every rank reads.
@@ -43,13 +48,20 @@ pub struct LocalPlan {
 }
 
 impl LocalPlan {
-    /// All processes, in rank order.
+    /// All processes on this machine, in rank order.
     pub fn processes(&self) -> impl Iterator<Item = &ProcessSpec> {
         self.nodes.iter().flat_map(|node| &node.processes)
     }
 
+    /// The ranks on this machine.
+    pub fn ranks(&self) -> Range<u32> {
+        let first = self.nodes.first().map_or(0, |node| node.first_rank);
+        first..first + self.processes().map(|process| process.ranks).sum::<u32>()
+    }
+
+    /// Number of ranks of the job.
     pub fn world(&self) -> u32 {
-        self.processes().map(|process| process.ranks).sum()
+        self.ranks().len() as u32 * self.hosts.as_ref().map_or(1, |hosts| hosts.names.len() as u32)
     }
 }
 
@@ -104,29 +116,26 @@ pub(super) fn processes(
     (snapshot, gpus): (&LocalSnapshot<'_>, Chosen),
 ) -> LocalPlan {
     let (per_node, per_process) = (job.request.processes_per_node, engine.devices_per_process.max(1));
+    let first_node = snapshot.hosts.map_or(0, |hosts| hosts.node_rank);
     let nodes = assignment
         .places
         .chunks(per_node as usize)
-        .enumerate()
-        .map(|(node_rank, places)| {
-            let node_rank = node_rank as u32;
-            PlannedNode {
-                name: job.pod_name(snapshot.attempt, node_rank),
-                node_name: named.names[places[0].node.0 as usize].clone(),
-                first_rank: node_rank * per_node,
-                processes: places
-                    .chunks(per_process as usize)
-                    .enumerate()
-                    .map(|(index, places)| {
-                        process(job, (snapshot, &gpus), node_rank, index as u32 * per_process, places)
-                    })
-                    .collect(),
-            }
+        .zip(first_node..)
+        .map(|(places, node_rank)| PlannedNode {
+            name: job.pod_name(snapshot.attempt, node_rank),
+            node_name: named.names[places[0].node.0 as usize].clone(),
+            first_rank: node_rank * per_node,
+            processes: places
+                .chunks(per_process as usize)
+                .enumerate()
+                .map(|(index, places)| process(job, (snapshot, &gpus), node_rank, index as u32 * per_process, places))
+                .collect(),
         })
         .collect();
     // Ranks share one configuration file, so they all use the thread count of the narrowest place.
     let threads = assignment.places.iter().map(|place| place.threads).min().unwrap_or(1);
-    let hosts = assignment.places.iter().map(|place| place.node).collect::<BTreeSet<_>>().len() as u32;
+    let nodes_used = assignment.places.iter().map(|place| place.node).collect::<BTreeSet<_>>().len();
+    let hosts = snapshot.hosts.map_or(nodes_used, |hosts| hosts.names.len()) as u32;
     let overlap = Overlap {
         communicators: snapshot.job.spec.engine.as_ref().map_or(1, |engine| communicators(engine, hosts)),
         ..engine.overlap
@@ -136,9 +145,10 @@ pub(super) fn processes(
         attempt: snapshot.attempt,
         reason: reason(job, per_process, named, assignment),
         warnings: assignment.warnings.iter().map(ToString::to_string).collect(),
+        hosts: snapshot.hosts.cloned(),
         nodes,
         engine: EngineConfig { cpu_threads: threads * per_process, overlap, ..engine.clone() },
-        gpus: gpus.gpus,
+        gpus: gpus.gpus.into_iter().map(|gpu| PlannedGpu { rank: first_node * per_node + gpu.rank, ..gpu }).collect(),
         memory_limit_bytes: job.memory_limit,
         max_restarts: job.max_restarts,
         grace_seconds: job.pod.spec.termination_grace_period_seconds.and_then(|seconds| u32::try_from(seconds).ok()),
@@ -164,7 +174,11 @@ fn process(
     let mut set = |name: &str, value: String, reason: String| env.push(EnvEntry::new(name, value, reason));
     let run_dir = snapshot.run_dir;
     set(env::LOCAL_RANK, local_rank.to_string(), "position of the process on its node".into());
-    set(env::RENDEZVOUS, snapshot.rendezvous.to_string(), "rank 0 listens here and nowhere else".into());
+    let listens = match snapshot.hosts {
+        Some(_) => "rank 0 listens here: the first of --hosts",
+        None => "rank 0 listens here and nowhere else",
+    };
+    set(env::RENDEZVOUS, snapshot.rendezvous.to_string(), listens.into());
     set(env::CONFIG, format!("{run_dir}/engine.json"), "engine configuration, the same for every rank".into());
     set(
         env::KEY_FILE,
@@ -178,7 +192,10 @@ fn process(
         set(env::CPUS, cpus.clone(), reason);
     }
     let rank = node_rank * job.request.processes_per_node + local_rank;
-    let own = gpus.gpus.iter().skip(rank as usize).take(places.len()).map(|gpu| gpu.uuid.as_str()).collect::<Vec<_>>();
+    // GPUs are counted on this machine.
+    let before = snapshot.hosts.map_or(rank, |_| local_rank);
+    let own =
+        gpus.gpus.iter().skip(before as usize).take(places.len()).map(|gpu| gpu.uuid.as_str()).collect::<Vec<_>>();
     if !own.is_empty() {
         set(VISIBLE, own.join(","), gpus.reason.clone());
     }

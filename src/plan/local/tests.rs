@@ -37,6 +37,7 @@ fn planned(job: &TrainJob, nodes: &[GPUTopology], attempt: u32) -> Result<LocalP
         rendezvous: "127.0.0.1:29400",
         run_dir: "runs/x",
         devices: Devices::default(),
+        hosts: None,
     })
 }
 

@@ -3,6 +3,7 @@
 
 use crate::event::{GpuTrouble, Progress, Stuck, Summary};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// No estimate before this step, because the first steps warm up caches.
 const FIRST_ESTIMATE_STEP: u64 = 10;
@@ -32,6 +33,7 @@ pub struct Breakdown {
 /// Accumulates the reports of one attempt.
 #[derive(Debug)]
 pub struct Fold {
+    first_rank: u32,
     latest: Vec<Option<Progress>>,
     recent: VecDeque<(u64, f64)>,
     validation_loss: Option<f64>,
@@ -41,10 +43,11 @@ pub struct Fold {
 }
 
 impl Fold {
-    /// Starts empty, for ranks below `ranks`.
-    pub fn new(ranks: u32) -> Self {
+    /// Starts empty, for these ranks.
+    pub fn new(ranks: Range<u32>) -> Self {
         Fold {
-            latest: vec![None; ranks as usize],
+            first_rank: ranks.start,
+            latest: vec![None; ranks.len()],
             recent: VecDeque::new(),
             validation_loss: None,
             accuracy: None,
@@ -72,8 +75,9 @@ impl Fold {
     /// Adds the report of one rank; returns the combined report once all ranks have reported the
     /// same step.
     pub fn progress(&mut self, progress: Progress) -> Option<(Summary, Breakdown)> {
-        let (rank, step) = (progress.rank as usize, progress.step);
-        *self.latest.get_mut(rank)? = Some(progress);
+        let step = progress.step;
+        let position = progress.rank.checked_sub(self.first_rank)?;
+        *self.latest.get_mut(position as usize)? = Some(progress);
         let reports: Option<Vec<&Progress>> =
             self.latest.iter().map(|report| report.as_ref().filter(|r| r.step == step)).collect();
         let reports = reports?;
@@ -156,7 +160,7 @@ mod tests {
 
     #[test]
     fn waits_for_every_rank_and_shows_the_slowest() {
-        let mut fold = Fold::new(2);
+        let mut fold = Fold::new(0..2);
         let slowest = Some(Slowest { rank: 5, node_rank: 1, over_percent: 20.0, steps: 100 });
         assert_eq!(fold.progress(Progress { slowest, ..report(0, 10, 100.0, 80.0, 18.0) }), None);
         let (summary, breakdown) = fold.progress(report(1, 10, 100.0, 95.0, 3.0)).unwrap();
@@ -171,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_waits_for_its_reader_is_the_slowest() {
-        let mut fold = Fold::new(2);
+        let mut fold = Fold::new(0..2);
         fold.progress(Progress { input_wait_ms: 40.0, ..report(0, 10, 100.0, 50.0, 5.0) });
         let (summary, breakdown) = fold.progress(report(1, 10, 100.0, 60.0, 39.0)).unwrap();
         assert_eq!((breakdown.input_wait_ms, summary.input_percent, summary.communication_percent), (40.0, 40.0, 5.0));
@@ -179,7 +183,7 @@ mod tests {
 
     #[test]
     fn estimates_from_the_tenth_step_on_with_the_median() {
-        let mut fold = Fold::new(1);
+        let mut fold = Fold::new(0..1);
         let (first, _) = fold.progress(report(0, 5, 1000.0, 1.0, 0.0)).unwrap();
         assert_eq!(first.remaining_seconds, None);
         for step in [20, 30, 40] {
@@ -191,6 +195,6 @@ mod tests {
 
     #[test]
     fn an_unknown_rank_is_ignored() {
-        assert_eq!(Fold::new(1).progress(report(7, 10, 1.0, 1.0, 0.0)), None);
+        assert_eq!(Fold::new(0..1).progress(report(7, 10, 1.0, 1.0, 0.0)), None);
     }
 }

@@ -56,7 +56,7 @@ impl Journal {
 impl<O: Write, E: Write> Output<O, E> {
     /// `ranks_of_leader`: number of ranks in this pod, if rank 0 is one of them.
     pub fn new(out: O, err: E, ranks_of_leader: Option<u32>) -> Self {
-        let job = |ranks| JobJournal { fold: Fold::new(ranks), summary: None, finished: None };
+        let job = |ranks| JobJournal { fold: Fold::new(0..ranks), summary: None, finished: None };
         let journal = ranks_of_leader.map_or(Journal::Rank(None), |ranks| Journal::Job(Box::new(job(ranks))));
         Output { out, err, journal, printed: None, lines: 0, channels: Channels::default() }
     }
