@@ -34,11 +34,15 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
     }
     let access = verdict::host_access(&job);
     let mut body = verdict::json(&job, &found);
-    if !access.is_empty() {
-        body["admission"] = access.clone().into();
+    let unkept = verdict::unkept_files(&job);
+    for (key, sentences) in [("admission", &access), ("storage", &unkept)] {
+        if !sentences.is_empty() {
+            body[key] = sentences.clone().into();
+        }
     }
     emit(cli.output, "PlacementVerdict", &body, || {
-        verdict::table(&job, &found, &cluster, cli.verbose) + &verdict::admission(&access)
+        let table = verdict::table(&job, &found, &cluster, cli.verbose);
+        table + &verdict::rows("admission", &access) + &verdict::rows("storage", &unkept)
     });
     Ok(exit)
 }

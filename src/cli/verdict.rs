@@ -59,11 +59,18 @@ pub(super) fn host_access(job: &TrainJob) -> Vec<String> {
         .collect()
 }
 
-/// The same, formatted for people.
-pub(super) fn admission(access: &[String]) -> String {
+/// Files that end with the job's pods or are missing in them, one sentence each.
+pub(super) fn unkept_files(job: &TrainJob) -> Vec<String> {
+    let valid = switchyard_plan::validate(job).ok();
+    let found = valid.map(|valid| switchyard_plan::objects::unkept_files(job, &valid)).unwrap_or_default();
+    found.iter().map(ToString::to_string).collect()
+}
+
+/// Sentences formatted for people, the first of them after a word.
+pub(super) fn rows(word: &str, sentences: &[String]) -> String {
     let mut text = String::new();
-    for (number, line) in access.iter().enumerate() {
-        row(&mut text, if number == 0 { "admission" } else { "" }, line);
+    for (number, line) in sentences.iter().enumerate() {
+        row(&mut text, if number == 0 { word } else { "" }, line);
     }
     text
 }

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::Path;
+use switchyard_worker_contract::process_stat::ProcessStat;
 
 /// A process that is still there some time after SIGKILL.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,11 +50,10 @@ struct Thread {
 
 impl Thread {
     fn read(task: &Path) -> Option<Thread> {
-        let stat = fs::read_to_string(task.join("stat")).ok()?;
-        // The name is in parentheses and can contain any character.
-        let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
+        let text = fs::read_to_string(task.join("stat")).ok()?;
+        let ProcessStat { name, state, .. } = ProcessStat::parse(&text)?;
         let function = fs::read_to_string(task.join("wchan")).ok().filter(|name| !name.is_empty() && name != "0");
-        Some(Thread { name: name.to_owned(), state: rest.trim_start().chars().next()?, waits_in: function })
+        Some(Thread { name: name.to_owned(), state, waits_in: function })
     }
 
     fn text(&self, is_frozen: bool) -> String {

@@ -76,10 +76,18 @@ impl ControlPlane {
     /// # Errors
     /// The service account does not exist.
     pub fn controller_kubeconfig(&self) -> Result<PathBuf> {
-        let token = self.kubectl(&["create", "token", "switchyard-controller", "-n", SYSTEM]);
+        self.account_kubeconfig(SYSTEM, "switchyard-controller")
+    }
+
+    /// Writes a kubeconfig for a service account.
+    ///
+    /// # Errors
+    /// The service account does not exist.
+    pub fn account_kubeconfig(&self, namespace: &str, account: &str) -> Result<PathBuf> {
+        let token = self.kubectl(&["create", "token", account, "-n", namespace]);
         ensure!(token.code == Some(0), "{}", token.stderr);
         let admin = std::fs::read_to_string(self.kubeconfig("admin"))?;
-        let path = self.folder().join("chart.kubeconfig");
+        let path = self.folder().join(format!("{account}.kubeconfig"));
         std::fs::write(&path, admin.replace("token-admin", token.stdout.trim()))?;
         Ok(path)
     }

@@ -11,6 +11,7 @@ mod life;
 mod metrics;
 mod policies;
 mod readers;
+mod releases;
 mod render;
 mod rules;
 mod sequences;

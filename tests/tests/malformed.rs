@@ -3,13 +3,13 @@
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::Api;
 use kube::api::{DynamicObject, GroupVersionKind, Patch, PatchParams};
 use kube::core::ApiResource;
+use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use switchyard_tests::{
-    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, TIMEOUT, found_async, plain_job,
-    start_controller, until_async,
+    Command, ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, TIMEOUT, found_async, merge,
+    plain_job, start_controller, until_async,
 };
 
 /// Maximum attempts to write a status within the duration of a test. The backoff starts at 50 ms
@@ -88,26 +88,31 @@ fn loosened() -> Result<Value> {
     Ok(crd)
 }
 
-/// Stores jobs that the real CRD would refuse.
-async fn store(plane: &ControlPlane, namespace: &str, jobs: &[Value]) -> Result<()> {
-    let client = plane.client().await?;
-    let crds = Api::<CustomResourceDefinition>::all(client.clone());
-    let name = "trainjobs.training.switchyard.dev";
-    crds.patch(name, &PatchParams::apply("loose").force(), &Patch::Apply(loosened()?)).await?;
-    let established = kube::runtime::conditions::is_crd_established();
-    tokio::time::timeout(TIMEOUT, kube::runtime::wait::await_condition(crds.clone(), name, established)).await??;
+const CRD: &str = "trainjobs.training.switchyard.dev";
+
+/// TrainJobs that can have any content.
+async fn any_jobs(plane: &ControlPlane, namespace: &str) -> Result<Api<DynamicObject>> {
     let kind = GroupVersionKind::gvk("training.switchyard.dev", "v1alpha1", "TrainJob");
     let resource = ApiResource::from_gvk_with_plural(&kind, "trainjobs");
-    let api = Api::<DynamicObject>::namespaced_with(client, namespace, &resource);
-    for job in jobs {
-        let made = api.create(&Default::default(), &serde_json::from_value(job.clone())?).await;
-        made.with_context(|| format!("storing {}", job["metadata"]["name"]))?;
-    }
-    // Apply the real CRD as the manager `loose` too, because a field stays until the manager that
-    // owns it drops it.
+    Ok(Api::namespaced_with(plane.client().await?, namespace, &resource))
+}
+
+/// Applies the schema that accepts anything.
+async fn loosen(plane: &ControlPlane) -> Result<()> {
+    let crds = Api::<CustomResourceDefinition>::all(plane.client().await?);
+    crds.patch(CRD, &PatchParams::apply("loose").force(), &Patch::Apply(loosened()?)).await?;
+    let established = kube::runtime::conditions::is_crd_established();
+    tokio::time::timeout(TIMEOUT, kube::runtime::wait::await_condition(crds, CRD, established)).await??;
+    Ok(())
+}
+
+/// Applies the real CRD again.
+async fn tighten(plane: &ControlPlane, api: &Api<DynamicObject>) -> Result<()> {
+    let crds = Api::<CustomResourceDefinition>::all(plane.client().await?);
+    // As the manager `loose` too, because a field stays until the manager that owns it drops it.
     let strict = PatchParams::apply("loose").force();
     let crd = switchyard_crds::generate::crds().into_iter().find(|(file, _)| *file == "trainjobs.yaml");
-    crds.patch(name, &strict, &Patch::Apply(&crd.context("the CRD")?.1)).await?;
+    crds.patch(CRD, &strict, &Patch::Apply(&crd.context("the CRD")?.1)).await?;
     plane.install_crds().await?;
     // The new schema is in force once it refuses this job.
     let refused = with("probe", "/spec/trainer/numNodes", "two".into());
@@ -119,6 +124,34 @@ async fn store(plane: &ControlPlane, namespace: &str, jobs: &[Value]) -> Result<
         Ok(made.is_err())
     };
     until_async("refused by the real CRD", TIMEOUT, is_in_force).await.map(drop)
+}
+
+/// Stores jobs that the real CRD would refuse.
+async fn store(plane: &ControlPlane, namespace: &str, jobs: &[Value]) -> Result<()> {
+    let api = any_jobs(plane, namespace).await?;
+    loosen(plane).await?;
+    for job in jobs {
+        let made = api.create(&Default::default(), &serde_json::from_value(job.clone())?).await;
+        made.with_context(|| format!("storing {}", job["metadata"]["name"]))?;
+    }
+    tighten(plane, &api).await
+}
+
+/// Changes stored jobs as the real CRD would not allow. The schema is in force once it accepts the
+/// changes.
+async fn change(plane: &ControlPlane, api: &Api<DynamicObject>, changes: &[(&str, Value)]) -> Result<()> {
+    loosen(plane).await?;
+    for (name, change) in changes {
+        let is_changed = async || {
+            Ok(api.patch(name, &PatchParams::default(), &Patch::Merge(change)).await.is_ok_and(|job| {
+                let mut merged = job.data.clone();
+                merge(&mut merged, change.clone());
+                merged == job.data
+            }))
+        };
+        until_async(&format!("{name} changed"), TIMEOUT, is_changed).await?;
+    }
+    tighten(plane, api).await
 }
 
 /// The message of the `Failed` condition, or the controller's log about this job.
@@ -192,4 +225,72 @@ async fn unusable_stored_jobs_are_reported_and_block_nothing() -> Result<()> {
     let log = std::fs::read_to_string(&controller.log)?;
     ensure!(!log.contains("panicked"), "{log}");
     Ok(())
+}
+
+/// The state of a condition of a job that may be unreadable.
+fn state_of(job: &DynamicObject, kind: &str) -> Option<String> {
+    let conditions = job.data.pointer("/status/conditions")?.as_array()?;
+    let condition = conditions.iter().find(|condition| condition["type"] == kind)?;
+    Some(condition["status"].as_str()?.to_owned())
+}
+
+/// Scene S11: after a rollback of the release, running jobs with values of the newer version
+/// failed.
+#[tokio::test]
+async fn running_jobs_with_values_of_a_newer_version_keep_their_pods() -> Result<()> {
+    let options = Options { controller_manager: true, scheduler: true, ..Options::default() };
+    let plane = ControlPlane::start(&options)?;
+    plane.install_crds().await?;
+    let namespace = plane.namespace("newer").await?;
+    let kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new("newer", 4)).await?;
+    let jobs = Jobs::new(plane.client().await?, &namespace);
+    let newer = start_controller(&plane, "newer", &ControllerOptions::default())?;
+    for name in ["spec", "status"] {
+        jobs.create(plain_job(name, 2, "run")).await?;
+        jobs.wait_stage(name, "Running").await.with_context(|| newer.tail())?;
+    }
+    let uids = async || -> Result<Vec<String>> {
+        let pods = jobs.pods().await?;
+        ensure!(pods.iter().all(|pod| pod.metadata.deletion_timestamp.is_none()), "a pod is being deleted");
+        Ok(pods.iter().filter_map(ResourceExt::uid).collect())
+    };
+    let pods = uids().await?;
+    assert_eq!(pods.len(), 4);
+    drop(newer);
+
+    let api = any_jobs(&plane, &namespace).await?;
+    let newer_values = [
+        ("spec", json!({"spec": {"trainer": {"framework": "Sixth"}}})),
+        ("status", json!({"status": {"deviceAllocation": "Telepathy"}})),
+    ];
+    change(&plane, &api, &newer_values).await?;
+    let mut older = start_controller(&plane, "older", &ControllerOptions::default())?;
+    let is_reported = async || Ok(state_of(&api.get("spec").await?, "Readable").as_deref() == Some("False"));
+    until_async("Readable=False", TIMEOUT, is_reported).await.with_context(|| older.tail())?;
+    // A job created afterwards is complete: the controller has handled all others by then.
+    jobs.create(plain_job("later", 1, "succeed-after=0.1s")).await?;
+    let is_complete = async || Ok(state_of(&api.get("later").await?, "Succeeded").as_deref() == Some("True"));
+    until_async("later complete", TIMEOUT, is_complete).await.with_context(|| older.tail())?;
+    api.delete("later", &Default::default()).await?;
+    let is_gone = async || Ok(jobs.pods().await?.len() == pods.len());
+    until_async("the later job's pod gone", TIMEOUT, is_gone).await?;
+    assert_eq!(uids().await?, pods, "the pods of jobs with values of a newer version");
+    for name in ["spec", "status"] {
+        let job = api.get(name).await?;
+        assert_ne!(state_of(&job, "Failed").as_deref(), Some("True"), "{name}: {:#}", job.data["status"]);
+        assert_eq!(state_of(&job, "Succeeded").as_deref(), Some("Unknown"), "{name}: {:#}", job.data["status"]);
+    }
+
+    // The newer version is back.
+    change(&plane, &api, &[("spec", json!({"spec": {"trainer": {"framework": "Plain"}}}))]).await?;
+    let is_readable = async || Ok(state_of(&api.get("spec").await?, "Readable").as_deref() != Some("False"));
+    until_async("readable again", TIMEOUT, is_readable).await.with_context(|| older.tail())?;
+    for pod in jobs.pods().await? {
+        kubelet.send(&namespace, &pod.name_any(), Command::Exit(0, String::new()))?;
+    }
+    for name in ["spec", "status"] {
+        let job = jobs.wait_stage(name, "Complete").await.with_context(|| older.tail())?;
+        assert_eq!(job.status.and_then(|status| status.attempt), Some(1), "{name}");
+    }
+    older.ensure_running()
 }

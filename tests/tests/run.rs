@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use switchyard_tests::{Ended, Manifest, Running, Scene, until};
+use switchyard_worker_contract::process_stat::ProcessStat;
 
 /// Longer than any of these runs takes on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(90);
@@ -269,8 +270,8 @@ fn survivors_end_after_a_death() {
     let mut running = start(&scene, &manifest, &[]);
     let pids = training(&scene, &mut running, 4);
     let alive = |pid: &i32| {
-        let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        !state.is_empty() && !state.contains(") Z ")
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        ProcessStat::parse(&stat).is_some_and(|stat| !stat.has_ended())
     };
     kill(pids[0], Signal::KILL);
     until("ended", TIMEOUT, || Ok(!pids.iter().any(alive))).unwrap();

@@ -102,7 +102,8 @@ pub(crate) struct ProcessStat {
     pub children: f64,
 }
 
-/// Reads `/proc/PID/stat`; `None` if there is no such process.
+/// Reads `/proc/PID/stat`; `None` if there is no such process. xtask uses no package of the
+/// workspace, so not the parser of `switchyard-worker-contract` either.
 pub(crate) fn process_stat(pid: &str) -> Option<ProcessStat> {
     const TICKS_PER_SECOND: f64 = 100.0;
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

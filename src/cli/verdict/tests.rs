@@ -159,12 +159,12 @@ fn preemptions_are_explained() {
 #[test]
 fn possible_admission_refusals_are_shown_with_the_placement() {
     let plain = job(|_| {});
-    assert!(host_access(&plain).is_empty() && admission(&[]).is_empty());
+    assert!(host_access(&plain).is_empty() && rows("admission", &[]).is_empty());
     let job = job(|job| {
         let volumes = serde_json::json!([{"name": "data", "hostPath": {"path": "/data"}}]);
         job["spec"]["template"] = serde_json::json!({"spec": {"hostNetwork": true, "volumes": volumes}});
     });
-    let text = admission(&host_access(&job));
+    let text = rows("admission", &host_access(&job));
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     assert_eq!(lines.len(), 2, "{text}");
     assert!(

@@ -25,6 +25,7 @@ mod provisioning;
 mod slices;
 #[cfg(test)]
 mod tests;
+mod unkept;
 
 pub use claim::claim;
 pub use fabric::fabric_configs;
@@ -33,6 +34,7 @@ pub use merge::{MergeConflict, conflicts, faults};
 pub use pod::{label_patch, placement_patch, pod, run_as_non_root};
 pub use provisioning::{annotate_consumer, provisioning, provisioning_name};
 pub use slices::{named_attempt, placement_slices};
+pub use unkept::unkept_files;
 
 use super::job::short_uid;
 use super::{ValidJob, frameworks};

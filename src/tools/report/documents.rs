@@ -4,6 +4,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::Deserialize;
 use serde_json::Value;
 use switchyard_core::quantity::parse_quantity;
+use switchyard_crds::names::TRAINER;
 use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::event::Inspection;
 
@@ -177,9 +178,7 @@ impl Documents {
                 if let Some(fields) = manifest.as_object_mut() {
                     fields.remove("status");
                 }
-                let limit = manifest.pointer("/spec/trainer/resourcesPerNode/limits/cpu");
-                let text = limit.map(|limit| limit.as_str().map_or_else(|| limit.to_string(), str::to_owned));
-                self.cpu_limit = text.and_then(|text| parse_quantity(&text)).filter(|cpus| *cpus > 0.0);
+                self.cpu_limit = cpu_limit(&manifest);
                 hide(&mut manifest);
                 self.manifest = Some(manifest);
             }
@@ -197,6 +196,16 @@ pub(super) fn shown(name: &str, value: &str) -> String {
     // The path of a key file is not a secret.
     let secret = SECRET.iter().any(|word| name.contains(word)) && !name.ends_with("_FILE");
     if secret { "(not shown)".to_owned() } else { value.to_owned() }
+}
+
+/// CPU limit of a pod's trainer in cores. As in its pod, the template's own limit wins.
+fn cpu_limit(manifest: &Value) -> Option<f64> {
+    let containers = manifest.pointer("/spec/template/spec/containers").and_then(Value::as_array);
+    let trainer = containers.into_iter().flatten().find(|container| container["name"] == TRAINER);
+    let own = trainer.and_then(|trainer| trainer.pointer("/resources/limits/cpu"));
+    let limit = own.or_else(|| manifest.pointer("/spec/trainer/resourcesPerNode/limits/cpu"))?;
+    let text = limit.as_str().map_or_else(|| limit.to_string(), str::to_owned);
+    parse_quantity(&text).filter(|cpus| *cpus > 0.0)
 }
 
 /// Hides the values of variables in a manifest, which are objects with a name and a value.
@@ -217,6 +226,24 @@ fn hide(value: &mut Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_cpu_limit_is_the_templates_or_else_that_of_the_trainer() {
+        let limit = |template: &str, trainer: &str| {
+            let mut documents = Documents::default();
+            let text = format!("spec: {{trainer: {trainer}, template: {template}}}\nstatus: {{}}\n");
+            documents.read(Document::Status, &text).unwrap();
+            documents.cpu_limit
+        };
+        let template =
+            |name: &str| format!("{{spec: {{containers: [{{name: {name}, resources: {{limits: {{cpu: 500m}}}}}}]}}}}");
+        let trainer = "{resourcesPerNode: {limits: {cpu: 2}}}";
+        assert_eq!(limit("{}", "{}"), None);
+        assert_eq!(limit("{}", trainer), Some(2.0));
+        assert_eq!(limit(&template("sidecar"), trainer), Some(2.0));
+        assert_eq!(limit(&template("trainer"), trainer), Some(0.5));
+        assert_eq!(limit(&template("trainer"), "{}"), Some(0.5));
+    }
 
     #[test]
     fn secrets_of_a_manifest_are_not_shown() {

@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
+use switchyard_worker_contract::process_stat::ProcessStat;
 
 type SpawnRequest = (Command, mpsc::Sender<std::io::Result<Child>>);
 
@@ -141,14 +142,7 @@ impl Usage {
     /// Reads `/proc/PID`; zero if the process has ended.
     pub fn of(pid: u32) -> Usage {
         let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
-        let stat = read("stat");
-        // Skip the name in parentheses, which may contain any characters. CPU time is in fields 14
-        // and 15 of proc(5), in clock ticks (usually 10 ms).
-        let fields: Vec<u64> = stat
-            .rsplit_once(')')
-            .map(|(_, rest)| rest.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect())
-            .unwrap_or_default();
-        let ticks = fields.get(11).unwrap_or(&0) + fields.get(12).unwrap_or(&0);
+        let ticks = ProcessStat::parse(&read("stat")).and_then(|stat| stat.cpu_ticks()).unwrap_or(0);
         let pages: u64 = read("statm").split_whitespace().nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
         Usage {
             cpu_seconds: ticks as f64 / rustix::param::clock_ticks_per_second() as f64,

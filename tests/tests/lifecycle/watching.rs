@@ -81,6 +81,28 @@ async fn a_job_can_be_watched_reported_and_archived() -> Result<()> {
     Ok(())
 }
 
+/// Letter M: the report advised more threads than the CPU limit of the pod has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_report_advises_no_threads_beyond_the_pods_cpu_limit() -> Result<()> {
+    let scene = Training::new("advice").await?;
+    let cores = std::thread::available_parallelism()?.get();
+    for (name, limit) in [("one", "1"), ("two", "2")] {
+        let mut job = scene.job(name, &scene.data(), 200);
+        job["spec"]["trainer"] = json!({"numNodes": 1, "cpuThreads": 1});
+        job["spec"]["template"]["spec"]["containers"] =
+            json!([{"name": "trainer", "resources": {"limits": {"cpu": limit}}}]);
+        scene.jobs.create(job).await?;
+        scene.jobs.wait_stage(name, "Complete").await?;
+        let report = ask(&scene, &["report", name, "-o", "json"]);
+        assert_eq!(report.code, Some(0), "{}", report.stderr);
+        let report: Value = serde_json::from_str(&report.stdout)?;
+        let advice = report["advice"].as_array().context("advice")?;
+        let is_advised = advice.iter().any(|item| item["rule"] == "too-few-threads");
+        assert_eq!(is_advised, limit == "2" && cores > 1, "limit {limit}, {cores} cores: {advice:#?}");
+    }
+    Ok(())
+}
+
 /// Without `--namespace`, every job command uses the context's namespace.
 fn uses_the_contexts_namespace(scene: &Training) -> Result<()> {
     let admin = std::fs::read_to_string(ControlPlane::shared().kubeconfig("admin"))?;

@@ -71,7 +71,7 @@ const TABLE: &[Row] = &[
     // The worker writes checkpoints with it and `switchyard` reads them. It depends on neither.
     Row {
         package: CHECKPOINT,
-        workspace: &[],
+        workspace: &[CONTRACT],
         only: Some(&["bytemuck", "rustix", "serde", "serde_json", "thiserror", "xxhash-rust"]),
         never: &["kube", "tokio", WORKER],
     },

@@ -21,6 +21,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use switchyard_worker_contract::process_stat::ProcessStat;
 
 /// A lock that was not renewed for this long has expired.
 pub const LEASE: Duration = Duration::from_secs(30);
@@ -91,12 +92,9 @@ fn now() -> u64 {
 
 /// Start of a process in clock ticks after boot; `None` if it has ended.
 fn start_of(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name is in parentheses and can contain any character.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    let state = fields.next()?;
-    // The start is field 22 of proc(5), and the state is field 3.
-    fields.nth(18)?.parse().ok().filter(|_| !matches!(state, "Z" | "X"))
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat = ProcessStat::parse(&text)?;
+    stat.start_ticks().filter(|_| !stat.has_ended())
 }
 
 /// A held lock. Dropping it releases it.

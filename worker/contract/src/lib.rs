@@ -6,8 +6,9 @@
 //! GPU health ([`gpu`]), what ranks record for reports ([`record`]) and in case they hang or die
 //! ([`recorder`]), NCCL's log ([`nccl`]), lower bounds for GPU step times ([`prediction`]), the GPU
 //! software of a machine ([`software`]), a pod's termination message ([`termination`]), exit codes
-//! ([`exit`]) and CPU lists ([`cpu_list`]). Nothing here performs I/O or reads a clock, which keeps
-//! Kubernetes out of the worker's dependency tree and the engine out of the launcher's.
+//! ([`exit`]), CPU lists ([`cpu_list`]) and the kernel's process statistics ([`process_stat`]).
+//! Nothing here performs I/O or reads a clock, which keeps Kubernetes out of the worker's
+//! dependency tree and the engine out of the launcher's.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
@@ -21,6 +22,7 @@ pub mod gpu;
 pub mod kernels;
 pub mod nccl;
 pub mod prediction;
+pub mod process_stat;
 pub mod record;
 pub mod recorder;
 pub mod software;

@@ -92,10 +92,12 @@ pub enum Operation {
     Finished,
     /// The rank failed.
     Failed,
+    /// Reading training data before the first step.
+    Open,
 }
 
 impl Operation {
-    const ALL: [Operation; 15] = [
+    const ALL: [Operation; 16] = [
         Operation::Join,
         Operation::Restore,
         Operation::Input,
@@ -111,6 +113,7 @@ impl Operation {
         Operation::Leave,
         Operation::Finished,
         Operation::Failed,
+        Operation::Open,
     ];
 
     /// Whether the rank waits for other ranks.
@@ -162,6 +165,7 @@ impl fmt::Display for Entry {
         let Entry { operation, step, index, .. } = self;
         match operation {
             Operation::Join => write!(f, "joining the group"),
+            Operation::Open => write!(f, "reading the training data before the first step"),
             Operation::Restore => write!(f, "reading the checkpoint"),
             Operation::Input => write!(f, "step {step}: waiting for the reader, micro-batch {index}"),
             Operation::Forward => write!(f, "step {step}: forward pass of micro-batch {index}"),

@@ -105,6 +105,7 @@ fn crashed(status: ExitStatus, errors: &str) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use switchyard_worker_contract::process_stat::ProcessStat;
 
     fn shell(script: &str, limit: u64) -> Outcome {
         let mut command = Command::new("sh");
@@ -132,9 +133,9 @@ mod tests {
         let file = folder.path().join("pid");
         shell(&format!("sleep 600 & echo $! > {}; wait", file.display()), 2000);
         let pid = std::fs::read_to_string(file).unwrap();
-        let state = || std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+        let stat = || std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
         // It is gone, or a zombie that has not been reaped yet.
-        let is_dead = || state().is_empty() || state().contains(") Z ");
+        let is_dead = || ProcessStat::parse(&stat()).is_none_or(|stat| stat.has_ended());
         while !is_dead() {
             std::thread::sleep(Duration::from_millis(10));
         }

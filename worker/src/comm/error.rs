@@ -134,7 +134,7 @@ impl CommError {
 }
 
 /// `rank 3`, or `ranks 1, 2, 5`.
-pub(super) fn format_ranks(ranks: &[u32]) -> String {
+pub(crate) fn format_ranks(ranks: &[u32]) -> String {
     let list: Vec<String> = ranks.iter().take(16).map(u32::to_string).collect();
     let more = if ranks.len() > 16 { format!(" and {} more", ranks.len() - 16) } else { String::new() };
     format!("rank{} {}{more}", if ranks.len() == 1 { "" } else { "s" }, list.join(", "))

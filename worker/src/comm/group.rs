@@ -20,6 +20,8 @@ use switchyard_worker_contract::recorder::Operation;
 
 /// Maximum bytes of a value that all ranks compare or receive.
 const MAX_VALUE: usize = 4096;
+/// Bytes of a broadcast per exchange, which rank 0 holds once for every other rank.
+const BROADCAST_CHUNK: usize = 64 << 10;
 /// Maximum bytes of a value's name.
 const MAX_NAME: usize = 256;
 
@@ -177,6 +179,21 @@ impl Group {
     /// Returns every rank's bytes (at most 4096 each) in rank order, on every rank.
     pub fn all_gather(&mut self, what: &str, own: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
         self.exchange(Exchange::AllGather, what, own, MAX_VALUE)
+    }
+
+    /// Returns rank 0's bytes on every rank; the bytes of the others are ignored.
+    pub fn broadcast(&mut self, what: &str, own: &[u8]) -> Result<Vec<u8>, CommError> {
+        let mut chunks = own.chunks(BROADCAST_CHUNK).filter(|_| self.shared.rank == 0).collect::<Vec<_>>().into_iter();
+        let mut all = Vec::new();
+        loop {
+            let values =
+                self.exchange(Exchange::AllGather, what, chunks.next().unwrap_or_default(), BROADCAST_CHUNK)?;
+            let chunk = values.into_iter().next().unwrap_or_default();
+            all.extend_from_slice(&chunk);
+            if chunk.len() < BROADCAST_CHUNK {
+                return Ok(all);
+            }
+        }
     }
 
     /// Sums a few numbers over all ranks in rank order, so that all ranks get identical bits.

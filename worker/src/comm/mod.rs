@@ -76,6 +76,7 @@ mod wire;
 pub use collectives::Collectives;
 pub use config::{Force, GroupConfig, Token};
 pub use data_type::{DataType, Number, Reduction};
+pub(crate) use error::format_ranks;
 pub use error::{Cause, CauseKind, CommError};
 pub use group::{Aborter, Group};
 pub use options::Options;

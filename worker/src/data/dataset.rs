@@ -5,8 +5,9 @@ use super::batch::{Batch, Lengths};
 use super::entropy::Entropies;
 use super::error::DataError;
 use super::images::Normalisation;
-use super::open::open;
+use super::open::{Found, Opened, open};
 use super::part::{Draw, EpochSize, Part, SampleError, Scratch};
+use super::scan::{Source, Unscanned};
 use super::task::{Kind, Task};
 use switchyard_worker_contract::config::{Data, Features, Reader};
 use switchyard_worker_contract::event::{Item, Skipped};
@@ -60,7 +61,25 @@ impl Dataset {
     /// # Errors
     /// See [`DataError`]. [`super::Order::new`] checks whether there are enough samples for a step.
     pub fn open(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Dataset, DataError> {
-        let opened = open(data, reader, task, seed)?;
+        match Dataset::open_unscanned(data, reader, task, seed)? {
+            Source::Opened(dataset) => Ok(*dataset),
+            Source::Unscanned(files) => files.dataset(&files.scan()?),
+        }
+    }
+
+    /// Like [`Dataset::open`], but does not read the blocks of files that only the ranks together
+    /// need to read.
+    ///
+    /// # Errors
+    /// See [`Dataset::open`].
+    pub fn open_unscanned(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Source, DataError> {
+        Ok(match open(data, reader, task, seed)? {
+            Found::Opened(opened) => Source::Opened(Box::new(Dataset::new(*opened, reader))),
+            Found::Unscanned(content) => Source::Unscanned(Box::new(Unscanned::new(data, reader, content))),
+        })
+    }
+
+    pub(super) fn new(opened: Opened, reader: &Reader) -> Dataset {
         let samples = |part: &dyn Part| part.epoch_size().samples;
         let train_samples = samples(&*opened.train);
         let validation_samples = opened.validation.as_deref().map_or(0, samples);
@@ -76,11 +95,11 @@ impl Dataset {
             skipped: opened.skipped.by_reason(),
             bad_samples: opened.bad,
             bytes: opened.bytes,
-            digest: format!("{:032x}", opened.digest.digest128()),
+            digest: format!("{:032x}", opened.digest),
             memory_bytes: memory,
             sample: opened.kind.words(),
         };
-        Ok(Dataset {
+        Dataset {
             lengths: Lengths::new(&opened.kind, reader.sample_type),
             kind: opened.kind,
             class_names: opened.class_names,
@@ -91,7 +110,7 @@ impl Dataset {
             features: opened.features,
             facts,
             max_bad_samples: reader.max_bad_samples,
-        })
+        }
     }
 
     /// The sample kind.

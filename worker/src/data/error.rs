@@ -95,6 +95,12 @@ pub enum DataError {
     /// A file has changed since the run started.
     #[error("spec.engine.data.path: {} has changed since the start ({what}): expected it to stay as it is", path.display())]
     Changed { path: PathBuf, what: String },
+    /// Ranks read other files than rank 0.
+    #[error("spec.engine.data.path: {ranks} read other contents than rank 0: expected the same files on all nodes")]
+    Differs {
+        /// `rank 3`, or `ranks 3-5`.
+        ranks: String,
+    },
     /// More unreadable samples than allowed.
     #[error(
         "spec.engine.reader.maxBadSamples: {count} samples cannot be read, the last of them {last}: expected at most \

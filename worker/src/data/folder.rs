@@ -6,12 +6,15 @@ use super::files::{self, Links, Stamp};
 use super::images::Images;
 use super::part::{SampleError, Scratch};
 use super::scale::{Size, to_square};
+use super::scan::Scan;
 use super::skipped::{Reason, SkippedFiles};
 use super::split::{self, Block};
 use std::collections::BTreeSet;
 use std::io::Read;
+use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use switchyard_checkpoint::disk::is_final;
 use switchyard_worker_contract::config::Files;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
@@ -34,10 +37,32 @@ struct File {
 pub(super) struct Folder {
     root: Arc<Path>,
     side: u32,
-    files: Vec<File>,
+    /// Of both splits.
+    files: Arc<[File]>,
+    /// Indices of this split's files.
+    chosen: Vec<u32>,
 }
 
-/// The listed directory.
+/// A listed directory.
+pub(super) enum Found {
+    Split(Box<Opened>),
+    Unsplit(Box<Unsplit>),
+}
+
+/// A directory whose images are divided by their content.
+pub(super) struct Unsplit {
+    root: Arc<Path>,
+    side: u32,
+    fraction: f64,
+    files: Arc<[File]>,
+    classes: Vec<String>,
+    skipped: SkippedFiles,
+    bytes: u64,
+    /// Of names and lengths.
+    digest: Xxh3,
+}
+
+/// The images of a directory in their splits.
 pub(super) struct Opened {
     pub train: Folder,
     pub validation: Option<Folder>,
@@ -46,14 +71,14 @@ pub(super) struct Opened {
     pub files: u64,
     pub skipped: SkippedFiles,
     pub bytes: u64,
-    pub digest: Xxh3,
+    pub digest: u128,
 }
 
 /// Lists the directory, also through links to directories. The classes are the names of its
 /// subdirectories in order. If there is a `train` subdirectory with subdirectories, those are the
 /// classes, and `val` is the validation split. Only files with the extension of an image count.
 /// Decodes nothing yet.
-pub(super) fn open(data: &Files, side: u32, fraction: f64) -> Result<Opened, DataError> {
+pub(super) fn open(data: &Files, side: u32, fraction: f64) -> Result<Found, DataError> {
     let root = files::absolute(Path::new(&data.path));
     if !files::kind(&root)?.is_dir() {
         return Err(DataError::format(&root, "a file", "a directory with a directory for each class"));
@@ -105,17 +130,32 @@ pub(super) fn open(data: &Files, side: u32, fraction: f64) -> Result<Opened, Dat
     if train.is_empty() {
         return Err(listing.without_image(Path::new(""), "no image that is not empty"));
     }
-    let mut train = listing.files(train, &names)?;
-    let mut validation = listing.files(validation, &names)?;
-    let has_own = !validation.is_empty();
-    if !has_own && fraction > 0.0 {
-        (train, validation) = listing.divide(train, fraction)?;
-    }
-    let files = (train.len() + validation.len()) as u64;
+    let mut files = listing.files(train, &names)?;
+    let own = listing.files(validation, &names)?;
+    let (first, has_own) = (files.len() as u32, !own.is_empty());
+    files.extend(own);
+    let files: Arc<[File]> = files.into();
     let Listing { root, skipped, bytes, digest } = listing;
-    let validation = (!validation.is_empty()).then(|| Folder { root: Arc::clone(&root), side, files: validation });
-    let train = Folder { root, side, files: train };
-    Ok(Opened { train, validation, classes: names, files, skipped, bytes, digest })
+    if !has_own && fraction > 0.0 {
+        let unsplit = Unsplit { root, side, fraction, files, classes: names, skipped, bytes, digest };
+        return Ok(Found::Unsplit(Box::new(unsplit)));
+    }
+    let last = files.len() as u32;
+    let part = |chosen: Range<u32>| Folder {
+        root: Arc::clone(&root),
+        side,
+        files: Arc::clone(&files),
+        chosen: chosen.collect(),
+    };
+    Ok(Found::Split(Box::new(Opened {
+        train: part(0..first),
+        validation: has_own.then(|| part(first..last)),
+        classes: names,
+        files: last.into(),
+        skipped,
+        bytes,
+        digest: digest.digest128(),
+    })))
 }
 
 /// The split (if the directory has splits) and the class of a path.
@@ -176,32 +216,73 @@ impl Listing {
         }
         Ok(files)
     }
+}
 
-    /// Splits the files by a hash of their first bytes and length.
-    fn divide(&mut self, files: Vec<File>, fraction: f64) -> Result<(Vec<File>, Vec<File>), DataError> {
-        let mut blocks = Vec::with_capacity(files.len());
+impl Unsplit {
+    pub(super) fn len(&self) -> u64 {
+        self.files.len() as u64
+    }
+
+    /// Digest of names and lengths.
+    pub(super) fn digest(&self) -> u128 {
+        self.digest.digest128()
+    }
+
+    /// Hashes the first bytes of these files, and their lengths.
+    pub(super) fn hashes(&self, files: impl Iterator<Item = u64>) -> Result<Vec<u64>, DataError> {
         let mut head = Vec::new();
-        for (index, file) in files.iter().enumerate() {
+        let hash = |index: u64| {
+            let file = &self.files[index as usize];
             let path = self.root.join(&file.path);
             head.clear();
             let opened = files::open(&path).map_err(|error| DataError::unreadable(&path, error))?;
             opened.take(HEAD).read_to_end(&mut head).map_err(|error| DataError::unreadable(&path, error))?;
             head.extend_from_slice(&file.stamp.len.to_le_bytes());
-            let hash = xxh3_64(&head);
-            self.digest.update(&hash.to_le_bytes());
-            blocks.push(Block { range: index..index + 1, hash, validation: false });
-        }
-        split::choose(&mut blocks, fraction);
+            Ok(xxh3_64(&head))
+        };
+        files.map(hash).collect()
+    }
+
+    /// Splits the files by their hashes. `read` counts files.
+    pub(super) fn scan(&self, read: &AtomicU64) -> Result<Scan, DataError> {
+        let mut digest = self.digest.clone();
+        let hashes = self.hashes((0..self.len()).inspect(|_| {
+            read.fetch_add(1, Ordering::Relaxed);
+        }))?;
+        let block = |(index, hash): (usize, u64)| {
+            digest.update(&hash.to_le_bytes());
+            Block { range: index..index + 1, hash, validation: false }
+        };
+        let mut blocks: Vec<Block> = hashes.into_iter().enumerate().map(block).collect();
+        split::choose(&mut blocks, self.fraction);
         if split::balance(&mut blocks, 1).is_none() {
-            let (got, sample) = (files.len() as u64, "an image".to_owned());
+            let (got, sample) = (self.len(), "an image".to_owned());
             return Err(DataError::NoRoomForValidation { got, item: "images", sample });
         }
-        let mut sides = (Vec::new(), Vec::new());
-        for (file, block) in files.into_iter().zip(blocks) {
-            if block.validation { sides.1.push(file) } else { sides.0.push(file) }
+        let validation = blocks.iter().filter(|block| block.validation).count();
+        digest.update(&(validation as u64).to_le_bytes());
+        Ok(Scan::new(digest.digest128(), &blocks))
+    }
+
+    /// The images in the splits of a scan.
+    pub(super) fn split(&self, scan: &Scan) -> Opened {
+        let part = |side: bool| Folder {
+            root: Arc::clone(&self.root),
+            side: self.side,
+            files: Arc::clone(&self.files),
+            chosen: (0..self.files.len() as u32)
+                .filter(|file| scan.is_for_validation((*file).into()) == side)
+                .collect(),
+        };
+        Opened {
+            train: part(false),
+            validation: Some(part(true)),
+            classes: self.classes.clone(),
+            files: self.len(),
+            skipped: self.skipped.clone(),
+            bytes: self.bytes,
+            digest: scan.digest(),
         }
-        self.digest.update(&(sides.1.len() as u64).to_le_bytes());
-        Ok(sides)
     }
 }
 
@@ -231,11 +312,11 @@ impl Folder {
 
 impl Images for Folder {
     fn len(&self) -> u64 {
-        self.files.len() as u64
+        self.chosen.len() as u64
     }
 
     fn image<'a>(&'a self, sample: u64, scratch: &'a mut Scratch) -> Result<(&'a [u8], u32), SampleError> {
-        let File { path, class, stamp } = &self.files[sample as usize];
+        let File { path, class, stamp } = &self.files[self.chosen[sample as usize] as usize];
         let path = self.root.join(path);
         let named = |fault| match fault {
             SampleError::Unreadable(what) => SampleError::Unreadable(format!("{} {what}", path.display())),
@@ -251,7 +332,7 @@ impl Images for Folder {
     }
 
     fn memory_bytes(&self) -> u64 {
-        let paths: usize = self.files.iter().map(|file| file.path.as_os_str().len()).sum();
-        (paths + self.files.capacity() * size_of::<File>()) as u64
+        let paths = self.chosen.iter().map(|file| self.files[*file as usize].path.as_os_str().len());
+        (paths.sum::<usize>() + self.chosen.len() * (size_of::<File>() + size_of::<u32>())) as u64
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! open: the files of a format -> Dataset: a training and a validation split, by content
+//!   scan: reads files that decide the split by their content, once for all ranks
 //!          Order: (seed, step, rank, micro-batch) -> sample indices and their random numbers
 //!          Prefetcher: threads that fill the next micro-batches while the current one is in use
 //! ```
@@ -37,6 +38,7 @@ mod prefetch;
 mod random;
 mod rows;
 mod scale;
+mod scan;
 mod skipped;
 mod split;
 mod synthetic;
@@ -56,5 +58,6 @@ pub use images::Normalisation;
 pub use open::MAX_BYTES;
 pub use order::{Order, StepShape};
 pub use prefetch::{Prefetcher, most_threads};
+pub use scan::{Scan, Source, Unscanned};
 pub use task::{Kind, Masking, Task};
 pub use validation::ValidationSet;

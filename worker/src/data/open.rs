@@ -10,9 +10,10 @@ use super::skipped::SkippedFiles;
 use super::synthetic::{FEATURES, SyntheticFeatures, SyntheticImages};
 use super::task::{Kind, Masking, Task, WindowKind};
 use super::text::Corpus;
+use super::token_file::TokenFiles;
 use super::tokens::Tokens;
 use super::windows::Windows;
-use super::{arrays, cifar, csv, decode, features, files, folder, idx, token_file};
+use super::{arrays, cifar, csv, decode, features, files, folder, idx, scan};
 use std::path::{Path, PathBuf};
 use switchyard_worker_contract::config::{self, Data, Features, ImageShape, Reader, Source, Synthetic};
 use xxhash_rust::xxh3::Xxh3;
@@ -41,13 +42,19 @@ pub(super) struct Opened {
     /// Unreadable samples, which are skipped.
     pub bad: u64,
     pub bytes: u64,
-    pub digest: Xxh3,
+    pub digest: u128,
     pub normalisation: Option<Normalisation>,
     /// How features were normalised.
     pub features: Features,
 }
 
-pub(super) fn open(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Opened, DataError> {
+/// A source, possibly with blocks that are still to be read.
+pub(super) enum Found {
+    Opened(Box<Opened>),
+    Unscanned(scan::Content),
+}
+
+pub(super) fn open(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Found, DataError> {
     let fraction = data.validation_fraction;
     if !(0.0..=0.5).contains(&fraction) {
         return Err(DataError::value("spec.engine.data.validationFraction", fraction, "0 to 0.5"));
@@ -90,7 +97,7 @@ fn check_masking(masking: &Masking) -> Result<(), DataError> {
     Ok(())
 }
 
-fn tokens(data: &Data, shape: WindowKind, vocabulary: u32, task: &Task, seed: u64) -> Result<Opened, DataError> {
+fn tokens(data: &Data, shape: WindowKind, vocabulary: u32, task: &Task, seed: u64) -> Result<Found, DataError> {
     if shape.stride() == 0 {
         return Err(DataError::Zero { field: "spec.engine.model.gpt.contextLength" });
     }
@@ -115,11 +122,9 @@ fn tokens(data: &Data, shape: WindowKind, vocabulary: u32, task: &Task, seed: u6
             validation = Some(corpus.validation).filter(|text| !text.is_empty()).map(Tokens::Text);
         }
         Source::Tokens(source) => {
-            let opened =
-                token_file::open(&source.path, source.token_type, vocabulary, data.validation_fraction, needed)?;
-            (train, validation) = (Tokens::File(opened.train), opened.validation.map(Tokens::File));
-            digest = opened.digest;
-            (files, bytes) = (opened.files, opened.bytes);
+            let fraction = data.validation_fraction;
+            let files = TokenFiles::open(&source.path, source.token_type, vocabulary, fraction, needed)?;
+            return Ok(Found::Unscanned(scan::Content::Tokens(files, shape)));
         }
         Source::Synthetic(source) => {
             let (samples, for_validation) = synthetic_counts(source, data, seed, &mut digest)?;
@@ -130,24 +135,36 @@ fn tokens(data: &Data, shape: WindowKind, vocabulary: u32, task: &Task, seed: u6
         }
         other => return Err(mismatch(other, task)),
     }
-    let kind = match shape {
+    let windows = |tokens| Windows { tokens, shape };
+    let digest = digest.digest128();
+    Ok(Found::Opened(Box::new(Opened {
+        files,
+        skipped,
+        bytes,
+        ..self::windows(windows(train), validation.map(windows), digest)
+    })))
+}
+
+/// A source of windows, without figures about files.
+pub(super) fn windows(train: Windows, validation: Option<Windows>, digest: u128) -> Opened {
+    let kind = match train.shape {
         WindowKind::NextToken { context, vocabulary } => Kind::Tokens { context, vocabulary },
         WindowKind::Masked(masking) => Kind::Masked(masking),
     };
-    Ok(Opened {
+    Opened {
         kind,
         class_names: Vec::new(),
-        items: Some((train.len(), validation.as_ref().map_or(0, Tokens::len))),
-        train: Box::new(Windows { tokens: train, shape }),
-        validation: validation.map(|tokens| Box::new(Windows { tokens, shape }) as Box<dyn Part>),
-        files,
-        skipped,
+        items: Some((train.tokens.len(), validation.as_ref().map_or(0, |windows| windows.tokens.len()))),
+        train: Box::new(train),
+        validation: validation.map(|windows| Box::new(windows) as Box<dyn Part>),
+        files: 0,
+        skipped: SkippedFiles::default(),
         bad: 0,
-        bytes,
+        bytes: 0,
         digest,
         normalisation: None,
         features: Features::Raw,
-    })
+    }
 }
 
 /// Synthetic training and validation tokens.
@@ -160,7 +177,7 @@ fn synthetic_counts(source: &Synthetic, data: &Data, seed: u64, digest: &mut Xxh
     Ok((source.samples, (source.samples as f64 * data.validation_fraction).round() as u64))
 }
 
-fn classes(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Opened, DataError> {
+fn classes(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Found, DataError> {
     let path = |path: &str| -> PathBuf { files::absolute(Path::new(path)) };
     // Not needed for formats that are a directory: their error names the first missing file.
     let existing = |path: PathBuf| files::kind(&path).map(|_| path);
@@ -170,30 +187,44 @@ fn classes(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Opene
         Source::Csv(file) => csv::load(file, reader.max_bad_samples, MAX_BYTES)?,
         Source::SafeTensors(files) => arrays::load(&path(&files.path), MAX_BYTES)?,
         Source::ImageFolder(files) => {
-            let opened = folder::open(files, data.images.size, data.validation_fraction)?;
             let side = data.images.size;
-            let shape = ImageShape { height: side, width: side, channels: decode::CHANNELS as u32 };
-            check_shape(&shape, side)?;
-            let into_part = |folder| -> Result<Box<dyn Part>, DataError> { images(folder, shape, data, reader) };
-            return Ok(Opened {
-                kind: image_kind(&shape, opened.classes.len() as u32),
-                class_names: opened.classes,
-                train: into_part(opened.train)?,
-                validation: opened.validation.map(into_part).transpose()?,
-                items: None,
-                files: opened.files,
-                skipped: opened.skipped,
-                bad: 0,
-                bytes: opened.bytes,
-                digest: opened.digest,
-                normalisation: Some(Normalisation::new(&data.images, shape.channels)?),
-                features: Features::Raw,
+            let found = folder::open(files, side, data.validation_fraction)?;
+            check_shape(&folder_shape(side), side)?;
+            return Ok(match found {
+                folder::Found::Split(opened) => Found::Opened(Box::new(self::folder(*opened, data, reader)?)),
+                folder::Found::Unsplit(unsplit) => Found::Unscanned(scan::Content::Images(unsplit)),
             });
         }
-        Source::Synthetic(source) => return synthetic_samples(source, data, reader, seed),
+        Source::Synthetic(source) => {
+            return synthetic_samples(source, data, reader, seed).map(|opened| Found::Opened(Box::new(opened)));
+        }
         other => return Err(mismatch(other, task)),
     };
-    in_memory(loaded, data, reader)
+    in_memory(loaded, data, reader).map(|opened| Found::Opened(Box::new(opened)))
+}
+
+fn folder_shape(side: u32) -> ImageShape {
+    ImageShape { height: side, width: side, channels: decode::CHANNELS as u32 }
+}
+
+/// The images of a folder, decoded on demand.
+pub(super) fn folder(opened: folder::Opened, data: &Data, reader: &Reader) -> Result<Opened, DataError> {
+    let shape = folder_shape(data.images.size);
+    let into_part = |folder| images(folder, shape, data, reader);
+    Ok(Opened {
+        kind: image_kind(&shape, opened.classes.len() as u32),
+        class_names: opened.classes,
+        train: into_part(opened.train)?,
+        validation: opened.validation.map(into_part).transpose()?,
+        items: None,
+        files: opened.files,
+        skipped: opened.skipped,
+        bad: 0,
+        bytes: opened.bytes,
+        digest: opened.digest,
+        normalisation: Some(Normalisation::new(&data.images, shape.channels)?),
+        features: Features::Raw,
+    })
 }
 
 /// Samples of fully loaded files.
@@ -247,7 +278,7 @@ fn in_memory(loaded: Loaded, data: &Data, reader: &Reader) -> Result<Opened, Dat
         skipped: SkippedFiles::default(),
         bad,
         bytes,
-        digest,
+        digest: digest.digest128(),
         normalisation,
         features: normalised,
     })
@@ -333,7 +364,7 @@ fn synthetic_samples(source: &Synthetic, data: &Data, reader: &Reader, seed: u64
         skipped: SkippedFiles::default(),
         bad: 0,
         bytes: 0,
-        digest,
+        digest: digest.digest128(),
         normalisation,
         features: Features::Raw,
     })

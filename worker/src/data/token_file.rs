@@ -7,19 +7,21 @@
 
 use super::error::DataError;
 use super::files::{self, Stamp};
+use super::scan::Scan;
 use super::split::{self, Block};
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use switchyard_worker_contract::config::TokenType;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// Maximum tokens per block; a block belongs to one split.
-const BLOCK: usize = 64 << 10;
+const BLOCK: u64 = 64 << 10;
 /// Minimum tokens per block.
-const SMALLEST_BLOCK: usize = 512;
+const SMALLEST_BLOCK: u64 = 512;
 /// Minimum number of blocks in a file, as far as [`SMALLEST_BLOCK`] allows.
 const BLOCKS: u64 = 64;
 
@@ -79,7 +81,7 @@ impl Pieces {
 
     /// Checks that the file is unchanged.
     pub(super) fn check(&self) -> Result<(), DataError> {
-        self.file.stamp.check(&self.file.path, &self.file.file)
+        self.file.check()
     }
 
     pub(super) fn memory_bytes(&self) -> u64 {
@@ -87,71 +89,129 @@ impl Pieces {
     }
 }
 
-/// The training and validation tokens of the files.
-pub(super) struct Opened {
-    pub train: Pieces,
-    pub validation: Option<Pieces>,
-    pub files: u64,
-    pub bytes: u64,
-    pub digest: Xxh3,
+/// A file, or `train.bin` and `val.bin` of a directory, before their tokens are read.
+#[derive(Debug)]
+pub(super) struct TokenFiles {
+    train: Arc<TokenFile>,
+    validation: Option<Arc<TokenFile>>,
+    fraction: f64,
+    /// Tokens per window.
+    needed: u64,
 }
 
-/// Opens a file, or `train.bin` and `val.bin` of a directory. All tokens are read once, to check
-/// them and to hash each block, which decides its split. `needed`: tokens per window.
-pub(super) fn open(
-    path: &str,
-    token_type: TokenType,
-    vocabulary: u32,
-    fraction: f64,
-    needed: u64,
-) -> Result<Opened, DataError> {
-    let root = super::files::absolute(Path::new(path));
-    let directory = super::files::kind(&root)?.is_dir();
-    let mut digest = Xxh3::new();
-    let train = if directory { root.join("train.bin") } else { root.clone() };
-    let (train, blocks) = TokenFile::open(&train, token_type, vocabulary, &mut digest)?;
-    let validation = root.join("val.bin");
-    let pieces = |file: &Arc<TokenFile>, blocks: &[Block], side: bool| {
-        let chosen = blocks.iter().filter(|block| block.validation == side);
-        Pieces::new(Arc::clone(file), chosen.map(|block| block.range.start as u64..block.range.end as u64))
-    };
-    let bytes = train.stamp.len;
-    if directory && validation.exists() {
-        let (file, blocks_of_validation) = TokenFile::open(&validation, token_type, vocabulary, &mut digest)?;
-        return Ok(Opened {
-            train: pieces(&train, &blocks, false),
-            validation: Some(pieces(&file, &blocks_of_validation, false)),
-            files: 2,
-            bytes: bytes + file.stamp.len,
-            digest,
-        });
+/// Buffers for a block.
+#[derive(Debug, Default)]
+struct Buffer {
+    tokens: Vec<u32>,
+    bytes: Vec<u8>,
+}
+
+impl TokenFiles {
+    /// Opens the files and checks their lengths.
+    pub(super) fn open(
+        path: &str,
+        token_type: TokenType,
+        vocabulary: u32,
+        fraction: f64,
+        needed: u64,
+    ) -> Result<TokenFiles, DataError> {
+        let root = files::absolute(Path::new(path));
+        let is_directory = files::kind(&root)?.is_dir();
+        let train = if is_directory { root.join("train.bin") } else { root.clone() };
+        let train = TokenFile::open(&train, token_type, vocabulary)?;
+        let validation = root.join("val.bin");
+        let validation = (is_directory && validation.exists())
+            .then(|| TokenFile::open(&validation, token_type, vocabulary))
+            .transpose()?;
+        Ok(TokenFiles { train, validation, fraction, needed })
     }
-    let mut blocks = blocks;
-    let mut validation = None;
-    if fraction > 0.0 {
-        split::choose(&mut blocks, fraction);
-        split::balance(&mut blocks, needed as usize).ok_or_else(|| DataError::NoRoomForValidation {
-            got: bytes / train.width,
-            item: "tokens",
-            sample: format!("a window of {needed} tokens"),
-        })?;
-        let chosen = pieces(&train, &blocks, true);
-        // Ranks with different fractions must not get the same digest.
-        digest.update(&chosen.len().to_le_bytes());
-        validation = Some(chosen);
+
+    /// The file and its block with this number; blocks of `val.bin` follow those of `train.bin`.
+    fn locate(&self, block: u64) -> (&TokenFile, u64) {
+        match (&self.validation, block.checked_sub(self.train.blocks())) {
+            (Some(validation), Some(block)) => (validation, block),
+            _ => (&self.train, block),
+        }
     }
-    Ok(Opened { train: pieces(&train, &blocks, false), validation, files: 1, bytes, digest })
+
+    /// Blocks of all files.
+    pub(super) fn blocks(&self) -> u64 {
+        self.train.blocks() + self.validation.as_ref().map_or(0, |file| file.blocks())
+    }
+
+    pub(super) fn files(&self) -> u64 {
+        1 + u64::from(self.validation.is_some())
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.train.stamp.len + self.validation.as_ref().map_or(0, |file| file.stamp.len)
+    }
+
+    /// Reads these blocks; returns their hashes.
+    pub(super) fn hashes(&self, blocks: impl Iterator<Item = u64>) -> Result<Vec<u64>, DataError> {
+        let mut buffer = Buffer::default();
+        let hash = |block| {
+            let (file, block) = self.locate(block);
+            file.read_block(block, &mut buffer)?;
+            Ok(xxh3_64(&buffer.bytes))
+        };
+        blocks.map(hash).collect()
+    }
+
+    /// Reads all tokens once, to check them and to hash each block, which decides its split.
+    /// `read` counts blocks.
+    pub(super) fn scan(&self, read: &AtomicU64) -> Result<Scan, DataError> {
+        let mut digest = Xxh3::new();
+        let mut blocks = Vec::new();
+        let mut buffer = Buffer::default();
+        for file in std::iter::once(&self.train).chain(&self.validation) {
+            digest.update(&file.stamp.len.to_le_bytes());
+            for block in 0..file.blocks() {
+                let range = file.read_block(block, &mut buffer)?;
+                digest.update(&buffer.bytes);
+                let range = range.start as usize..range.end as usize;
+                blocks.push(Block { range, hash: xxh3_64(&buffer.bytes), validation: false });
+                read.fetch_add(1, Ordering::Relaxed);
+            }
+            file.check()?;
+        }
+        if self.is_divided() {
+            split::choose(&mut blocks, self.fraction);
+            split::balance(&mut blocks, self.needed as usize).ok_or_else(|| DataError::NoRoomForValidation {
+                got: self.train.stamp.len / self.train.width,
+                item: "tokens",
+                sample: format!("a window of {} tokens", self.needed),
+            })?;
+            // Ranks with different fractions must not get the same digest.
+            let chosen = blocks.iter().filter(|block| block.validation).map(|block| block.range.len() as u64);
+            digest.update(&chosen.sum::<u64>().to_le_bytes());
+        }
+        Ok(Scan::new(digest.digest128(), &blocks))
+    }
+
+    fn is_divided(&self) -> bool {
+        self.validation.is_none() && self.fraction > 0.0
+    }
+
+    /// The training and validation tokens.
+    pub(super) fn divide(&self, scan: &Scan) -> (Pieces, Option<Pieces>) {
+        let pieces = |file: &Arc<TokenFile>, side: bool| {
+            let chosen = (0..file.blocks()).filter(|block| scan.is_for_validation(*block) == side);
+            Pieces::new(Arc::clone(file), chosen.map(|block| file.range(block)))
+        };
+        let all = |file: &Arc<TokenFile>| Pieces::new(Arc::clone(file), std::iter::once(0..file.tokens()));
+        match &self.validation {
+            Some(validation) => (all(&self.train), Some(all(validation))),
+            None if self.is_divided() => (pieces(&self.train, false), Some(pieces(&self.train, true))),
+            None => (all(&self.train), None),
+        }
+    }
 }
 
 impl TokenFile {
-    fn open(
-        path: &Path,
-        token_type: TokenType,
-        vocabulary: u32,
-        digest: &mut Xxh3,
-    ) -> Result<(Arc<TokenFile>, Vec<Block>), DataError> {
+    fn open(path: &Path, token_type: TokenType, vocabulary: u32) -> Result<Arc<TokenFile>, DataError> {
         files::check_uncompressed(path, &[])?;
-        let file = super::files::open(path).map_err(|error| DataError::unreadable(path, error))?;
+        let file = files::open(path).map_err(|error| DataError::unreadable(path, error))?;
         let stamp = Stamp::of(path, &file)?;
         let width = match token_type {
             TokenType::UInt16 => 2,
@@ -164,29 +224,39 @@ impl TokenFile {
             let expected = format!("a multiple of {width}, the bytes of a token (spec.engine.data.tokenType)");
             return Err(DataError::format(path, format!("{} bytes", stamp.len), expected));
         }
-        let file = TokenFile { path: path.to_owned(), file, stamp, width, vocabulary };
-        let blocks = file.scan(digest)?;
-        Ok((Arc::new(file), blocks))
+        Ok(Arc::new(TokenFile { path: path.to_owned(), file, stamp, width, vocabulary }))
     }
 
-    /// Reads all tokens; returns the blocks with their hashes.
-    fn scan(&self, digest: &mut Xxh3) -> Result<Vec<Block>, DataError> {
-        let total = self.stamp.len / self.width;
-        let size = ((total / BLOCKS) as usize).clamp(SMALLEST_BLOCK, BLOCK);
-        digest.update(&self.stamp.len.to_le_bytes());
-        let mut blocks = Vec::new();
-        let (mut tokens, mut bytes) = (vec![0; size.min(total as usize)], Vec::new());
-        let mut start = 0;
-        while start < total {
-            let tokens = &mut tokens[..size.min((total - start) as usize)];
-            self.read(start, tokens, &mut bytes)?;
-            digest.update(&bytes);
-            let range = start as usize..start as usize + tokens.len();
-            start = range.end as u64;
-            blocks.push(Block { range, hash: xxh3_64(&bytes), validation: false });
-        }
-        self.stamp.check(&self.path, &self.file)?;
-        Ok(blocks)
+    fn tokens(&self) -> u64 {
+        self.stamp.len / self.width
+    }
+
+    /// Tokens per block; the last block can have fewer.
+    fn block_size(&self) -> u64 {
+        (self.tokens() / BLOCKS).clamp(SMALLEST_BLOCK, BLOCK)
+    }
+
+    fn blocks(&self) -> u64 {
+        self.tokens().div_ceil(self.block_size())
+    }
+
+    /// The tokens of a block.
+    fn range(&self, block: u64) -> Range<u64> {
+        let start = block * self.block_size();
+        start..(start + self.block_size()).min(self.tokens())
+    }
+
+    /// Reads and checks the tokens of a block.
+    fn read_block(&self, block: u64, buffer: &mut Buffer) -> Result<Range<u64>, DataError> {
+        let range = self.range(block);
+        buffer.tokens.resize((range.end - range.start) as usize, 0);
+        self.read(range.start, &mut buffer.tokens, &mut buffer.bytes)?;
+        Ok(range)
+    }
+
+    /// Checks that the file is unchanged.
+    fn check(&self) -> Result<(), DataError> {
+        self.stamp.check(&self.path, &self.file)
     }
 
     /// Reads the tokens from `start` on. `bytes` is a buffer for the file's bytes.

@@ -4,11 +4,10 @@
 //! membership in the group, and its own network and weights. They share the data.
 
 use crate::comm::{Aborter, Cause, CommError, GroupConfig};
-use crate::data::Dataset;
 use crate::model::Registry;
 use crate::process::{self, StopSignals, variable};
 use crate::train::fault::Fault;
-use crate::train::{self, Alarm, Blueprint, OnAlarm, Reporter, RunOptions, TrainError, config};
+use crate::train::{self, Alarm, OnAlarm, Preparation, Reporter, RunOptions, SharedData, TrainError, config};
 use std::io::Stdout;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -61,8 +60,8 @@ pub(super) fn train(registry: &Registry) -> Exit {
     let process = Process { config, run_dir, fault, registry, stop_signals };
     match process.config.devices_per_process {
         0 | 1 => process.run_rank(&group, |group, reporter| {
-            let dataset = train::open(&process.config)?;
-            process.train(group, &process.config, dataset, reporter)
+            let data = SharedData::open(&process.config, group.world())?;
+            process.train(group, &process.config, &Arc::new(data), reporter)
         }),
         devices => process.train_devices(&group, devices),
     }
@@ -71,8 +70,8 @@ pub(super) fn train(registry: &Registry) -> Exit {
 impl Process<'_> {
     /// Runs each device on its own thread.
     fn train_devices(&self, group: &GroupConfig, devices: u32) -> Exit {
-        let dataset = match train::open(&self.config) {
-            Ok(dataset) => dataset,
+        let data = match SharedData::open(&self.config, group.world()) {
+            Ok(data) => Arc::new(data),
             Err(error) => return self.run_rank(group, |_, _| Err(error)),
         };
         let cpus = process::allowed_cpus();
@@ -80,11 +79,11 @@ impl Process<'_> {
         let exits: Vec<Exit> = std::thread::scope(|scope| {
             let start = |device: u32| {
                 let group = GroupConfig { local_rank: group.local_rank + device, ..group.clone() };
-                let (dataset, own, config) = (Arc::clone(&dataset), cpu_share(&cpus, device, devices), &config);
+                let (data, own, config) = (&data, cpu_share(&cpus, device, devices), &config);
                 let body = move || {
                     self.run_rank(&group, |group, reporter| {
                         process::pin_thread(&own).map_err(TrainError::Usage)?;
-                        self.train(group, config, dataset, reporter)
+                        self.train(group, config, data, reporter)
                     })
                 };
                 std::thread::Builder::new().name(format!("device-{device}")).spawn_scoped(scope, body)
@@ -139,11 +138,11 @@ impl Process<'_> {
         &self,
         group: &GroupConfig,
         config: &EngineConfig,
-        dataset: Arc<Dataset>,
+        data: &Arc<SharedData>,
         reporter: &mut Reporter<Stdout>,
     ) -> Result<(), TrainError> {
         let kernel = variable(env::KERNEL);
-        let blueprint = Blueprint::new(config, dataset, group.world(), kernel.as_deref(), self.registry)?;
+        let preparation = Preparation::new(config, data, group.world(), kernel, self.registry)?;
         let run_dir: &Path = &self.run_dir;
         let rank = group.rank();
         let on_alarm: OnAlarm = Arc::new(move |alarm| match alarm {
@@ -154,7 +153,7 @@ impl Process<'_> {
         });
         let options =
             RunOptions { run_dir, fault: self.fault, stop: self.stop_signals.signal(), on_alarm: Some(on_alarm) };
-        train::run(blueprint, group, &options, reporter, |handle: Aborter| self.stop_signals.set_aborter(handle))
+        train::run(preparation, group, &options, reporter, |handle: Aborter| self.stop_signals.set_aborter(handle))
     }
 }
 

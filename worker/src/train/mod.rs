@@ -2,7 +2,8 @@
 //! optimizer.
 //!
 //! ```text
-//! Blueprint (pure sizes: layout, buckets, steps, memory) ── inspect
+//! Preparation: opens the data, alone or together with the other ranks
+//!  └─> Blueprint (pure sizes: layout, buckets, steps, memory) ── inspect
 //!      └─> Engine: weights, moments, gradients and their reductions (cpu_engine, cuda_engine)
 //!           └─> Trainer: drives steps, handles outcomes, agrees with the group, saves
 //! run: Trainer step by step, events, evaluation, the trained model, under a watchdog
@@ -27,6 +28,7 @@ mod exchange;
 pub mod fault;
 mod memory;
 mod pace;
+mod preparation;
 mod progress;
 mod recording;
 mod report;
@@ -48,6 +50,7 @@ pub use blueprint::{Blueprint, open};
 pub use cuda_engine::{GpuUsage, gpu_usage, predict};
 pub use error::TrainError;
 pub use evaluate::ValidationResult;
+pub use preparation::{Preparation, SharedData};
 pub use report::StepReport;
 pub use run::{Reporter, RunOptions, run};
 pub use step::{StepConsensus, StepRequest};

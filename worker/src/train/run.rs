@@ -6,7 +6,7 @@ use super::memory;
 use super::recording::Recording;
 use super::step::StepRequest;
 use super::watchdog::{OnAlarm, Watch, Watchdog};
-use super::{Blueprint, StepReport, TrainError, Trainer, ValidationResult};
+use super::{Preparation, StepReport, TrainError, Trainer, ValidationResult};
 use crate::comm::{Aborter, CommError, Group, GroupConfig};
 use crate::recorder::{Identity, Recorder};
 use std::io::Write;
@@ -59,8 +59,8 @@ pub struct RunOptions<'a> {
 ///
 /// # Errors
 /// Anything that ends training early. The group has been informed by then.
-pub fn run<W: Write>(
-    blueprint: Blueprint,
+pub fn run<'a, W: Write>(
+    preparation: impl Into<Preparation<'a>>,
     group: &GroupConfig,
     options: &RunOptions<'_>,
     reporter: &mut Reporter<W>,
@@ -71,10 +71,11 @@ pub fn run<W: Write>(
         eprintln!("warning: cannot write the flight recorder: {error}; training continues without it");
         Recorder::private(identity)
     });
-    let (watch, config) = (Watch::new(recorder), blueprint.training.config.watchdog);
+    let preparation = preparation.into();
+    let (watch, config) = (Watch::new(recorder), preparation.config().watchdog);
     let watchdog = Watchdog::start(config, identity, Arc::clone(&watch), options.on_alarm.clone());
     let watchdog = watchdog.map_err(|error| TrainError::Usage(format!("cannot start the watchdog thread: {error}")))?;
-    let finished = train(blueprint, group, &watch, options, reporter, on_joined, |engine| engine);
+    let finished = train(preparation, group, &watch, options, reporter, on_joined, |engine| engine);
     let last = if finished.is_ok() { Operation::Finished } else { Operation::Failed };
     watch.recorder.begin(last, 0);
     drop(watchdog);
@@ -86,8 +87,8 @@ pub fn run<W: Write>(
 }
 
 /// `wrap`: see [`Trainer::join_watched`].
-pub(super) fn train<W: Write>(
-    blueprint: Blueprint,
+pub(super) fn train<'a, W: Write>(
+    preparation: impl Into<Preparation<'a>>,
     group: &GroupConfig,
     watch: &Watch,
     options: &RunOptions<'_>,
@@ -95,15 +96,15 @@ pub(super) fn train<W: Write>(
     on_joined: impl FnOnce(Aborter),
     wrap: impl FnOnce(Box<dyn Engine>) -> Box<dyn Engine>,
 ) -> Result<Finished, TrainError> {
+    let mut trainer = Trainer::join_watched(preparation, group, watch, wrap)?;
     if group.rank() == 0 {
-        for skipped in &blueprint.training.dataset.facts().skipped {
+        for skipped in &trainer.training().dataset.facts().skipped {
             eprintln!("warning: {skipped}");
         }
-        if let Some(text) = list_classes(blueprint.training.dataset.class_names()) {
+        if let Some(text) = list_classes(trainer.training().dataset.class_names()) {
             eprintln!("note: {text}");
         }
     }
-    let mut trainer = Trainer::join_watched(blueprint, group, watch, wrap)?;
     on_joined(trainer.group().aborter());
     let mut run = Run { trainer: &mut trainer, attempt: group.attempt, options, reporter };
     let finished = match run.train_all() {

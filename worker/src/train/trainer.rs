@@ -9,6 +9,7 @@ use super::disk::CountedDisk;
 use super::engine::{AddSpan, Engine, Flags, Measure, Reductions};
 use super::exchange::TopKExchange;
 use super::pace::Pace;
+use super::preparation::Preparation;
 use super::progress::{Progress, model_metadata};
 use super::resume;
 use super::saver::{Saved, Saver, SaverConfig};
@@ -70,20 +71,21 @@ impl Trainer {
     /// must have read the same data with the same configuration.
     ///
     /// # Errors
-    /// The group cannot form, its ranks differ, or the checkpoint cannot be used.
-    pub fn join(blueprint: Blueprint, config: &GroupConfig) -> Result<Trainer, TrainError> {
+    /// The group cannot form, its ranks differ, or the data or the checkpoint cannot be used.
+    pub fn join<'a>(preparation: impl Into<Preparation<'a>>, config: &GroupConfig) -> Result<Trainer, TrainError> {
         let identity = Identity { rank: config.rank(), world: config.world(), attempt: config.attempt };
         let watch = Watch::new(Recorder::private(identity));
-        Trainer::join_watched(blueprint, config, &watch, |engine| engine)
+        Trainer::join_watched(preparation, config, &watch, |engine| engine)
     }
 
     /// Like [`Trainer::join`], with a watchdog. `wrap` can replace the plan's engine, for tests.
-    pub(super) fn join_watched(
-        blueprint: Blueprint,
+    pub(super) fn join_watched<'a>(
+        preparation: impl Into<Preparation<'a>>,
         config: &GroupConfig,
         watch: &Watch,
         wrap: impl FnOnce(Box<dyn Engine>) -> Box<dyn Engine>,
     ) -> Result<Trainer, TrainError> {
+        let preparation = preparation.into();
         let recorder = Arc::clone(&watch.recorder);
         let mut group = Group::join(config)?;
         group.record_to(&recorder);
@@ -94,9 +96,10 @@ impl Trainer {
             move || disk.completed_calls()
         });
         // The number of threads can differ between nodes, because results do not depend on it.
-        let shared = EngineConfig { cpu_threads: 0, ..blueprint.training.config.clone() };
+        let shared = EngineConfig { cpu_threads: 0, ..preparation.config().clone() };
         let configuration = digest(&serde_json::to_vec(&shared).unwrap_or_default());
         group.agree("the engine configuration", configuration.as_bytes())?;
+        let blueprint = preparation.plan(&mut group, &recorder).inspect_err(|error| report_failure(&group, error))?;
         group.agree("the training data", blueprint.training.dataset.facts().digest.as_bytes())?;
         recorder.begin(Operation::Restore, 0);
         let lock = match &blueprint.training.config.checkpoint {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use switchyard_worker::data::{Batch, Dataset, Order, Prefetcher, StepShape, Task, ValidationSet};
 use switchyard_worker_contract::config::{ImageShape, Reader, SampleType};
+use switchyard_worker_contract::process_stat::ProcessStat;
 
 const SHAPE: ImageShape = ImageShape { height: 8, width: 6, channels: 3 };
 
@@ -252,9 +253,9 @@ fn reader_ticks() -> BTreeMap<String, u64> {
     let mut ticks = BTreeMap::new();
     for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
         let Ok(stat) = std::fs::read_to_string(task.path().join("stat")) else { continue };
-        if let Some((id, rest)) = stat.split_once(" (reader) ") {
-            let field = |index: usize| rest.split_whitespace().nth(index).and_then(|field| field.parse::<u64>().ok());
-            ticks.insert(id.to_owned(), field(11).unwrap() + field(12).unwrap());
+        let stat = ProcessStat::parse(&stat).unwrap();
+        if stat.name == "reader" {
+            ticks.insert(task.file_name().to_string_lossy().into_owned(), stat.cpu_ticks().unwrap());
         }
     }
     ticks

@@ -17,5 +17,6 @@ mod plain;
 mod ranks;
 mod resume;
 mod sharded;
+mod shared_data;
 mod top_k;
 mod training;

@@ -95,6 +95,10 @@ impl Collectives {
             }
         }
         let Ok(NcclGroup { nccl, hosts, .. }) = agreed else { return Ok(None) };
+        let note = lost_additions(training.config.overlap.wire_type, group.world()).filter(|_| hosts > 1);
+        if let Some(note) = note.filter(|_| group.rank() == 0) {
+            eprintln!("warning: {note}");
+        }
         let sums = sums(training, context)?;
         let count = (training.config.overlap.communicators as usize).min(sums.len());
         let mut lanes = Vec::new();
@@ -259,6 +263,26 @@ impl Collectives {
     }
 }
 
+/// A warning if a sum over these ranks rounds away much of its last additions. A partial sum of
+/// 2^bits equal numbers no longer changes when another one is added (Higham, Accuracy and Stability
+/// of Numerical Algorithms, 4.2: the relative error grows with the number of additions).
+fn lost_additions(wire_type: WireType, ranks: u32) -> Option<String> {
+    let (name, bits) = match wire_type {
+        WireType::Fp32 => return None,
+        WireType::Bf16 => ("BF16", 8),
+        WireType::Fp16 => ("FP16", 11),
+    };
+    let most = 1 << bits;
+    (ranks > most / 4).then(|| {
+        format!(
+            "engine.overlap.wireType: got {name} with {ranks} ranks; NCCL rounds a sum after each of {} additions, and \
+             equal gradients of more than {most} ranks are lost; expected FP32, or at most {} ranks",
+            ranks - 1,
+            most / 4
+        )
+    })
+}
+
 /// The all-reduces of a step.
 fn sums(training: &Training, context: &Context) -> Result<Vec<Sum>, Error> {
     let runs = default_runs(&training.buckets, &training.config.overlap);
@@ -351,5 +375,30 @@ impl Wire {
         let call = kernel.convert(self.blocks, numbers.len() as u32, from, factor, to, false)?;
         loaded.launch(&call, stream)?;
         Ok(short)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+
+    /// The sum of ones over all ranks, rounded after each addition.
+    fn sum<T: Copy + std::ops::Add<Output = T>>(one: T, ranks: u32) -> T {
+        (1..ranks).fold(one, |sum, _| sum + one)
+    }
+
+    #[test]
+    fn sixteen_bit_sums_over_many_ranks_are_warned_of() {
+        assert_eq!(lost_additions(WireType::Fp32, 4096), None);
+        for (wire_type, most) in [(WireType::Bf16, 256), (WireType::Fp16, 2048)] {
+            assert_eq!(lost_additions(wire_type, most / 4), None);
+            let warning = lost_additions(wire_type, most / 4 + 1).unwrap();
+            assert!(warning.contains(&format!("of more than {most} ranks are lost")), "{warning}");
+        }
+        for (ranks, bf16_sum, f16_sum) in [(256, 256.0, 256.0), (300, 256.0, 300.0), (3000, 256.0, 2048.0)] {
+            assert_eq!(sum(bf16::ONE, ranks).to_f32(), bf16_sum, "{ranks} ranks");
+            assert_eq!(sum(f16::ONE, ranks).to_f32(), f16_sum, "{ranks} ranks");
+        }
     }
 }

@@ -10,6 +10,8 @@ const DEFAULT_LIMIT: Duration = Duration::from_secs(600);
 const MIN_LIMIT: Duration = Duration::from_secs(30);
 /// Limit of an operation within a step, in median step times.
 const MEDIANS: u32 = 10;
+/// A check this many intervals after the last one is late.
+const LATE: u32 = 4;
 
 /// A snapshot of the rank's state.
 #[derive(Debug, Clone, Copy)]
@@ -27,7 +29,8 @@ pub(super) struct StallDetector {
     config: Watchdog,
     interval: Duration,
     progress: Option<u64>,
-    since: Instant,
+    /// Time without progress.
+    stalled: Duration,
     last_check: Instant,
 }
 
@@ -35,7 +38,7 @@ impl StallDetector {
     pub fn new(config: Watchdog, now: Instant) -> StallDetector {
         let interval = config.timeout_seconds.map_or(DEFAULT_LIMIT, |seconds| Duration::from_secs(seconds.into())) / 20;
         let interval = interval.clamp(Duration::from_millis(50), Duration::from_millis(500));
-        StallDetector { config, interval, progress: None, since: now, last_check: now }
+        StallDetector { config, interval, progress: None, stalled: Duration::ZERO, last_check: now }
     }
 
     /// Interval between checks.
@@ -54,17 +57,17 @@ impl StallDetector {
 
     /// Returns how long the rank has stalled, and the limit.
     pub fn check(&mut self, observation: Observation, now: Instant) -> StallCheck {
-        // This process was not running for a while (stopped, suspended, starved), which says
-        // nothing about the rank.
-        let was_suspended = now.saturating_duration_since(self.last_check) > 4 * self.interval;
+        let elapsed = now.saturating_duration_since(self.last_check);
         self.last_check = now;
-        if was_suspended || self.progress != Some(observation.progress) {
-            (self.progress, self.since) = (Some(observation.progress), now);
+        if self.progress != Some(observation.progress) || observation.operation.is_last() {
+            (self.progress, self.stalled) = (Some(observation.progress), Duration::ZERO);
+        } else {
+            // Before a late check this process was not running, and neither was the rank: it was
+            // stopped or suspended, which says nothing, or starved of CPU. One interval counts,
+            // because a starved watchdog is late each time and still has to detect a hang.
+            self.stalled += if elapsed > LATE * self.interval { self.interval } else { elapsed };
         }
-        if observation.operation.is_last() {
-            self.since = now;
-        }
-        StallCheck { stalled: now.saturating_duration_since(self.since), limit: self.limit(observation) }
+        StallCheck { stalled: self.stalled, limit: self.limit(observation) }
     }
 }
 
@@ -155,5 +158,24 @@ mod tests {
             detector.check(observation, at(3620) + detector.interval()).hang().is_some(),
             "the limit has passed since then"
         );
+    }
+
+    #[test]
+    fn a_watchdog_that_is_late_each_time_still_detects_a_hang() {
+        let start = Instant::now();
+        let config = Watchdog { timeout_seconds: Some(1), on_hang: OnHang::Restart };
+        let hung_after = |late: u32, progress: fn(u32) -> u64| {
+            let mut detector = StallDetector::new(config, start);
+            let pause = late * detector.interval();
+            (0..1000).find(|check| {
+                let observation =
+                    Observation { progress: progress(*check), operation: Operation::Forward, median: None };
+                detector.check(observation, start + *check * pause).hang().is_some()
+            })
+        };
+        assert_eq!(hung_after(1, |_| 0), Some(21));
+        assert_eq!(hung_after(5, |_| 0), Some(21), "on starved CPUs");
+        assert_eq!(hung_after(1000, |_| 0), Some(21));
+        assert_eq!(hung_after(5, |check| (check / 20).into()), None, "progress in every twentieth check");
     }
 }
