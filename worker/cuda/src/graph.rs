@@ -44,7 +44,6 @@ pub(crate) enum Pointwise {
     Subtract = 9,
     Exponential = 13,
     Logarithm = 15,
-    Identity = 21,
     GreaterOrEqual = 303,
     /// The index of an element along an axis.
     Index = 501,

@@ -74,20 +74,10 @@ impl Operation {
         }
     }
 
-    /// Whether cuDNN can compute it with the same bits in every run. Its attention gradient
-    /// accumulates query gradients in block order, which is nondeterministic, and no engine note
-    /// says so.
-    pub fn is_deterministic(&self) -> bool {
-        !matches!(self, Operation::Attention(Attention { backward: true, .. }))
-    }
-
     /// Whether an engine with these notes is acceptable. Winograd, FFT and reduced-precision
     /// accumulation are excluded; exact f32 operands must not be rounded. `deterministic` requires
     /// the same bits in every run.
     fn accepts(&self, notes: &[i32], deterministic: bool) -> bool {
-        if deterministic && !self.is_deterministic() {
-            return false;
-        }
         let is_exact = matches!(self, Operation::Convolution(convolution) if convolution.is_exact());
         let never = [REDUCED_PRECISION_REDUCTION, FFT].into_iter().chain(WINOGRAD);
         let unordered = deterministic.then_some(NONDETERMINISTIC);

@@ -105,9 +105,13 @@ impl CudnnKinds {
         CudnnKinds(accepted)
     }
 
-    /// All operations of a graph, as if cuDNN supported them without workspace.
-    pub fn all(graph: &Graph, deterministic: bool) -> CudnnKinds {
-        CudnnKinds(CudnnKinds::of(graph, deterministic).into_iter().map(|kind| (kind, 0)).collect())
+    /// All operations of a graph, as if cuDNN supported them. Convolutions then need no workspace.
+    pub fn all(graph: &Graph) -> CudnnKinds {
+        let workspace = |kind: &CudnnKind| match kind.described(Arithmetic::Ieee) {
+            Some(Operation::Attention(attention)) => attention.workspace_bytes(),
+            Some(Operation::Convolution(_)) | None => 0,
+        };
+        CudnnKinds(CudnnKinds::of(graph).into_iter().map(|kind| (kind, workspace(&kind))).collect())
     }
 
     /// The same operations for tensors in another format.
@@ -119,9 +123,8 @@ impl CudnnKinds {
     }
 
     /// The cuDNN operations of a graph, each kind once. Excludes convolutions that are plain GEMMs
-    /// of the pixels, and f32 attention. `deterministic` also excludes operations whose bits differ
-    /// between runs.
-    pub fn of(graph: &Graph, deterministic: bool) -> Vec<CudnnKind> {
+    /// of the pixels, and f32 attention.
+    pub fn of(graph: &Graph) -> Vec<CudnnKind> {
         let format = graph.format();
         let mut kinds = Vec::new();
         for node in &graph.nodes {
@@ -136,11 +139,8 @@ impl CudnnKinds {
                 }
                 _ => continue,
             };
-            let may = |kind: &CudnnKind| {
-                let operation = kind.described(Arithmetic::Ieee);
-                operation.is_some_and(|operation| !deterministic || operation.is_deterministic())
-            };
-            let new: Vec<CudnnKind> = new.into_iter().filter(|kind| may(kind) && !kinds.contains(kind)).collect();
+            let is_new = |kind: &CudnnKind| kind.described(Arithmetic::Ieee).is_some() && !kinds.contains(kind);
+            let new: Vec<CudnnKind> = new.into_iter().filter(is_new).collect();
             kinds.extend(new);
         }
         kinds

@@ -7,7 +7,7 @@ use std::process::Command;
 use switchyard_cuda::cublaslt::Arithmetic;
 use switchyard_cuda::cudnn::Cudnn;
 use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, NVRTC, Places, VARIABLE};
-use switchyard_cuda::operation::{Accepted, Limits, Properties, ask};
+use switchyard_cuda::operation::{Accepted, Limits, Operation, Properties, ask};
 use switchyard_worker::cpu::Format;
 use switchyard_worker::data::Kind;
 use switchyard_worker::gpu::{CudnnKind, CudnnKinds};
@@ -23,7 +23,7 @@ const H200: &str = r#"{"deviceName":"NVIDIA H200","deviceVer":900,"cudaDeviceId"
 "smClockRateKHz":1980000,"memClockRateKHz":3201000,"l2CacheSize":62914560}"#;
 
 const IMAGES: usize = 64;
-/// The engine's limit.
+/// The engine's limit for convolutions.
 const MAX_WORKSPACE: usize = 256 << 20;
 
 /// Driver functions that cuDNN looks up before it compiles a kernel for a graph, which is all that
@@ -70,7 +70,7 @@ fn cudnn() -> Cudnn {
 fn kinds(model: &Model, (batch, kind): (usize, Kind), format: Format) -> Vec<CudnnKind> {
     let mut graph = Graph::new(batch, kind, format);
     Registry::new().model(model).unwrap().build(&mut graph).unwrap();
-    CudnnKinds::of(&graph, false)
+    CudnnKinds::of(&graph)
 }
 
 /// Checks that cuDNN has a plan for each kind, and that there are at least `least`; returns the
@@ -80,7 +80,11 @@ fn assert_all_accepted(cudnn: &Cudnn, kinds: &[CudnnKind], least: usize) -> usiz
     assert!(kinds.len() >= least, "{kinds:?}");
     let bytes = |kind: &CudnnKind| {
         let operation = kind.described(Arithmetic::Ieee).unwrap();
-        let limits = Limits { deterministic: operation.is_deterministic(), workspace_bytes: MAX_WORKSPACE };
+        let most = match operation {
+            Operation::Convolution(_) => MAX_WORKSPACE,
+            Operation::Attention(attention) => attention.workspace_bytes(),
+        };
+        let limits = Limits { deterministic: true, workspace_bytes: most };
         let asked = ask(cudnn, &device, &operation, limits);
         let Accepted { workspace_bytes, plan } = asked.unwrap_or_else(|error| panic!("{kind:?}: {error}"));
         assert!(plan.contains("91900"), "{plan}");

@@ -25,7 +25,7 @@ use switchyard_worker::nn::Graph;
 
 /// A target whose cuDNN and cuBLASLt handle everything that they can of a graph.
 fn with_libraries(graph: &Graph) -> Target {
-    let kinds = CudnnKinds::of(graph, false).into_iter();
+    let kinds = CudnnKinds::of(graph).into_iter();
     let target = TARGET.with(CudnnKinds::new(kinds.map(|kind| (kind, 4096)).collect()));
     Target { epilogues: true, ..target }
 }

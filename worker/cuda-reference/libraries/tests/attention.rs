@@ -16,9 +16,9 @@ use switchyard_cuda::driver::{Buffer, Span};
 use switchyard_cuda::find::CUDNN;
 use switchyard_cuda::kernels::Element;
 use switchyard_cuda::kernels::attention::Shape;
-use switchyard_cuda::operation::{Accepted, Limits, Operation, Planned, Properties, ask};
+use switchyard_cuda::operation::{Limits, Operation, Planned, Properties, ask};
 
-const LIMITS: Limits = Limits { deterministic: false, workspace_bytes: 1 << 20 };
+const LIMITS: Limits = Limits { deterministic: true, workspace_bytes: 1 << 20 };
 
 /// Sequences, tokens, heads and head size.
 const SIZES: [[u32; 4]; 4] = [[2, 7, 3, 8], [1, 16, 2, 16], [3, 1, 1, 24], [1, 33, 2, 8]];
@@ -206,7 +206,7 @@ fn unsupported_attention_is_refused() {
             let wide = Attention { shape: shape(SIZES[0], Element::F32, true), ..good };
             assert!(refusal(wide, LIMITS).contains("numbers in 32 bits, expected 16"));
             let small = refusal(good, Limits { workspace_bytes: 255, ..LIMITS });
-            assert!(small.contains("no engine that is exact enough in so much memory"), "{small}");
+            assert!(small.contains("no engine that is deterministic and exact enough in so much memory"), "{small}");
             // The fault applies to graphs that begin like the gradient.
             let backward = Attention { backward: true, ..good };
             let fault = refusal(backward, LIMITS);
@@ -214,22 +214,6 @@ fn unsupported_attention_is_refused() {
             assert!(ask(&cudnn, &device, &Operation::Attention(good), LIMITS).is_ok());
         },
     );
-}
-
-#[test]
-fn the_gradient_is_refused_in_deterministic_mode() {
-    device::on_a_device("the_gradient_is_refused_in_deterministic_mode", &[], || {
-        let (_gpu, cudnn) = (Gpu::new(), cudnn());
-        let device = Properties::of(&cudnn, 0).unwrap();
-        let request = |backward| {
-            let attention = Attention { shape: shape(SIZES[0], Element::Bf16, true), backward };
-            ask(&cudnn, &device, &Operation::Attention(attention), Limits { deterministic: true, ..LIMITS })
-        };
-        let accepted: Accepted = request(false).unwrap();
-        assert_eq!(accepted.workspace_bytes, 256);
-        let text = request(true).unwrap_err().to_string();
-        assert!(text.contains("no engine that is deterministic"), "{text}");
-    });
 }
 
 misuse_test! {

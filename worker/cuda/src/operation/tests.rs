@@ -51,7 +51,8 @@ fn nondeterministic_or_inexact_engines_are_rejected() {
         (exact, &[DOWN_CONVERT_INPUTS], [false; 2]),
         (rounded, &[TENSOR_CORE], [true; 2]),
         (rounded, &[FFT], [false; 2]),
-        (attention, &[TENSOR_CORE], [false, true]),
+        (attention, &[TENSOR_CORE], [true; 2]),
+        (attention, &[TENSOR_CORE, NONDETERMINISTIC], [false, true]),
     ] {
         let got = [true, false].map(|deterministic| operation.accepts(notes, deterministic));
         assert_eq!(got, [may, may_unordered], "{operation:?} with {notes:?}");

@@ -17,7 +17,7 @@ use switchyard_cuda::{Error, Library, version};
 use switchyard_worker_contract::config;
 use switchyard_worker_contract::event::{CudnnCoverage, GpuPaths};
 
-/// Workspace limit of an operation. The fastest 16-bit convolutions use a few MB, a stem with 3
+/// Workspace limit of a convolution. The fastest 16-bit convolutions use a few MB, a stem with 3
 /// channels 60 MB for 64 images (cuDNN 9.19 on an H200). Exact f32 convolutions rearrange whole
 /// tensors, which can be as large as this.
 const MAX_WORKSPACE: usize = 256 << 20;
@@ -43,7 +43,7 @@ impl CudnnPlans {
     /// sees. Does not open cuDNN if the graph has none.
     pub fn new(machine: &Machine, device: &Device, graph: &Graph, config: config::Gpu) -> CudnnPlans {
         let described = |kind: CudnnKind| Some((kind, kind.described(arithmetic(config.matmul))?));
-        let all = CudnnKinds::of(graph, config.deterministic).into_iter().filter_map(described);
+        let all = CudnnKinds::of(graph).into_iter().filter_map(described);
         let refused = |reason: &str, all: Vec<(CudnnKind, Operation)>| {
             let kinds = all.into_iter().map(|(kind, operation)| (kind, operation, Err(reason.to_owned())));
             CudnnPlans { cudnn: Err(reason.to_owned()), key: String::new(), kinds: kinds.collect() }
@@ -56,8 +56,21 @@ impl CudnnPlans {
             Ok(found) => found,
             Err(reason) => return refused(&reason, all),
         };
-        let limits = Limits { deterministic: config.deterministic, workspace_bytes: MAX_WORKSPACE };
-        let key = format!("{}, cuDNN {}, {limits:?}: plans", cache_name(device), cudnn.version());
+        let limits = |operation: &Operation| Limits {
+            deterministic: config.deterministic,
+            workspace_bytes: match operation {
+                Operation::Convolution(_) => MAX_WORKSPACE,
+                // The memory plan counts it: a batch that does not fit is refused, instead of
+                // running on slower kernels.
+                Operation::Attention(_) => device.memory_bytes,
+            },
+        };
+        let (version, bytes) = (cudnn.version(), device.memory_bytes);
+        let key = format!(
+            "{}, cuDNN {version}, deterministic {}, {MAX_WORKSPACE} and {bytes} bytes: plans",
+            cache_name(device),
+            config.deterministic
+        );
         let mut known = cached_plans(&key);
         let mut properties = None;
         let mut kinds = Vec::new();
@@ -66,7 +79,8 @@ impl CudnnPlans {
                 Some(CachedPlan { workspace_bytes, plan }) => Ok(Accepted { workspace_bytes, plan }),
                 None => {
                     let of = || Properties::of(&cudnn, 0).map_err(|error| error.to_string());
-                    let query = |device| ask(&cudnn, device, &operation, limits).map_err(|error| error.to_string());
+                    let query =
+                        |device| ask(&cudnn, device, &operation, limits(&operation)).map_err(|error| error.to_string());
                     properties.get_or_insert_with(of).as_ref().map_err(String::clone).and_then(query)
                 }
             };
