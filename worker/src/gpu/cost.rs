@@ -30,12 +30,11 @@ pub struct Costed {
 /// The forward and backward costs of a micro-batch, in the order of [`Works`](super::Works).
 /// `adds`: whether it adds to earlier ones.
 pub(super) fn pass_costs(plan: &Plan, update: &Update, adds: bool) -> Result<Vec<Costed>, Refused> {
-    let format = plan.format();
-    let half = format != Format::F32;
+    let half = plan.format() != Format::F32;
     let mut all = Vec::new();
     for Launch { layer, work, backward } in ordered_launches(plan, adds)? {
         let part = if backward { Part::Backward } else { Part::Forward };
-        all.push(Costed { half, ..op_cost(part, &work, plan.form(&layer).map(|form| (form, format))) });
+        all.push(Costed { half, ..op_cost(part, &work, plan.form(&layer)) });
     }
     for call in update.losses(&plan.losses(), adds, |span| span)? {
         all.push(op_cost(Part::Backward, &Work::Kernel(call), None));
@@ -64,8 +63,8 @@ pub(super) fn update_costs(update: &Update) -> Result<Vec<Costed>, Refused> {
     Ok(calls.into_iter().map(|call| op_cost(Part::Update, &Work::Kernel(call), None)).collect())
 }
 
-/// `form`: the layer's form, and the format of its tensors.
-fn op_cost(part: Part, work: &Work<Span>, form: Option<(&Form, Format)>) -> Costed {
+/// `form`: the layer's form.
+fn op_cost(part: Part, work: &Work<Span>, form: Option<&Form>) -> Costed {
     let (flops, needed_flops, arithmetic) = arithmetic(work, form);
     let aligned = match work {
         Work::Product(Product { left, right, result, .. }) => [left, right, result].into_iter().all(is_aligned),
@@ -99,7 +98,7 @@ fn bytes(work: &Work<Span>) -> usize {
 }
 
 /// Executed FLOPs, required FLOPs, and the arithmetic unit.
-fn arithmetic(work: &Work<Span>, form: Option<(&Form, Format)>) -> (f64, f64, Arithmetic) {
+fn arithmetic(work: &Work<Span>, form: Option<&Form>) -> (f64, f64, Arithmetic) {
     match (work, form) {
         (Work::Product(product), _) => {
             let flops = flops(product);
@@ -114,10 +113,10 @@ fn arithmetic(work: &Work<Span>, form: Option<(&Form, Format)>) -> (f64, f64, Ar
             let [done, needed] = attention(work.name(), &kind.shape);
             (done, needed, gemm_arithmetic(number(kind.format)))
         }
-        (Work::Kernel(call), Some((Form::Attention(shape), format))) => {
+        // Our attention computes in f32, without tensor cores.
+        (Work::Kernel(call), Some(Form::Attention(shape))) => {
             let [done, needed] = attention(call.kernel(), shape);
-            // Our attention uses tensor cores only for 16-bit operands.
-            (done, needed, if format == Format::F32 { Arithmetic::Scalar } else { gemm_arithmetic(number(format)) })
+            (done, needed, Arithmetic::Scalar)
         }
         _ => (0.0, 0.0, Arithmetic::Scalar),
     }

@@ -30,13 +30,11 @@ use crate::nvrtc::{Compiled, Nvrtc};
 pub use signature::Format;
 
 /// Headers that the sources include.
-const HEADERS: [(&str, &str); 7] = [
-    ("attention.cuh", include_str!("attention.cuh")),
+const HEADERS: [(&str, &str); 5] = [
     ("columns.cuh", include_str!("columns.cuh")),
     ("device.cuh", include_str!("device.cuh")),
     ("parts.cuh", include_str!("parts.cuh")),
     ("rows.cuh", include_str!("rows.cuh")),
-    ("tensor.cuh", include_str!("tensor.cuh")),
     ("windows.cuh", include_str!("windows.cuh")),
 ];
 
@@ -50,10 +48,9 @@ pub(crate) struct Source {
     pub(crate) arithmetic: &'static str,
 }
 
-const SOURCES: [&Source; 16] = [
+const SOURCES: [&Source; 15] = [
     &activation::SOURCE,
     &attention::SOURCE,
-    &attention::TENSOR,
     &average_pool::SOURCE,
     &batch_norm::SOURCE,
     &cross_entropy::SOURCE,
