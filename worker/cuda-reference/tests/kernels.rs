@@ -32,8 +32,6 @@ mod layer_norm;
 mod machine_code;
 #[path = "kernels/optimizer.rs"]
 mod optimizer;
-#[path = "kernels/patches.rs"]
-mod patches;
 #[path = "kernels/pooling.rs"]
 mod pooling;
 #[path = "kernels/resources.rs"]

@@ -162,11 +162,6 @@ fn every_part_passes_and_a_killed_one_is_run_again() {
     assert_eq!(figures("products")["products"].as_array().unwrap().len(), 16);
     assert_eq!(figures("convolutions")["convolutions"].as_array().unwrap().len(), 5);
     assert_eq!(figures("cudnn")["deviceProperties"]["deviceVer"], 900);
-    for query in figures("cudnn")["queries"].as_array().unwrap() {
-        assert!(query["beforeContext"].as_str().unwrap().starts_with("accepted with "), "{query}");
-        assert_eq!(query["beforeContext"], query["afterContext"]);
-    }
-    assert_eq!(figures("cudnn")["queries"].as_array().unwrap().len(), 2);
     assert_eq!(figures("streams")["waitsInGraph"], 5);
     for side in figures("attention")["sides"].as_array().unwrap() {
         let error = side["relativeErrors"]["queries"].as_f64();

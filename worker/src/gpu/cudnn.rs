@@ -90,8 +90,8 @@ impl ConvolutionKind {
 const DIRECTIONS: [(Direction, bool); 4] =
     [(Direction::Forward, false), (Direction::Filters, false), (Direction::Images, false), (Direction::Images, true)];
 
-/// The cuDNN operations that a device supports, with their workspace in bytes. Other convolutions
-/// use im2col + GEMM, other attention our own kernels.
+/// The cuDNN operations that a device supports, with their workspace in bytes. Our own kernels
+/// compute other attention; convolutions need cuDNN.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CudnnKinds(Vec<(CudnnKind, usize)>);
 
@@ -149,14 +149,5 @@ impl CudnnKinds {
     /// Workspace bytes of a supported operation.
     pub(super) fn workspace(&self, kind: &CudnnKind) -> Option<usize> {
         self.0.iter().find(|(known, _)| known == kind).map(|(_, bytes)| *bytes)
-    }
-
-    /// Whether cuDNN supports a direction of a convolution, in all the variants that are needed.
-    pub(super) fn supports(&self, shape: &ConvolutionShape, format: Format, direction: Direction) -> bool {
-        let mut variants = DIRECTIONS.into_iter().filter(|(of, _)| *of == direction);
-        variants.all(|(direction, adds)| {
-            let kind = ConvolutionKind { shape: *shape, format, direction, adds };
-            self.workspace(&CudnnKind::Convolution(kind)).is_some()
-        })
     }
 }

@@ -143,7 +143,8 @@ impl Process<'_> {
         reporter: &mut Reporter<Stdout>,
     ) -> Result<(), TrainError> {
         let kernel = variable(env::KERNEL);
-        let blueprint = Blueprint::new(config, dataset, group.world(), kernel.as_deref(), self.registry)?;
+        let blueprint =
+            Blueprint::new(config, dataset, (group.world(), group.local_rank), kernel.as_deref(), self.registry)?;
         let run_dir: &Path = &self.run_dir;
         let rank = group.rank();
         let on_alarm: OnAlarm = Arc::new(move |alarm| match alarm {

@@ -1,13 +1,15 @@
-//! The PTX executor as a GPU: memories, kernels compiled on demand, matrix products by definition.
+//! The PTX executor as a GPU: memories, kernels compiled on demand, matrix products and convolutions
+//! by definition.
 
 use bytemuck::Pod;
 use std::sync::{Arc, Mutex};
+use switchyard_cuda::convolution::Direction;
 use switchyard_cuda::cublaslt::Format;
 use switchyard_cuda::kernels::{Call, Program};
 use switchyard_cuda_reference::compiler::compiled;
 use switchyard_cuda_reference::{Device, Launch, Module, Span, fp8};
-use switchyard_worker::cpu::{bf16, f16};
-use switchyard_worker::gpu::{self, Contents, Initial, Matrix, Memory, Product, Work};
+use switchyard_worker::cpu::{self, bf16, f16};
+use switchyard_worker::gpu::{self, Contents, Convolution, Initial, Matrix, Memory, Product, Work};
 
 /// Architecture of the reference GPU, an H200.
 const ARCHITECTURE: &str = "sm_90a";
@@ -60,7 +62,8 @@ impl Gpu {
         match work {
             Work::Kernel(call) => self.launch(call),
             Work::Product(product) => self.multiply(product),
-            Work::Convolution(_) | Work::Attention(_) => unreachable!("cuDNN is tested by `gpu_engine`"),
+            Work::Convolution(convolution) => self.convolve(convolution),
+            Work::Attention(_) => unreachable!("cuDNN's attention is tested by `gpu_engine`"),
             Work::Copy { from, to } => {
                 for row in 0..from.rows {
                     let numbers: Vec<u8> = self.device.download(part(from, row));
@@ -103,13 +106,70 @@ impl Gpu {
                 let old = self.row_of(addend, row);
                 sums.iter_mut().zip(old).for_each(|(sum, old)| *sum += old);
             }
-            let to = part(result, row);
-            match result.format {
-                Format::F32 => self.device.write(to, &sums),
-                Format::Bf16 => self.device.write(to, &sums.into_iter().map(bf16::from_f32).collect::<Vec<_>>()),
-                Format::F16 => self.device.write(to, &sums.into_iter().map(f16::from_f32).collect::<Vec<_>>()),
-                Format::Fp8(_) => unreachable!("results are never FP8"),
+            self.write_row(result, row, &sums);
+        }
+    }
+
+    /// Accumulates in f32.
+    fn convolve(&mut self, convolution: &Convolution<Span>) {
+        let Convolution { kind, images, filters, results, .. } = *convolution;
+        let cpu::ConvolutionShape { batch, height, width, channels, outputs, kernel, stride, padding } = kind.shape;
+        let side = |side: usize| (side + 2 * padding - kernel) / stride + 1;
+        let (tall, wide) = (side(height), side(width));
+        let format = match kind.format {
+            cpu::Format::F32 => Format::F32,
+            cpu::Format::Bf16 => Format::Bf16,
+            cpu::Format::F16 => Format::F16,
+        };
+        let matrix =
+            |memory, rows, columns, pitch| Matrix { memory, rows, columns, pitch, format, is_transposed: false };
+        let pixels =
+            |memory, rows, columns: usize| matrix(memory, rows, columns, columns.next_multiple_of(16 / format.bytes()));
+        let matrices = [
+            pixels(images, batch * height * width, channels),
+            matrix(filters, outputs * kernel * kernel, channels, channels),
+            pixels(results, batch * tall * wide, outputs),
+        ];
+        let written = match kind.direction {
+            Direction::Forward => 2,
+            Direction::Images => 0,
+            Direction::Filters => 1,
+        };
+        let mut numbers: [Vec<Vec<f32>>; 3] = std::array::from_fn(|at| match at == written && !kind.adds {
+            true => vec![vec![0.0; matrices[at].columns]; matrices[at].rows],
+            false => self.rows_of(&matrices[at]),
+        });
+        let [images, filters, results] = &mut numbers;
+        let add =
+            |to: &mut Vec<f32>, factor: f32, x: &[f32]| to.iter_mut().zip(x).for_each(|(to, x)| *to += factor * x);
+        let place = |result: usize, tap: usize, side: usize| {
+            (result * stride + tap).checked_sub(padding).filter(|place| *place < side)
+        };
+        for (result, y) in results.iter_mut().enumerate() {
+            for tap in 0..kernel * kernel {
+                let (p, q, r, s) = (result / wide % tall, result % wide, tap / kernel, tap % kernel);
+                let (Some(h), Some(w)) = (place(p, r, height), place(q, s, width)) else { continue };
+                let x = &mut images[(result / wide / tall * height + h) * width + w];
+                for (k, y) in y.iter_mut().enumerate() {
+                    let filter = &mut filters[k * kernel * kernel + tap];
+                    match kind.direction {
+                        Direction::Forward => *y += x.iter().zip(&*filter).map(|(x, w)| x * w).sum::<f32>(),
+                        Direction::Images => add(x, *y, filter),
+                        Direction::Filters => add(filter, *y, x),
+                    }
+                }
             }
+        }
+        numbers[written].iter().enumerate().for_each(|(row, values)| self.write_row(&matrices[written], row, values));
+    }
+
+    fn write_row(&mut self, matrix: &Matrix<Span>, row: usize, values: &[f32]) {
+        let to = part(matrix, row);
+        match matrix.format {
+            Format::F32 => self.device.write(to, values),
+            Format::Bf16 => self.device.write(to, &values.iter().copied().map(bf16::from_f32).collect::<Vec<_>>()),
+            Format::F16 => self.device.write(to, &values.iter().copied().map(f16::from_f32).collect::<Vec<_>>()),
+            Format::Fp8(_) => unreachable!("results are never FP8"),
         }
     }
 

@@ -20,7 +20,6 @@ pub mod input;
 pub mod layer_norm;
 pub mod max_pool;
 pub mod optimizer;
-pub mod patches;
 pub mod recorded;
 mod signature;
 pub mod windows;
@@ -48,7 +47,7 @@ pub(crate) struct Source {
     pub(crate) arithmetic: &'static str,
 }
 
-const SOURCES: [&Source; 15] = [
+const SOURCES: [&Source; 14] = [
     &activation::SOURCE,
     &attention::SOURCE,
     &average_pool::SOURCE,
@@ -63,7 +62,6 @@ const SOURCES: [&Source; 15] = [
     &layer_norm::SOURCE,
     &max_pool::SOURCE,
     &optimizer::SOURCE,
-    &patches::SOURCE,
 ];
 
 /// Element type in memory; the kernels compute in `f32`.

@@ -6,12 +6,13 @@ use crate::numbers::{pattern, relative_error, short};
 use crate::outcome::Outcome;
 use half::bf16;
 use serde_json::{Value, json};
+use std::sync::Arc;
 use switchyard_cuda::attention::{Attention, Backward};
 use switchyard_cuda::cudnn::Cudnn;
 use switchyard_cuda::driver::{Buffer, Context, Device, Loaded};
 use switchyard_cuda::kernels::attention::{Attention as Kernels, Backward as KernelBackward, Shape};
 use switchyard_cuda::kernels::{Call, Element};
-use switchyard_cuda::operation::{Limits, Operation, Planned, Properties, ask};
+use switchyard_cuda::operation::{Limits, Operation, Plan, Planned};
 use switchyard_cuda::{Error, driver};
 
 /// Small enough to compute on the CPU.
@@ -79,18 +80,17 @@ enum Side {
 }
 
 impl Side {
-    fn cudnn(cudnn: &Cudnn, properties: &Properties, shape: &Shape, on: &Tensors) -> Result<Side, Error> {
+    fn cudnn(cudnn: &Cudnn, shape: &Shape, on: &Tensors) -> Result<Side, Error> {
         let [qkv, out, saved, d_out, d_qkv, scratch] =
             [&on.qkv, &on.out, &on.saved, &on.d_out, &on.d_qkv, &on.scratch].map(Buffer::span);
         let pass = |backward| {
             let attention = Attention { shape: *shape, backward };
-            let operation = Operation::Attention(attention);
-            let accepted = ask(cudnn, properties, &operation, LIMITS)?;
+            let plan = Plan::new(cudnn, &Operation::Attention(attention), LIMITS)?;
             let spans = match backward {
                 false => attention.spans(qkv, out, saved)?,
                 true => attention.backward_spans(Backward { qkv, out, saved, d_out, d_qkv, scratch })?,
             };
-            Planned::new(cudnn, &operation, &accepted, &spans, Some(on.workspace.span()))
+            Planned::new(&Arc::new(plan), &spans, Some(on.workspace.span()))
         };
         Ok(Side::Cudnn([pass(false)?, pass(true)?]))
     }
@@ -128,7 +128,6 @@ impl Side {
 pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     let (context, device) = probe.start()?;
     let cudnn = probe.cudnn().and_then(|library| Cudnn::start(&library));
-    let index = i32::try_from(probe.device).unwrap_or(i32::MAX);
     let (checked, timed) = (if probe.rehearse { SMALL } else { CHECKED }, shape(probe));
     let reference = Reference::new(&checked);
     let measured = |side: &dyn Fn(&Shape, &Tensors) -> Result<Side, Error>| -> Result<Value, Outcome> {
@@ -147,10 +146,7 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
         }
         Ok(figures)
     };
-    let by_cudnn = cudnn.map_err(Outcome::from).and_then(|cudnn| {
-        let properties = Properties::of(&cudnn, index)?;
-        measured(&|shape, on| Side::cudnn(&cudnn, &properties, shape, on))
-    });
+    let by_cudnn = cudnn.map_err(Outcome::from).and_then(|cudnn| measured(&|shape, on| Side::cudnn(&cudnn, shape, on)));
     let by_kernels = measured(&|shape, on| Side::kernels(probe, (&context, &device), shape, on));
     let Shape { batch, context, heads, head_size, .. } = timed;
     let figures = json!({
