@@ -212,7 +212,7 @@ fn unsupported_convolutions_are_refused() {
             let odd = large.span().part(8..4096).unwrap();
             let unaligned = refusal([images, odd, results], Some(workspace.span()));
             assert!(unaligned.contains("at a multiple of 8"), "{unaligned}");
-            // A plan for a described device does not run, and neither does a library that was not started.
+            // A plan for a described device does not run.
             let device = Properties::described(&Cudnn::new(&library()).unwrap(), r#"{"deviceVer":900}"#).unwrap();
             let bare = Cudnn::new(&library()).unwrap();
             let described = Plan::described(&bare, &device, &Operation::Convolution(of), LIMITS).unwrap();

@@ -28,7 +28,7 @@ pub(super) fn cublaslt(probe: &Probe) -> Result<Value, Outcome> {
     library(probe, &CUBLASLT, inventory::cublaslt)
 }
 
-/// Includes the device's properties if there is one, so that plans can later be requested without it.
+/// Includes the device's properties if there is one, so that plans can be requested without it.
 pub(super) fn cudnn(probe: &Probe) -> Result<Value, Outcome> {
     let mut figures = library(probe, &CUDNN, inventory::cudnn)?;
     if probe.require_device().is_ok() {

@@ -83,7 +83,7 @@ pub(crate) const PARTS: [Part; 36] = [
     part("streams", "copies, events, graphs", (3, 60), streams::run),
     part("rates", "copies, products, launches", (20, 120), rates::run),
     part("vectors", "every kernel vs the executor", (30, 240), vectors::run),
-    part("attention", "attention: cuDNN vs ours", (15, 180), attention::run),
+    part("attention", "cuDNN attention vs the CPU", (15, 180), attention::run),
     part("convolutions", "cuDNN at ResNet-50 shapes", (40, 300), convolutions::run),
     part("training-gpt", "GPT training vs the CPU", (45, 240), training::gpt),
     part("training-resnet", "ResNet training vs the CPU", (35, 240), training::resnet),
