@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use crate::attention::Attention;
-use crate::convolution::Convolution;
+use crate::convolution::{Convolution, Direction};
 use crate::cudnn::{
     ALIGNMENT, Cudnn, ENGINEHEUR_DESCRIPTOR, ENGINEHEUR_MODE, ENGINEHEUR_OPERATION_GRAPH, EXECUTION_PLAN_DESCRIPTOR,
     EXECUTION_PLAN_ENGINE_CONFIG, EXECUTION_PLAN_HANDLE, EXECUTION_PLAN_WORKSPACE_SIZE, HEUR_MODE_A,
@@ -17,7 +17,9 @@ use crate::driver::{Span, Stream};
 use crate::error::Error;
 use crate::graph::Graph;
 use crate::kernels::Memory;
+use crate::kernels::attention::Shape;
 use crate::library::{Handle, Pointer};
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 const DEVICEPROP_DESCRIPTOR: i32 = 38;
@@ -79,6 +81,30 @@ impl Operation {
     }
 }
 
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Operation::Convolution(of) => {
+                let Convolution { images, height, width, channels, filters, window, stride, padding, .. } = of;
+                write!(f, "convolution {images} x {height} x {width} x {channels} to {filters} channels, ")?;
+                write!(f, "kernel {window}, stride {stride}, padding {padding}: ")?;
+                f.write_str(match (of.direction, of.adds) {
+                    (Direction::Forward, _) => "forward",
+                    (Direction::Filters, _) => "gradient of the weights",
+                    (Direction::Images, false) => "gradient of the input",
+                    (Direction::Images, true) => "gradient of the input, added",
+                })
+            }
+            Operation::Attention(Attention { shape, backward }) => {
+                let Shape { batch, context, heads, head_size, causal, .. } = shape;
+                let causal = if *causal { ", causal" } else { "" };
+                write!(f, "attention {batch} x {context} x {}, {heads} heads{causal}: ", heads * head_size)?;
+                f.write_str(if *backward { "gradient" } else { "forward" })
+            }
+        }
+    }
+}
+
 /// Requirements on an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
@@ -127,8 +153,8 @@ impl Properties {
 
 /// How cuDNN computes an operation on the device on which it was started.
 pub struct Plan {
-    /// The plan, and its engine and graph. Dropped before the library's handle. Behind a mutex because
-    /// descriptors must not be used by two threads at once.
+    /// The plan, its engine and its graph, dropped before the library's handle. Behind a mutex
+    /// because two threads must not use a descriptor at once.
     descriptors: Mutex<(Handle, Handle, Graph)>,
     operation: Operation,
     workspace_bytes: usize,
@@ -183,10 +209,6 @@ impl Plan {
             false => "no engine that is exact enough in so much memory",
         };
         Err(first.unwrap_or_else(|| Error::refused("cudnn", none)))
-    }
-
-    pub fn operation(&self) -> &Operation {
-        &self.operation
     }
 
     pub fn workspace_bytes(&self) -> usize {

@@ -1,14 +1,13 @@
 //! Memory traffic and arithmetic of each op of a step.
 
-use super::format::number;
-use super::launch::{Attention, Convolution, Launch, Matrix, Product, Span, Work};
+use super::launch::{Attention, Convolution, Launch, Span, Work};
 use super::plan::Plan;
 use super::refused::Refused;
 use super::update::Update;
 use crate::cpu::Format;
 use crate::cpu::attention::AttentionShape;
 use crate::nn::Form;
-use switchyard_cuda::cublaslt;
+use switchyard_cuda::cublaslt::{self, Matrix, Product};
 use switchyard_worker_contract::prediction::{Arithmetic, Cost, Part};
 
 /// Alignment in bytes of addresses and rows that lets tensor cores read a GEMM operand directly.
@@ -68,9 +67,9 @@ fn op_cost(part: Part, work: &Work<Span>, form: Option<&Form>) -> Costed {
     let (flops, needed_flops, arithmetic) = arithmetic(work, form);
     let aligned = match work {
         Work::Product(Product { left, right, result, .. }) => [left, right, result].into_iter().all(is_aligned),
-        Work::Convolution(Convolution { kind, .. }) => [kind.shape.channels, kind.shape.outputs]
+        Work::Convolution(Convolution { operation, .. }) => [operation.channels, operation.filters]
             .iter()
-            .all(|width| (width * kind.format.size()).is_multiple_of(TENSOR)),
+            .all(|width| (width * operation.element.bytes()).is_multiple_of(TENSOR)),
         // Attention rejects unaligned heads.
         _ => arithmetic != Arithmetic::Scalar,
     };
@@ -105,13 +104,13 @@ fn arithmetic(work: &Work<Span>, form: Option<&Form>) -> (f64, f64, Arithmetic) 
             (flops, flops, gemm_arithmetic(product.left.format))
         }
         // Each direction multiplies each pixel of each window once.
-        (Work::Convolution(Convolution { kind, .. }), _) => {
-            let flops = 2.0 * kind.shape.output_len() as f64 * kind.shape.window_len() as f64;
-            (flops, flops, gemm_arithmetic(number(kind.format)))
+        (Work::Convolution(Convolution { operation, .. }), Some(Form::Convolution(shape))) => {
+            let flops = 2.0 * shape.output_len() as f64 * shape.window_len() as f64;
+            (flops, flops, gemm_arithmetic(operation.element.into()))
         }
-        (Work::Attention(Attention { kind, .. }), _) => {
-            let [done, needed] = attention(work.name(), &kind.shape);
-            (done, needed, gemm_arithmetic(number(kind.format)))
+        (Work::Attention(Attention { operation, .. }), Some(Form::Attention(shape))) => {
+            let [done, needed] = attention(work.name(), shape);
+            (done, needed, gemm_arithmetic(operation.shape.element.into()))
         }
         // Our attention computes in f32, without tensor cores.
         (Work::Kernel(call), Some(Form::Attention(shape))) => {

@@ -12,7 +12,7 @@ mod product;
 mod rows;
 
 use super::format::{element, number, pitch, size};
-use super::launch::{Matrix, Memory, Span, Work};
+use super::launch::{Memory, Span, Work};
 use super::refused::Reason;
 use super::target::{Computed, Target};
 use crate::cpu::Format;
@@ -20,6 +20,7 @@ use crate::nn::arena::Region;
 use crate::nn::layers::Activation;
 use crate::nn::plan::{Mode, NodePlan, Pass};
 use crate::nn::{Flow, Form, INPUTS, Layout, Needs};
+use switchyard_cuda::cublaslt::{Matrix, Product};
 use switchyard_cuda::kernels::elementwise::Elementwise;
 use switchyard_cuda::kernels::gather::Gather;
 use switchyard_cuda::kernels::windows::Windows;
@@ -247,6 +248,11 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         let (pitch, format) = (pitch(columns, region.format), region.format);
         let memory = self.arena(&Region { len: rows * pitch, ..*region });
         Matrix { memory, rows, columns, pitch, format: number(format), is_transposed: false }
+    }
+
+    /// A GEMM without an epilogue.
+    fn gemm(&self, left: Matrix<M>, right: Matrix<M>, result: Matrix<M>, addend: Option<Matrix<M>>) -> Product<M> {
+        Product { left, right, result, addend, epilogue: None, arithmetic: self.target.arithmetic, scales: None }
     }
 
     /// A layer's weight matrix, its first parameter, in the compute format.

@@ -44,8 +44,8 @@ pub fn open(config: &EngineConfig) -> Result<Arc<Dataset>, TrainError> {
 }
 
 impl Blueprint {
-    /// Plans a rank. `local_rank`: its number on its node, which selects the GPU. `kernel`: value of
-    /// [`switchyard_worker_contract::env::KERNEL`].
+    /// Plans a rank. `local_rank`: its number on its node, which selects the GPU. `kernel`: value
+    /// of [`switchyard_worker_contract::env::KERNEL`].
     ///
     /// # Errors
     /// The model, the kernels or the device cannot be used, there is too little data for one step,

@@ -10,7 +10,7 @@ use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, NVRTC, Places, VARIABLE};
 use switchyard_cuda::operation::{Limits, Operation, Plan, Properties};
 use switchyard_worker::cpu::Format;
 use switchyard_worker::data::Kind;
-use switchyard_worker::gpu::{CudnnKind, CudnnKinds};
+use switchyard_worker::gpu::CudnnKinds;
 use switchyard_worker::model::Registry;
 use switchyard_worker::nn::Graph;
 use switchyard_worker_contract::config::{Bert, Gpt, Model, ResNet, ResNetDepth, Stem};
@@ -67,26 +67,25 @@ fn cudnn() -> Cudnn {
     Cudnn::new(&found.library).unwrap()
 }
 
-fn kinds(model: &Model, (batch, kind): (usize, Kind), format: Format) -> Vec<CudnnKind> {
+fn kinds(model: &Model, (batch, kind): (usize, Kind), format: Format) -> Vec<Operation> {
     let mut graph = Graph::new(batch, kind, format);
     Registry::new().model(model).unwrap().build(&mut graph).unwrap();
-    CudnnKinds::of(&graph)
+    CudnnKinds::of(&graph, Arithmetic::Ieee)
 }
 
 /// Checks that cuDNN has a plan for each kind, and that there are at least `least`; returns the
 /// largest workspace.
-fn assert_all_accepted(cudnn: &Cudnn, kinds: &[CudnnKind], least: usize) -> usize {
+fn assert_all_accepted(cudnn: &Cudnn, kinds: &[Operation], least: usize) -> usize {
     let device = Properties::described(cudnn, H200).unwrap();
     assert!(kinds.len() >= least, "{kinds:?}");
-    let bytes = |kind: &CudnnKind| {
-        let operation = kind.described(Arithmetic::Ieee).unwrap();
+    let bytes = |operation: &Operation| {
         let most = match operation {
             Operation::Convolution(_) => MAX_WORKSPACE,
             Operation::Attention(attention) => attention.workspace_bytes(),
         };
         let limits = Limits { deterministic: true, workspace_bytes: most };
-        let plan = Plan::described(cudnn, &device, &operation, limits);
-        plan.unwrap_or_else(|error| panic!("{kind:?}: {error}")).workspace_bytes()
+        let plan = Plan::described(cudnn, &device, operation, limits);
+        plan.unwrap_or_else(|error| panic!("{operation}: {error}")).workspace_bytes()
     };
     kinds.iter().map(bytes).max().unwrap()
 }

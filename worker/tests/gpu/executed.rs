@@ -3,13 +3,13 @@
 
 use bytemuck::Pod;
 use std::sync::{Arc, Mutex};
-use switchyard_cuda::convolution::Direction;
-use switchyard_cuda::cublaslt::Format;
+use switchyard_cuda::convolution::{self as cudnn, Direction};
+use switchyard_cuda::cublaslt::{Format, Matrix, Product};
 use switchyard_cuda::kernels::{Call, Program};
 use switchyard_cuda_reference::compiler::compiled;
 use switchyard_cuda_reference::{Device, Launch, Module, Span, fp8};
-use switchyard_worker::cpu::{self, bf16, f16};
-use switchyard_worker::gpu::{self, Contents, Convolution, Initial, Matrix, Memory, Product, Work};
+use switchyard_worker::cpu::{bf16, f16};
+use switchyard_worker::gpu::{self, Contents, Convolution, Initial, Memory, Work};
 
 /// Architecture of the reference GPU, an H200.
 const ARCHITECTURE: &str = "sm_90a";
@@ -90,7 +90,7 @@ impl Gpu {
 
     /// Accumulates in f32.
     fn multiply(&mut self, product: &Product<Span>) {
-        let Product { left, right, result, addend, epilogue, scales } = product;
+        let Product { left, right, result, addend, epilogue, scales, .. } = product;
         assert!(epilogue.is_none(), "cuBLASLt epilogues are tested by `gpu_engine`");
         let [left, right] = [left, right].map(|matrix| self.rows_of(matrix));
         let scale: f32 = scales.iter().flatten().map(|scale| self.device.download::<f32>(*scale)[0]).product();
@@ -112,30 +112,23 @@ impl Gpu {
 
     /// Accumulates in f32.
     fn convolve(&mut self, convolution: &Convolution<Span>) {
-        let Convolution { kind, images, filters, results, .. } = *convolution;
-        let cpu::ConvolutionShape { batch, height, width, channels, outputs, kernel, stride, padding } = kind.shape;
-        let side = |side: usize| (side + 2 * padding - kernel) / stride + 1;
-        let (tall, wide) = (side(height), side(width));
-        let format = match kind.format {
-            cpu::Format::F32 => Format::F32,
-            cpu::Format::Bf16 => Format::Bf16,
-            cpu::Format::F16 => Format::F16,
-        };
+        let Convolution { operation, images, filters, results, .. } = *convolution;
+        let cudnn::Convolution { height, width, channels, filters: outputs, window, stride, padding, .. } = operation;
+        let [tall, wide] = operation.result().unwrap();
+        let format = Format::from(operation.element);
         let matrix =
             |memory, rows, columns, pitch| Matrix { memory, rows, columns, pitch, format, is_transposed: false };
-        let pixels =
-            |memory, rows, columns: usize| matrix(memory, rows, columns, columns.next_multiple_of(16 / format.bytes()));
         let matrices = [
-            pixels(images, batch * height * width, channels),
-            matrix(filters, outputs * kernel * kernel, channels, channels),
-            pixels(results, batch * tall * wide, outputs),
+            matrix(images, operation.images * height * width, channels, operation.pitch),
+            matrix(filters, outputs * window * window, channels, channels),
+            matrix(results, operation.images * tall * wide, outputs, operation.result_pitch),
         ];
-        let written = match kind.direction {
+        let written = match operation.direction {
             Direction::Forward => 2,
             Direction::Images => 0,
             Direction::Filters => 1,
         };
-        let mut numbers: [Vec<Vec<f32>>; 3] = std::array::from_fn(|at| match at == written && !kind.adds {
+        let mut numbers: [Vec<Vec<f32>>; 3] = std::array::from_fn(|at| match at == written && !operation.adds {
             true => vec![vec![0.0; matrices[at].columns]; matrices[at].rows],
             false => self.rows_of(&matrices[at]),
         });
@@ -146,13 +139,13 @@ impl Gpu {
             (result * stride + tap).checked_sub(padding).filter(|place| *place < side)
         };
         for (result, y) in results.iter_mut().enumerate() {
-            for tap in 0..kernel * kernel {
-                let (p, q, r, s) = (result / wide % tall, result % wide, tap / kernel, tap % kernel);
+            for tap in 0..window * window {
+                let (p, q, r, s) = (result / wide % tall, result % wide, tap / window, tap % window);
                 let (Some(h), Some(w)) = (place(p, r, height), place(q, s, width)) else { continue };
                 let x = &mut images[(result / wide / tall * height + h) * width + w];
                 for (k, y) in y.iter_mut().enumerate() {
-                    let filter = &mut filters[k * kernel * kernel + tap];
-                    match kind.direction {
+                    let filter = &mut filters[k * window * window + tap];
+                    match operation.direction {
                         Direction::Forward => *y += x.iter().zip(&*filter).map(|(x, w)| x * w).sum::<f32>(),
                         Direction::Images => add(x, *y, filter),
                         Direction::Filters => add(filter, *y, x),

@@ -6,14 +6,16 @@
 
 use super::{FLOAT, Lowering, adds, element, number, size};
 use crate::cpu::{ConvolutionShape, Format};
-use crate::gpu::cudnn::{ConvolutionKind, CudnnKind};
-use crate::gpu::launch::{Convolution, Matrix, Memory, Product, Span, Work};
+use crate::gpu::cudnn;
+use crate::gpu::launch::{Convolution, Memory, Span, Work};
 use crate::gpu::refused::Reason;
 use crate::nn::arena::Region;
 use crate::nn::plan::NodePlan;
 use switchyard_cuda::convolution::Direction;
+use switchyard_cuda::cublaslt::Matrix;
 use switchyard_cuda::kernels;
 use switchyard_cuda::kernels::elementwise::Elementwise;
+use switchyard_cuda::operation::Operation;
 
 /// Scratch memory of backward in f32 elements: a weight gradient in the network's format.
 pub(super) fn backward_scratch(shape: &ConvolutionShape, format: Format) -> usize {
@@ -24,7 +26,8 @@ impl<M: kernels::Memory> Lowering<'_, M> {
     pub(super) fn convolution(&mut self, shape: &ConvolutionShape, regions: &NodePlan) {
         if shape.is_product() {
             let [left, result] = self.pixel_rows(shape, [&regions.inputs[0], &regions.output]);
-            self.gemm(left, self.filters(shape, regions).transposed(), result, false);
+            let product = self.gemm(left, self.filters(shape, regions).transposed(), result, None);
+            self.works.push(Work::Product(product));
         } else {
             let [images, results] = [&regions.inputs[0], &regions.output].map(|place| self.arena(place));
             let filters = self.rounded(regions.ordinals[0]);
@@ -40,10 +43,12 @@ impl<M: kernels::Memory> Lowering<'_, M> {
             let filters = self.filters(shape, regions);
             let [pixels, d_results] = self.pixel_rows(shape, [x, dy]);
             let d_filters = Matrix { memory: gradient, format: number(Format::F32), ..filters };
-            self.gemm(d_results.transposed(), pixels, d_filters, adds_weights);
+            let addend = adds_weights.then_some(d_filters);
+            self.works.push(Work::Product(self.gemm(d_results.transposed(), pixels, d_filters, addend)));
             if let Some(adds) = adds {
                 let [d_pixels, _] = self.pixel_rows(shape, [&regions.d_inputs[0], dy]);
-                self.gemm(d_results, filters, d_pixels, adds);
+                let product = self.gemm(d_results, filters, d_pixels, adds.then_some(d_pixels));
+                self.works.push(Work::Product(product));
             }
             return Ok(());
         }
@@ -63,22 +68,16 @@ impl<M: kernels::Memory> Lowering<'_, M> {
 
     /// A cuDNN convolution of images, filters and results.
     fn cudnn_convolution(&mut self, shape: &ConvolutionShape, (direction, adds): (Direction, bool), tensors: [M; 3]) {
-        let kind = ConvolutionKind { shape: *shape, format: self.format, direction, adds };
-        let workspace = self.workspace(&CudnnKind::Convolution(kind));
+        let operation = cudnn::convolution(shape, (self.format, self.target.arithmetic), (direction, adds));
+        let workspace = self.workspace(&Operation::Convolution(operation));
         let [images, filters, results] = tensors;
-        self.works.push(Work::Convolution(Convolution { kind, images, filters, results, workspace }));
+        self.works.push(Work::Convolution(Convolution { operation, images, filters, results, workspace }));
     }
 
     /// The workspace of a cuDNN operation, if it needs one.
-    pub(super) fn workspace(&self, kind: &CudnnKind) -> Option<M> {
-        let bytes = self.target.cudnn.workspace(kind).filter(|bytes| *bytes > 0);
+    pub(super) fn workspace(&self, operation: &Operation) -> Option<M> {
+        let bytes = self.target.cudnn.workspace(operation).filter(|bytes| *bytes > 0);
         bytes.map(|bytes| (self.place)(Span { memory: Memory::Workspace, at: 0, bytes }))
-    }
-
-    /// `result` = `left` `right`, or added to `result`.
-    fn gemm(&mut self, left: Matrix<M>, right: Matrix<M>, result: Matrix<M>, adds: bool) {
-        let addend = adds.then_some(result);
-        self.works.push(Work::Product(Product { left, right, result, addend, epilogue: None, scales: None }));
     }
 
     fn filters(&self, shape: &ConvolutionShape, regions: &NodePlan) -> Matrix<M> {

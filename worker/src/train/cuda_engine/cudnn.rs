@@ -1,13 +1,12 @@
-//! Plans the operations that cuDNN computes, before any memory is allocated. Our own kernels compute
-//! other attention; a convolution that cuDNN refuses is an error.
+//! Plans the operations that cuDNN computes, before any memory is allocated. Our own kernels
+//! compute other attention; a convolution that cuDNN refuses is an error.
 
 use super::algorithms::arithmetic;
 use super::machine::Machine;
-use crate::gpu::{self, AttentionKind, AttentionPass, ConvolutionKind, CudnnKind, CudnnKinds};
-use crate::nn::{Form, Graph};
+use crate::gpu::{self, AttentionPass, Computation, CudnnKinds, Work};
+use crate::nn::Graph;
 use crate::train::TrainError;
 use std::sync::Arc;
-use switchyard_cuda::convolution::Direction;
 use switchyard_cuda::driver::Span;
 use switchyard_cuda::operation::{Limits, Operation, Plan, Planned};
 use switchyard_cuda::{Error, version};
@@ -23,20 +22,16 @@ const WORKSPACE: usize = 256 << 20;
 pub(super) struct CudnnPlans {
     /// The version, or why cuDNN cannot be used.
     version: Result<String, String>,
-    kinds: Vec<(CudnnKind, Result<Arc<Plan>, String>)>,
+    kinds: Vec<(Operation, Result<Arc<Plan>, String>)>,
 }
 
 impl CudnnPlans {
     /// Plans all supported operations of a graph on the current device. Does not open cuDNN if the
     /// graph has none.
-    ///
-    /// # Errors
-    /// cuDNN does not compute a convolution.
-    pub fn new(machine: &Machine, graph: &Graph, config: config::Gpu) -> Result<CudnnPlans, TrainError> {
-        let described = |kind: CudnnKind| Some((kind, kind.described(arithmetic(config.matmul))?));
-        let all: Vec<_> = CudnnKinds::of(graph).into_iter().filter_map(described).collect();
+    pub fn new(machine: &Machine, graph: &Graph, config: config::Gpu) -> CudnnPlans {
+        let all = CudnnKinds::of(graph, arithmetic(config.matmul));
         if all.is_empty() {
-            return Ok(CudnnPlans { version: Err(String::new()), kinds: Vec::new() });
+            return CudnnPlans { version: Err(String::new()), kinds: Vec::new() };
         }
         let cudnn = machine.cudnn();
         let plan = |operation: &Operation| {
@@ -45,8 +40,8 @@ impl CudnnPlans {
                 let limits = Limits { deterministic: config.deterministic, workspace_bytes };
                 Plan::new(cudnn, operation, limits).map(Arc::new)
             };
-            // The memory plan counts the workspace: a batch that does not fit is refused, instead of
-            // running on slower kernels.
+            // The memory plan counts the workspace: a batch that does not fit is refused, instead
+            // of running on slower kernels.
             let any = || within(machine.context.device().memory_bytes);
             let plan = match operation {
                 Operation::Convolution(_) => within(WORKSPACE).or_else(|_| any()),
@@ -54,17 +49,25 @@ impl CudnnPlans {
             };
             plan.map_err(|error| error.to_string())
         };
-        let kinds: Vec<_> = all.iter().map(|(kind, operation)| (*kind, plan(operation))).collect();
-        let refused = kinds
-            .iter()
-            .find_map(|(kind, answer)| Some((kind, answer.as_ref().err()?)).filter(|_| is_convolution(kind)));
-        if let Some((kind, reason)) = refused {
-            let text = format!("no cuDNN for {}: {reason}; expected one that computes it", describe(kind));
-            return Err(TrainError::NoGpu(text));
-        }
+        let kinds: Vec<_> = all.into_iter().map(|operation| (operation, plan(&operation))).collect();
         let shown = |number: usize| version::library(i64::try_from(number).unwrap_or(i64::MAX));
         let version = cudnn.map(|cudnn| shown(cudnn.version()).to_string());
-        Ok(CudnnPlans { version, kinds })
+        CudnnPlans { version, kinds }
+    }
+
+    /// Rejects a computation with a convolution that cuDNN refuses.
+    ///
+    /// # Errors
+    /// The convolution, and the reason.
+    pub fn check(&self, computation: &Computation) -> Result<(), TrainError> {
+        for work in computation.works(|span| span)?.all() {
+            let Work::Convolution(of) = work else { continue };
+            let operation = Operation::Convolution(of.operation);
+            if let Some((_, Err(reason))) = self.kinds.iter().find(|(known, _)| *known == operation) {
+                return Err(TrainError::NoGpu(format!("{operation}: {reason}; expected a cuDNN that computes it")));
+            }
+        }
+        Ok(())
     }
 
     /// The kinds that cuDNN computes.
@@ -81,8 +84,8 @@ impl CudnnPlans {
     /// # Panics
     /// It is not one of [`CudnnPlans::kinds`].
     pub fn convolution(&self, of: &gpu::Convolution<Span>) -> Result<Planned, Error> {
-        let gpu::Convolution { kind, images, filters, results, workspace } = *of;
-        Planned::new(self.plan(&CudnnKind::Convolution(kind)), &[images, filters, results], workspace)
+        let gpu::Convolution { operation, images, filters, results, workspace } = *of;
+        Planned::new(self.plan(&Operation::Convolution(operation)), &[images, filters, results], workspace)
     }
 
     /// Prepares an attention operation for queueing.
@@ -93,18 +96,14 @@ impl CudnnPlans {
     /// # Panics
     /// It is not one of [`CudnnPlans::kinds`].
     pub fn attention(&self, of: &gpu::Attention<Span>) -> Result<Planned, Error> {
-        let plan = self.plan(&CudnnKind::Attention(of.kind));
-        let Operation::Attention(attention) = plan.operation() else {
-            unreachable!("invariant: attention is described as attention")
-        };
         let spans = match of.on {
-            AttentionPass::Forward { qkv, out, saved } => attention.spans(qkv, out, saved)?,
-            AttentionPass::Backward(on) => attention.backward_spans(on)?,
+            AttentionPass::Forward { qkv, out, saved } => of.operation.spans(qkv, out, saved)?,
+            AttentionPass::Backward(on) => of.operation.backward_spans(on)?,
         };
-        Planned::new(plan, &spans, of.workspace)
+        Planned::new(self.plan(&Operation::Attention(of.operation)), &spans, of.workspace)
     }
 
-    fn plan(&self, kind: &CudnnKind) -> &Arc<Plan> {
+    fn plan(&self, kind: &Operation) -> &Arc<Plan> {
         let known = self.kinds.iter().find(|(known, _)| known == kind);
         let plan = known.and_then(|(_, answer)| answer.as_ref().ok());
         plan.expect("invariant: works are planned for what cuDNN has accepted")
@@ -117,7 +116,7 @@ impl CudnnPlans {
         GpuPaths { convolutions, attention, attention_gradient, epilogues: false, fallbacks: self.fallbacks() }
     }
 
-    fn coverage(&self, counts: impl Fn(&CudnnKind) -> bool) -> CudnnCoverage {
+    fn coverage(&self, counts: impl Fn(&Operation) -> bool) -> CudnnCoverage {
         let all = self.kinds.iter().filter(|(kind, _)| counts(kind));
         let add = |sum: CudnnCoverage, (_, answer): &(_, Result<Arc<Plan>, String>)| CudnnCoverage {
             queried: sum.queried + 1,
@@ -131,8 +130,9 @@ impl CudnnPlans {
             Err(_) if self.kinds.is_empty() => Vec::new(),
             Err(reason) => vec![format!("attention: kernels of ours: {reason}")],
             Ok(_) => {
-                let refused = self.kinds.iter().filter_map(|(kind, answer)| Some((kind, answer.as_ref().err()?)));
-                refused.map(|(kind, reason)| format!("kernels of ours: {}: {reason}", describe(kind))).collect()
+                let attention = self.kinds.iter().filter(|(kind, _)| !is_convolution(kind));
+                let refused = attention.filter_map(|(kind, answer)| Some((kind, answer.as_ref().err()?)));
+                refused.map(|(kind, reason)| format!("kernels of ours: {kind}: {reason}")).collect()
             }
         }
     }
@@ -149,31 +149,13 @@ impl CudnnPlans {
     }
 }
 
-const GROUPS: [(&str, fn(&CudnnKind) -> bool); 2] =
+const GROUPS: [(&str, fn(&Operation) -> bool); 2] =
     [("convolutions", is_convolution), ("attention", |kind| !is_convolution(kind))];
 
-fn is_convolution(kind: &CudnnKind) -> bool {
-    matches!(kind, CudnnKind::Convolution(_))
+fn is_convolution(kind: &Operation) -> bool {
+    matches!(kind, Operation::Convolution(_))
 }
 
-fn is_attention(backward: bool) -> impl Fn(&CudnnKind) -> bool {
-    move |kind| matches!(kind, CudnnKind::Attention(attention) if attention.backward == backward)
-}
-
-fn describe(kind: &CudnnKind) -> String {
-    let (form, way) = match *kind {
-        CudnnKind::Convolution(ConvolutionKind { shape, direction, adds, .. }) => {
-            let way = match (direction, adds) {
-                (Direction::Forward, _) => "forward",
-                (Direction::Filters, _) => "gradient of the weights",
-                (Direction::Images, false) => "gradient of the input",
-                (Direction::Images, true) => "gradient of the input, added",
-            };
-            (Form::Convolution(shape), way)
-        }
-        CudnnKind::Attention(AttentionKind { shape, backward, .. }) => {
-            (Form::Attention(shape), if backward { "gradient" } else { "forward" })
-        }
-    };
-    format!("{form}: {way}")
+fn is_attention(backward: bool) -> impl Fn(&Operation) -> bool {
+    move |kind| matches!(kind, Operation::Attention(attention) if attention.backward == backward)
 }

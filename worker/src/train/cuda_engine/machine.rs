@@ -5,7 +5,7 @@ use crate::gpu::{CudnnKinds, Target};
 use crate::process::variable;
 use crate::train::TrainError;
 use std::path::Path;
-use switchyard_cuda::cublaslt::CublasLt;
+use switchyard_cuda::cublaslt::{Arithmetic, CublasLt};
 use switchyard_cuda::cudnn::Cudnn;
 use switchyard_cuda::driver::{Context, Device, Driver};
 use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, LibrarySpec, NVRTC, Places, VARIABLE};
@@ -138,6 +138,7 @@ pub(super) fn target_of(multiprocessors: u32, shared_bytes: u32) -> Target {
         cudnn: CudnnKinds::none(),
         epilogues: true,
         fp8: false,
+        arithmetic: Arithmetic::Ieee,
     }
 }
 

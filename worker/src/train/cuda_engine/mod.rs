@@ -173,7 +173,7 @@ impl CudaEngine {
         let mut paths = GpuPaths { epilogues: true, ..cudnn_plans.paths() };
         let mut algorithms = Algorithms::start(&context, &cublaslt, &Cache::from_env())?;
         let mut works = computation.works(|span| memories.place(&computation, 0, span))?;
-        if let Some(reason) = refused_epilogue(&mut algorithms, &works, training.config.gpu.matmul) {
+        if let Some(reason) = refused_epilogue(&mut algorithms, &works) {
             let text = format!("what follows products is computed by kernels of ours: {reason}");
             if group.rank() == 0 {
                 eprintln!("note: {text}");

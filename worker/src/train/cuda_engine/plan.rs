@@ -1,5 +1,6 @@
 //! The static plan of a rank on a GPU.
 
+use super::algorithms::arithmetic;
 use super::cudnn::CudnnPlans;
 use super::machine::{Machine, target};
 use super::{SLOTS, WORKSPACE, users};
@@ -59,8 +60,9 @@ impl CudaPlan {
         check_fp8(config.gpu.matmul, device)?;
         let limit = (device.memory_bytes as f64 * config.memory.fraction) as u64;
         let graph = training.graph()?;
-        let cudnn_plans = CudnnPlans::new(&machine, &graph, config.gpu)?;
+        let cudnn_plans = CudnnPlans::new(&machine, &graph, config.gpu);
         let computation = computation(training, graph, target(device).with(cudnn_plans.kinds()))?;
+        cudnn_plans.check(&computation)?;
         let plan = CudaPlan { cudnn_plans, machine, computation, compiler, matmul: config.gpu.matmul };
         let need = plan.memory(training);
         if need.total() > limit {
@@ -112,7 +114,7 @@ impl CudaPlan {
     pub fn memory_fp32(&self, training: &Training) -> Result<u64, TrainError> {
         let (graph, config) = (training.graph_in(Format::F32)?, &training.config);
         let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
-        let target = target(self.machine.context.device()).with(self.cudnn_plans.kinds().in_format(Format::F32));
+        let target = target(self.machine.context.device()).with(self.cudnn_plans.kinds().in_f32());
         let computation = Computation::new(graph, optimizer, Precision::Fp32, samples, target)?;
         Ok(memory(&computation, training).total())
     }
@@ -143,7 +145,13 @@ pub(super) fn computation(training: &Training, graph: Graph, target: Target) -> 
         )));
     }
     let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
-    Ok(Computation::new(graph, optimizer, config.precision, samples, Target { fp8, ..target })?)
+    Ok(Computation::new(
+        graph,
+        optimizer,
+        config.precision,
+        samples,
+        Target { fp8, arithmetic: arithmetic(config.gpu.matmul), ..target },
+    )?)
 }
 
 /// Rejects ways to exchange gradients that only CPUs have.
