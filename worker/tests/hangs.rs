@@ -114,7 +114,7 @@ fn in_layer(kind: Kind, victim: Option<u32>, pass: u64) -> Report {
                     gate.open();
                 });
                 let outside = RunOptions { run_dir: folder.path(), fault: None, stop: &stop, on_alarm: Some(on_alarm) };
-                let blueprint = Blueprint::new(&config, open(&config).unwrap(), RANKS, None, &registry).unwrap();
+                let blueprint = Blueprint::new(&config, open(&config).unwrap(), (RANKS, 0), None, &registry).unwrap();
                 run(blueprint, &group, &outside, &mut Reporter::new(std::io::sink()), |_| {}).unwrap_err();
                 assert_eq!(stop.load(Ordering::Relaxed), 0);
             })

@@ -170,7 +170,7 @@ fn a_sleeping_layer_is_named() {
         });
         let outside = RunOptions { run_dir: folder.path(), fault: None, stop: &stop, on_alarm: Some(on_alarm) };
         let registry = registry(Arc::new(sleep), Arc::new(|| ()));
-        let blueprint = Blueprint::new(&config, open(&config)?, 2, None, &registry)?;
+        let blueprint = Blueprint::new(&config, open(&config)?, (2, 0), None, &registry)?;
         run(blueprint, &group, &outside, &mut Reporter::new(std::io::sink()), |_| {})
     });
     let [(rank, cause)] = &causes.lock().unwrap()[..] else { panic!("{causes:?}") };

@@ -84,8 +84,8 @@ pub struct Engine {
 
     /// Whether repeating a run on GPUs gives bit-identical results. `Enabled` (default): only
     /// operations that sum in a fixed order are used; runs on CPUs are always deterministic.
-    /// `Disabled`: 16-bit attention also uses cuDNN in the backward pass, which accumulates query
-    /// gradients in arbitrary order, so two runs differ in the last bits.
+    /// `Disabled`: cuDNN can also choose convolutions that sum in arbitrary order, so two runs can
+    /// differ in the last bits.
     #[serde(default)]
     pub deterministic: Switch,
 

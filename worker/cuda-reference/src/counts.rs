@@ -26,8 +26,6 @@ pub struct Shared {
 pub struct Counts {
     /// Warp instructions.
     pub instructions: u64,
-    /// Tensor core products among them.
-    pub products: u64,
     /// Bytes read and written, by allocation.
     pub memory: BTreeMap<String, [Traffic; 2]>,
     /// Global memory accesses of warps.

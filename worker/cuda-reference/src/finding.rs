@@ -22,8 +22,6 @@ pub enum Fault {
     Mask { mask: u32, active: u32 },
     #[error("a value of lane {lane}, which does not take part")]
     InactiveLane { lane: u32 },
-    #[error("an instruction of a whole warp, in which only lanes {active:#010x} take part")]
-    NotWhole { active: u32 },
     #[error("a barrier of lanes {mask:#010x}: only those of whole warps are executed")]
     PartOfAWarp { mask: u32 },
     #[error("no end after {0} instructions of a warp")]

@@ -1,7 +1,5 @@
 //! A warp: 32 lanes, of which those with the lowest program counter run.
 
-mod matrix;
-
 use crate::counts::conflicts;
 use crate::finding::Fault;
 use crate::machine::{Kernel, Machine};
@@ -237,11 +235,6 @@ impl Warp {
                 };
                 self.put(to, &[value; LANES], active);
             }
-            Operation::Multiply(product) => {
-                machine.counts.products += 1;
-                self.multiply(product, active)?;
-            }
-            Operation::LoadMatrices(matrices) => self.load_matrices(matrices, active, machine)?,
             Operation::Branch { .. } | Operation::Exit | Operation::BlockBarrier | Operation::Nothing => {}
         }
         Ok(())

@@ -152,28 +152,6 @@ fn a_barrier_of_part_of_a_warp_is_reported() {
 }
 
 #[test]
-fn a_product_of_part_of_a_warp_is_reported() {
-    let found = finding(&Case("part_of_a_product", 1, 32, 3));
-    assert_eq!(found.fault, Fault::NotWhole { active: 0xffff_fff7 });
-    run(module(), &Case("part_of_a_product", 1, 32, 32), 0).unwrap();
-}
-
-#[test]
-fn loading_matrix_rows_that_other_lanes_just_wrote_is_a_race() {
-    let found = finding(&Case("matrix_race", 1, 32, 3));
-    assert!(matches!(found.fault, Fault::Race { what: "reads", did: "wrote", .. }), "{found}");
-}
-
-#[test]
-fn matrix_rows_are_checked_like_other_reads() {
-    let found = finding(&Case("matrix_rows", 1, 32, 124));
-    assert!(matches!(found.fault, Fault::NeverWritten { .. }) && (28..32).contains(&found.thread), "{found}");
-    let found = finding(&Case("matrix_rows", 1, 32, 126));
-    assert!(matches!(found.fault, Fault::Misaligned { bytes: 16, .. }), "{found}");
-    run(module(), &Case("matrix_rows", 1, 32, 128), 0).unwrap();
-}
-
-#[test]
 fn an_undeclared_write_is_reported() {
     let found = finding(&Case("undeclared", 1, 32, 32));
     assert!(matches!(found.fault, Fault::Undeclared { what: "writes", bytes: 4, .. }), "{found}");

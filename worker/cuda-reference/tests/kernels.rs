@@ -32,8 +32,6 @@ mod layer_norm;
 mod machine_code;
 #[path = "kernels/optimizer.rs"]
 mod optimizer;
-#[path = "kernels/patches.rs"]
-mod patches;
 #[path = "kernels/pooling.rs"]
 mod pooling;
 #[path = "kernels/resources.rs"]
@@ -180,10 +178,9 @@ fn line(what: &str, counts: &Counts) -> String {
         format!("{}{}", part("read", read), part("written", written))
     };
     let memory: Vec<String> = counts.memory.iter().map(|(name, both)| format!("  {name}:{}", traffic(*both))).collect();
-    let Counts { instructions, products, accesses, wide_accesses, shared, .. } = counts;
-    let on_tensor_cores = if *products > 0 { format!(" ({products} products on tensor cores)") } else { String::new() };
+    let Counts { instructions, accesses, wide_accesses, shared, .. } = counts;
     format!(
-        "{what}: {instructions} instructions{on_tensor_cores}, {wide_accesses} of {accesses} accesses with 16 bytes a lane, shared memory {} accesses, {} conflicts\n{}\n",
+        "{what}: {instructions} instructions, {wide_accesses} of {accesses} accesses with 16 bytes a lane, shared memory {} accesses, {} conflicts\n{}\n",
         shared.accesses,
         shared.conflicts,
         memory.join("\n")

@@ -52,13 +52,15 @@ mod id {
     pub(super) const D_KEYS: i64 = 8;
     pub(super) const D_VALUES: i64 = 9;
     pub(super) const MEANS: i64 = 10;
-    pub(super) const SUMS: i64 = 11;
     pub(super) const SCALE: i64 = 20;
     pub(super) const MASKED: i64 = 21;
     pub(super) const ONE: i64 = 22;
     /// First id of the virtual tensors between operations.
     pub(super) const BETWEEN: i64 = 100;
 }
+
+/// Smallest workspace of an attention.
+const ALIGNMENT_BYTES: usize = 256;
 
 /// Tensor axes.
 const QUERY: usize = 2;
@@ -106,15 +108,18 @@ impl Attention {
         packed(id, FLOAT, [batch, heads, context, 1], place)
     }
 
-    /// Scratch bytes of a backward pass: one f32 per query and head, and f32 query gradients.
+    /// Scratch bytes of a backward pass: one f32 per query and head.
     pub fn scratch_bytes(&self) -> usize {
-        let [means, sums] = self.scratch();
-        means + sums
+        self.each(id::MEANS, Place::Device).bytes()
     }
 
-    fn scratch(&self) -> [usize; 2] {
-        let means = self.each(id::MEANS, Place::Device).bytes().next_multiple_of(256);
-        [means, packed(id::SUMS, FLOAT, self.sizes(), Place::Device).bytes()]
+    /// Workspace bytes that cuDNN 9.19 requests on an H100 and an H200. Its backward pass stores
+    /// the 16-bit score gradients, in tiles of 64 queries and 128 keys.
+    pub fn workspace_bytes(&self) -> usize {
+        let Shape { batch, heads, context, .. } = self.shape;
+        let [heads, context] = [batch as usize * heads as usize, context as usize];
+        let scores = heads * context.next_multiple_of(64) * context.next_multiple_of(128);
+        ALIGNMENT_BYTES + if self.backward { 2 * scores } else { 0 }
     }
 
     fn numbers(&self) -> Vec<TensorLayout> {
@@ -142,7 +147,6 @@ impl Attention {
             tensors.extend([self.rows(id::OUT, 1), self.each(id::SAVED, Place::Device), self.rows(id::D_OUT, 1)]);
             tensors.extend([id::D_QUERIES, id::D_KEYS, id::D_VALUES].map(|id| self.rows(id, 3)));
             tensors.push(self.each(id::MEANS, Place::Device));
-            tensors.push(packed(id::SUMS, FLOAT, self.sizes(), Place::Device));
         } else {
             tensors.extend([values, self.rows(id::OUT, 1), self.each(id::SAVED, Place::Device)]);
         }
@@ -176,15 +180,13 @@ impl Attention {
     /// The memory is too small.
     pub fn backward_spans(&self, on: Backward<Span>) -> Result<Vec<Span>, Error> {
         let Backward { qkv, out, saved, d_out, d_qkv, scratch } = on;
-        let [means, sums] = self.scratch();
-        let of = |range: std::ops::Range<usize>| {
-            let text = || format!("scratch memory that ends before {range:?}");
-            scratch.part(range.clone()).ok_or_else(|| Error::refused("attention", text()))
-        };
+        let bytes = self.scratch_bytes();
+        let text = || format!("scratch memory of fewer than {bytes} bytes");
+        let means = scratch.part(0..bytes).ok_or_else(|| Error::refused("attention", text()))?;
         let mut spans = self.parts(qkv)?.to_vec();
         spans.extend([out, saved, d_out]);
         spans.extend(self.parts(d_qkv)?);
-        spans.extend([of(0..means)?, of(means..means + sums)?]);
+        spans.push(means);
         Ok(spans)
     }
 
@@ -311,9 +313,9 @@ impl Flow<'_> {
         let keys = TensorLayout { place: Place::Between, ..self.attention.rows(self.next, 3) };
         let keys = self.builder.tensor(&keys)?;
         self.builder.reshape(self.known(id::KEYS), keys)?;
-        let in_32_bits = self.known(id::SUMS);
-        self.builder.multiply(d_scores, keys, in_32_bits)?;
-        self.builder.pointwise(Pointwise::Identity, &[in_32_bits], self.known(id::D_QUERIES))
+        // Without an f32 accumulation in between, cuDNN adds in a fixed order: it keeps the scores'
+        // gradient in its workspace, as cudnn-frontend's `set_deterministic_algorithm` requests.
+        self.builder.multiply(d_scores, keys, self.known(id::D_QUERIES))
     }
 
     /// Transposes a query x key matrix.

@@ -266,7 +266,7 @@ impl Descriptors {
             cublaslt.describe(&operation, DESC_EPILOGUE, kind)?;
             cublaslt.describe(&operation, DESC_BIAS_POINTER, bias.pointer())?;
             if let Some(kept) = kept {
-                cublaslt.describe(&operation, DESC_EPILOGUE_AUX_POINTER, kept.span.pointer())?;
+                cublaslt.describe(&operation, DESC_EPILOGUE_AUX_POINTER, kept.memory.pointer())?;
                 cublaslt.describe(&operation, DESC_EPILOGUE_AUX_LD, kept.pitch as i64)?;
             }
         }
@@ -291,7 +291,7 @@ impl Descriptors {
         // Algorithms depend on address alignment, and parameters can start at any offset.
         let matrices = [&product.right, &product.left, product.addend(), &product.result];
         for (attribute, matrix) in PREF_MIN_ALIGNMENTS.into_iter().zip(matrices) {
-            cublaslt.prefer(&preference, attribute, matrix.span.alignment())?;
+            cublaslt.prefer(&preference, attribute, matrix.memory.alignment())?;
         }
         let (mut found, mut count) = (vec![Heuristic::EMPTY; candidates], 0);
         let handle = cublaslt.handle()?;
@@ -379,9 +379,9 @@ impl Planned {
             let (given, needed) = (workspace.bytes(), heuristic.workspace_bytes);
             return Err(Error::refused("product", format!("a workspace of {given} bytes, expected at least {needed}")));
         }
-        let spans = [left.span, right.span, result.span, product.addend().span, workspace];
+        let spans = [left.memory, right.memory, result.memory, product.addend().memory, workspace];
         let of_epilogue =
-            product.epilogue.iter().flat_map(|of| [Some(of.bias), of.kept.map(|kept| kept.span)]).flatten();
+            product.epilogue.iter().flat_map(|of| [Some(of.bias), of.kept.map(|kept| kept.memory)]).flatten();
         stream.uses("product", spans.into_iter().chain(product.scales.into_iter().flatten()).chain(of_epilogue))?;
         stream.context().make_current()?;
         let (alpha, beta) = (1.0f32, if addend.is_some() { 1.0f32 } else { 0.0 });
@@ -393,14 +393,14 @@ impl Planned {
                 handle,
                 descriptors.operation.raw,
                 &raw const alpha,
-                right.span.pointer(),
+                right.memory.pointer(),
                 descriptors.a.raw,
-                left.span.pointer(),
+                left.memory.pointer(),
                 descriptors.b.raw,
                 &raw const beta,
-                product.addend().span.pointer(),
+                product.addend().memory.pointer(),
                 descriptors.c.raw,
-                result.span.pointer(),
+                result.memory.pointer(),
                 descriptors.d.raw,
                 &raw const heuristic.algorithm,
                 workspace.pointer(),

@@ -45,6 +45,7 @@ const ENGINECFG_ENGINE: i32 = 300;
 pub(crate) const EXECUTION_PLAN_HANDLE: i32 = 400;
 pub(crate) const EXECUTION_PLAN_ENGINE_CONFIG: i32 = 401;
 pub(crate) const EXECUTION_PLAN_WORKSPACE_SIZE: i32 = 402;
+pub(crate) const OPERATIONGRAPH_HANDLE: i32 = 800;
 pub(crate) const OPERATIONGRAPH_OPS: i32 = 801;
 const TENSOR_BYTE_ALIGNMENT: i32 = 900;
 const TENSOR_DATA_TYPE: i32 = 901;

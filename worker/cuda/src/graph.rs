@@ -1,7 +1,9 @@
 //! cuDNN operation graphs: tensor and operation descriptors, joined into a graph that cuDNN plans
 //! as a whole.
 
-use crate::cudnn::{Cudnn, FLOAT, OPERATIONGRAPH_DESCRIPTOR, OPERATIONGRAPH_OPS, TensorLayout, Value};
+use crate::cudnn::{
+    Cudnn, FLOAT, OPERATIONGRAPH_DESCRIPTOR, OPERATIONGRAPH_HANDLE, OPERATIONGRAPH_OPS, TensorLayout, Value,
+};
 use crate::error::Error;
 use crate::library::{Handle, Pointer};
 
@@ -44,7 +46,6 @@ pub(crate) enum Pointwise {
     Subtract = 9,
     Exponential = 13,
     Logarithm = 15,
-    Identity = 21,
     GreaterOrEqual = 303,
     /// The index of an element along an axis.
     Index = 501,
@@ -158,6 +159,10 @@ impl<'a> Builder<'a> {
     pub(crate) fn graph(self) -> Result<Graph, Error> {
         let descriptor = self.cudnn.descriptor(OPERATIONGRAPH_DESCRIPTOR)?;
         self.cudnn.set(&descriptor, OPERATIONGRAPH_OPS, &Value::Descriptors(&self.operations))?;
+        // Without a handle, the graph is for a described device.
+        if let Ok(raw) = self.cudnn.raw() {
+            self.cudnn.set(&descriptor, OPERATIONGRAPH_HANDLE, &Value::Library(raw))?;
+        }
         self.cudnn.finalize(&descriptor, "operation graph")?;
         Ok(Graph { descriptor, _parts: self.parts })
     }

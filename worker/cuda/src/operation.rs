@@ -1,14 +1,12 @@
-//! cuDNN operations: support queries, which need only a device's description, and execution plans
-//! on a device.
+//! cuDNN operations: plans from cuDNN's heuristics, bound to memory and queued.
 //!
 //! ```text
-//! Properties ──┐
-//! Operation  ──┴─ ask ── Accepted: a text, and bytes of workspace ── Planned: on the device ── run
+//! Operation ── Plan: an engine, and its workspace ── Planned: with memory ── run
 //! ```
 #![allow(unsafe_code)]
 
 use crate::attention::Attention;
-use crate::convolution::Convolution;
+use crate::convolution::{Convolution, Direction};
 use crate::cudnn::{
     ALIGNMENT, Cudnn, ENGINEHEUR_DESCRIPTOR, ENGINEHEUR_MODE, ENGINEHEUR_OPERATION_GRAPH, EXECUTION_PLAN_DESCRIPTOR,
     EXECUTION_PLAN_ENGINE_CONFIG, EXECUTION_PLAN_HANDLE, EXECUTION_PLAN_WORKSPACE_SIZE, HEUR_MODE_A,
@@ -19,12 +17,14 @@ use crate::driver::{Span, Stream};
 use crate::error::Error;
 use crate::graph::Graph;
 use crate::kernels::Memory;
+use crate::kernels::attention::Shape;
 use crate::library::{Handle, Pointer};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 
 const DEVICEPROP_DESCRIPTOR: i32 = 38;
 
 const ENGINEHEUR_DEVICEPROP: i32 = 204;
-const EXECUTION_PLAN_JSON: i32 = 405;
 const EXECUTION_PLAN_DEVICEPROP: i32 = 407;
 const DEVICEPROP_DEVICE_ID: i32 = 2700;
 const DEVICEPROP_JSON: i32 = 2702;
@@ -41,7 +41,7 @@ const WINOGRAD: [i32; 4] = [5, 6, 7, 8];
 /// proposed.
 const MAX_ENGINES: usize = 64;
 
-/// First version that officially supports plans for a described device.
+/// First supported version.
 pub const SINCE: usize = 91_100;
 /// The major version whose API is used here.
 pub const MAJOR: usize = 9;
@@ -54,11 +54,6 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The key of a plan: everything except the addresses.
-    pub fn kind(&self) -> String {
-        format!("{self:?}")
-    }
-
     /// The tensors outside the graph; device tensors are in the order of [`Planned::new`].
     fn tensors(&self) -> Result<Vec<TensorLayout>, Error> {
         match self {
@@ -74,25 +69,39 @@ impl Operation {
         }
     }
 
-    /// Whether cuDNN can compute it with the same bits in every run. Its attention gradient
-    /// accumulates query gradients in block order, which is nondeterministic, and no engine note
-    /// says so.
-    pub fn is_deterministic(&self) -> bool {
-        !matches!(self, Operation::Attention(Attention { backward: true, .. }))
-    }
-
     /// Whether an engine with these notes is acceptable. Winograd, FFT and reduced-precision
     /// accumulation are excluded; exact f32 operands must not be rounded. `deterministic` requires
     /// the same bits in every run.
     fn accepts(&self, notes: &[i32], deterministic: bool) -> bool {
-        if deterministic && !self.is_deterministic() {
-            return false;
-        }
         let is_exact = matches!(self, Operation::Convolution(convolution) if convolution.is_exact());
         let never = [REDUCED_PRECISION_REDUCTION, FFT].into_iter().chain(WINOGRAD);
         let unordered = deterministic.then_some(NONDETERMINISTIC);
         let rounded = [TENSOR_CORE, DOWN_CONVERT_INPUTS].into_iter().filter(|_| is_exact);
         !never.chain(unordered).chain(rounded).any(|note| notes.contains(&note))
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Operation::Convolution(of) => {
+                let Convolution { images, height, width, channels, filters, window, stride, padding, .. } = of;
+                write!(f, "convolution {images} x {height} x {width} x {channels} to {filters} channels, ")?;
+                write!(f, "kernel {window}, stride {stride}, padding {padding}: ")?;
+                f.write_str(match (of.direction, of.adds) {
+                    (Direction::Forward, _) => "forward",
+                    (Direction::Filters, _) => "gradient of the weights",
+                    (Direction::Images, false) => "gradient of the input",
+                    (Direction::Images, true) => "gradient of the input, added",
+                })
+            }
+            Operation::Attention(Attention { shape, backward }) => {
+                let Shape { batch, context, heads, head_size, causal, .. } = shape;
+                let causal = if *causal { ", causal" } else { "" };
+                write!(f, "attention {batch} x {context} x {}, {heads} heads{causal}: ", heads * head_size)?;
+                f.write_str(if *backward { "gradient" } else { "forward" })
+            }
+        }
     }
 }
 
@@ -142,90 +151,114 @@ impl Properties {
     }
 }
 
-/// How cuDNN computes an operation.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Accepted {
-    /// Workspace bytes.
-    pub workspace_bytes: usize,
-    /// The serialised plan, valid only for this version of the library.
-    pub plan: String,
+/// How cuDNN computes an operation on the device on which it was started.
+pub struct Plan {
+    /// The plan, its engine and its graph, dropped before the library's handle. Behind a mutex
+    /// because two threads must not use a descriptor at once.
+    descriptors: Mutex<(Handle, Handle, Graph)>,
+    operation: Operation,
+    workspace_bytes: usize,
+    cudnn: Cudnn,
 }
 
-/// Requests plans from cuDNN's heuristics, best first, and returns the first one that is
-/// sufficiently exact and within the limits. Needs no device.
-///
-/// # Errors
-/// There is no acceptable plan; the error is the library's first error about its proposals.
-pub fn ask(cudnn: &Cudnn, device: &Properties, operation: &Operation, limits: Limits) -> Result<Accepted, Error> {
-    let graph = operation.graph(cudnn)?;
-    let mut first = None;
-    for mode in [HEUR_MODE_A, HEUR_MODE_FALLBACK] {
-        let engines = proposed(cudnn, device, &graph.descriptor, mode).unwrap_or_else(|error| {
-            first.get_or_insert(error);
-            Vec::new()
-        });
-        for engine in &engines {
-            let tried = cudnn.notes(engine).and_then(|notes| match operation.accepts(&notes, limits.deterministic) {
-                true => plan(cudnn, device, engine).map(Some),
-                false => Ok(None),
+impl Plan {
+    /// Requests plans from cuDNN's heuristics, best first, and returns the first one that is
+    /// sufficiently exact and within the limits. The library has been started.
+    ///
+    /// # Errors
+    /// There is no acceptable plan; the error is the library's first error about its proposals.
+    pub fn new(cudnn: &Cudnn, operation: &Operation, limits: Limits) -> Result<Plan, Error> {
+        Plan::on(cudnn, None, operation, limits)
+    }
+
+    /// The same for a described device. The plan cannot run, and the library has not been started.
+    ///
+    /// # Errors
+    /// See [`Plan::new`].
+    pub fn described(cudnn: &Cudnn, device: &Properties, operation: &Operation, limits: Limits) -> Result<Plan, Error> {
+        Plan::on(cudnn, Some(device), operation, limits)
+    }
+
+    fn on(cudnn: &Cudnn, device: Option<&Properties>, operation: &Operation, limits: Limits) -> Result<Plan, Error> {
+        let graph = operation.graph(cudnn)?;
+        let mut first = None;
+        for mode in [HEUR_MODE_A, HEUR_MODE_FALLBACK] {
+            let engines = proposed(cudnn, device, &graph, mode).unwrap_or_else(|error| {
+                first.get_or_insert(error);
+                Vec::new()
             });
-            match tried {
-                Ok(Some(accepted)) if accepted.workspace_bytes <= limits.workspace_bytes => return Ok(accepted),
-                Ok(_) => {}
-                Err(error) => drop(first.get_or_insert(error)),
+            for engine in engines {
+                let tried =
+                    cudnn.notes(&engine).and_then(|notes| match operation.accepts(&notes, limits.deterministic) {
+                        true => finalized(cudnn, device, &engine).map(Some),
+                        false => Ok(None),
+                    });
+                match tried {
+                    Ok(Some((plan, workspace_bytes))) if workspace_bytes <= limits.workspace_bytes => {
+                        let (operation, cudnn) = (*operation, cudnn.clone());
+                        let descriptors = Mutex::new((plan, engine, graph));
+                        return Ok(Plan { descriptors, operation, workspace_bytes, cudnn });
+                    }
+                    Ok(_) => {}
+                    Err(error) => drop(first.get_or_insert(error)),
+                }
             }
         }
+        let none = match limits.deterministic {
+            true => "no engine that is deterministic and exact enough in so much memory",
+            false => "no engine that is exact enough in so much memory",
+        };
+        Err(first.unwrap_or_else(|| Error::refused("cudnn", none)))
     }
-    let none = match limits.deterministic {
-        true => "no engine that is deterministic and exact enough in so much memory",
-        false => "no engine that is exact enough in so much memory",
-    };
-    Err(first.unwrap_or_else(|| Error::refused("cudnn", none)))
+
+    pub fn workspace_bytes(&self) -> usize {
+        self.workspace_bytes
+    }
 }
 
-fn proposed(cudnn: &Cudnn, device: &Properties, graph: &Handle, mode: i32) -> Result<Vec<Handle>, Error> {
+/// `device`: if the library has not been started.
+fn proposed(cudnn: &Cudnn, device: Option<&Properties>, graph: &Graph, mode: i32) -> Result<Vec<Handle>, Error> {
     let heuristic = cudnn.descriptor(ENGINEHEUR_DESCRIPTOR)?;
-    cudnn.set(&heuristic, ENGINEHEUR_OPERATION_GRAPH, &Value::Descriptors(&[graph.raw]))?;
+    cudnn.set(&heuristic, ENGINEHEUR_OPERATION_GRAPH, &Value::Descriptors(&[graph.descriptor.raw]))?;
     cudnn.set(&heuristic, ENGINEHEUR_MODE, &Value::Heuristic(mode))?;
-    cudnn.set(&heuristic, ENGINEHEUR_DEVICEPROP, &Value::Descriptors(&[device.0.raw]))?;
+    if let Some(Properties(device)) = device {
+        cudnn.set(&heuristic, ENGINEHEUR_DEVICEPROP, &Value::Descriptors(&[device.raw]))?;
+    }
     cudnn.finalize(&heuristic, "heuristic")?;
     cudnn.engines(&heuristic, MAX_ENGINES)
 }
 
-fn plan(cudnn: &Cudnn, device: &Properties, engine: &Handle) -> Result<Accepted, Error> {
+/// A finalized plan, and its workspace in bytes.
+fn finalized(cudnn: &Cudnn, device: Option<&Properties>, engine: &Handle) -> Result<(Handle, usize), Error> {
     let plan = cudnn.descriptor(EXECUTION_PLAN_DESCRIPTOR)?;
     cudnn.set(&plan, EXECUTION_PLAN_ENGINE_CONFIG, &Value::Descriptors(&[engine.raw]))?;
-    cudnn.set(&plan, EXECUTION_PLAN_DEVICEPROP, &Value::Descriptors(&[device.0.raw]))?;
+    match device {
+        Some(Properties(device)) => cudnn.set(&plan, EXECUTION_PLAN_DEVICEPROP, &Value::Descriptors(&[device.raw]))?,
+        None => cudnn.set(&plan, EXECUTION_PLAN_HANDLE, &Value::Library(cudnn.raw()?))?,
+    }
     cudnn.finalize(&plan, "plan")?;
     let workspace_bytes = cudnn.integer(&plan, EXECUTION_PLAN_WORKSPACE_SIZE)?;
-    Ok(Accepted { workspace_bytes, plan: cudnn.text(&plan, EXECUTION_PLAN_JSON)? })
+    Ok((plan, workspace_bytes))
 }
 
-/// A plan on a device, and its memory.
+/// A plan and its memory.
 pub struct Planned {
     // Dropped before the library's handle.
-    plan: Handle,
     pack: Handle,
     /// Host constants that the pack points to.
     _numbers: Vec<f32>,
-    cudnn: Cudnn,
+    plan: Arc<Plan>,
     spans: Vec<Span>,
 }
 
 impl Planned {
-    /// Prepares a plan on the device on which cuDNN was started. `spans`: images, filters and
-    /// results of a convolution, or the result of [`Attention::spans`]. No other stream can use
-    /// `workspace` while the plan runs.
+    /// Binds a plan to memory. `spans`: images, filters and results of a convolution, or the result
+    /// of [`Attention::spans`]. No other stream can use `workspace` while the plan runs.
     ///
     /// # Errors
-    /// cuDNN rejects the plan; memory is too small or not 16-byte aligned; a call fails.
-    pub fn new(
-        cudnn: &Cudnn,
-        operation: &Operation,
-        accepted: &Accepted,
-        spans: &[Span],
-        workspace: Option<Span>,
-    ) -> Result<Planned, Error> {
+    /// Memory is too small or not 16-byte aligned; a call fails.
+    pub fn new(plan: &Arc<Plan>, spans: &[Span], workspace: Option<Span>) -> Result<Planned, Error> {
+        let Plan { operation, cudnn, workspace_bytes, .. } = &**plan;
         let tensors = operation.tensors()?;
         let on_device: Vec<&TensorLayout> = tensors.iter().filter(|tensor| tensor.place == Place::Device).collect();
         if on_device.len() != spans.len() {
@@ -242,11 +275,10 @@ impl Planned {
                 return Err(Error::refused("cudnn", text));
             }
         }
-        let (given, needed) = (workspace.map_or(0, |span| span.bytes()), accepted.workspace_bytes);
+        let (given, needed) = (workspace.map_or(0, |span| span.bytes()), *workspace_bytes);
         if given < needed {
             return Err(Error::refused("cudnn", format!("a workspace of {given} bytes, expected at least {needed}")));
         }
-        let plan = Planned::restored(cudnn, accepted)?;
         let mut numbers: Vec<f32> = tensors.iter().filter_map(TensorLayout::number).collect();
         let mut of_host = numbers.iter_mut();
         let mut of_device = spans.iter();
@@ -266,23 +298,7 @@ impl Planned {
         cudnn.set(&pack, VARIANT_PACK_WORKSPACE, &Value::Pointers(&[memory]))?;
         cudnn.finalize(&pack, "variant pack")?;
         let spans = spans.iter().copied().chain(workspace).collect();
-        Ok(Planned { plan, pack, _numbers: numbers, cudnn: cudnn.clone(), spans })
-    }
-
-    /// Checks that cuDNN accepts the plan on the device on which it was started.
-    ///
-    /// # Errors
-    /// cuDNN rejects the plan.
-    pub fn check(cudnn: &Cudnn, accepted: &Accepted) -> Result<(), Error> {
-        Planned::restored(cudnn, accepted).map(drop)
-    }
-
-    fn restored(cudnn: &Cudnn, accepted: &Accepted) -> Result<Handle, Error> {
-        let plan = cudnn.descriptor(EXECUTION_PLAN_DESCRIPTOR)?;
-        cudnn.set(&plan, EXECUTION_PLAN_HANDLE, &Value::Library(cudnn.raw()?))?;
-        cudnn.set(&plan, EXECUTION_PLAN_JSON, &Value::Text(accepted.plan.as_bytes()))?;
-        cudnn.finalize(&plan, "plan")?;
-        Ok(plan)
+        Ok(Planned { pack, _numbers: numbers, plan: Arc::clone(plan), spans })
     }
 
     /// Queues the operation.
@@ -292,10 +308,11 @@ impl Planned {
     pub fn run(&self, stream: &Stream) -> Result<(), Error> {
         stream.uses("cudnn", self.spans.iter().copied())?;
         stream.context().make_current()?;
+        let descriptors = self.plan.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the memory is as large as the tensors and the workspace, as `new` checked, and is
         // alive, as just checked; freeing a buffer waits for the operation. Host constants live as
         // long as the plan.
-        unsafe { self.cudnn.execute(&self.plan, &self.pack, stream) }
+        unsafe { self.plan.cudnn.execute(&descriptors.0, &self.pack, stream) }
     }
 }
 

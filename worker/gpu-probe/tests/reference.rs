@@ -33,12 +33,11 @@ const FIRST: [&str; 18] = [
     "convolutions",
     "training-gpt",
     "training-resnet",
-    "steps-gpt-unordered",
+    "steps-gpt",
     "kernels-gpt",
     "start",
 ];
-const SECOND: [&str; 9] = [
-    "steps-gpt",
+const SECOND: [&str; 10] = [
     "steps-resnet",
     "kernels-resnet",
     "steps-bert",
@@ -46,7 +45,9 @@ const SECOND: [&str; 9] = [
     "all-reduce",
     "training-bert",
     "memcheck",
+    "resume",
     "training-mlp",
+    "steps-gpt-tiny",
 ];
 
 /// Stand-ins for Python with PyTorch, compute-sanitizer and Nsight Compute.
@@ -161,16 +162,10 @@ fn every_part_passes_and_a_killed_one_is_run_again() {
     assert_eq!(figures("products")["products"].as_array().unwrap().len(), 16);
     assert_eq!(figures("convolutions")["convolutions"].as_array().unwrap().len(), 5);
     assert_eq!(figures("cudnn")["deviceProperties"]["deviceVer"], 900);
-    for query in figures("cudnn")["queries"].as_array().unwrap() {
-        assert!(query["beforeContext"].as_str().unwrap().starts_with("accepted with "), "{query}");
-        assert_eq!(query["beforeContext"], query["afterContext"]);
-    }
-    assert_eq!(figures("cudnn")["queries"].as_array().unwrap().len(), 2);
     assert_eq!(figures("streams")["waitsInGraph"], 5);
-    for side in figures("attention")["sides"].as_array().unwrap() {
-        let error = side["relativeErrors"]["queries"].as_f64();
-        assert!(error.is_some_and(|error| error < 0.02) && side["backward"]["microseconds"].is_number(), "{side}");
-    }
+    let error = figures("attention")["relativeErrors"]["queries"].as_f64();
+    assert!(error.is_some_and(|error| error < 0.02), "{error:?}");
+    assert!(figures("attention")["backward"]["microseconds"].is_number());
     assert_eq!(figures("training-gpt")["checks"].as_array().unwrap().len(), 8);
     let kernels = figures("kernels-gpt")["kernels"].as_array().unwrap();
     for judged in ["layer_norm_forward", "layer_norm_backward", "cross_entropy", "optimizer_step"] {
@@ -181,7 +176,7 @@ fn every_part_passes_and_a_killed_one_is_run_again() {
     let flops = |name: &str| figures("kernels-gpt")[name].as_f64().unwrap();
     assert!(flops("palmTFLOP") > 0.0 && flops("neededTFLOP") > 0.0);
     let attention = serde_json::json!({"queried": 1, "accepted": 1});
-    let paths = &figures("steps-gpt-unordered")["sides"][0]["paths"];
+    let paths = &figures("steps-gpt")["sides"][0]["paths"];
     assert_eq!((&paths["attention"], &paths["attentionGradient"]), (&attention, &attention), "{paths}");
     assert_eq!((&paths["epilogues"], &paths["fallbacks"]), (&true.into(), &Value::Null), "{paths}");
     let convolutions = &figures("steps-resnet")["sides"][0]["paths"]["convolutions"];
@@ -215,7 +210,7 @@ fn every_part_passes_and_a_killed_one_is_run_again() {
     );
     assert!(sides[0]["ms"].as_f64().unwrap() > 0.0, "{sides:?}");
     let shown = String::from_utf8(output.stdout).unwrap();
-    assert!(shown.ends_with("37 ok, 0 absent, 0 failed\n"), "{shown}");
+    assert!(shown.ends_with("36 ok, 0 absent, 0 failed\n"), "{shown}");
 }
 
 /// Two commands in which each part takes its expected time.
@@ -271,10 +266,9 @@ fn a_fallback_fails_the_measurement_and_keeps_its_figures() {
     ];
     for (fault, reason) in cases {
         let variables = [("SWITCHYARD_REFERENCE_FAULT", fault)];
-        let results = rehearse(&["--only", "steps-gpt-unordered", "--only", "kernels-gpt"], &variables);
-        for name in ["steps-gpt-unordered", "kernels-gpt"] {
+        let results = rehearse(&["--only", "steps-gpt", "--only", "kernels-gpt"], &variables);
+        for name in ["steps-gpt", "kernels-gpt"] {
             let result = part(&results, name);
-            // By default `kernels-gpt` does not query cuDNN for the gradient.
             assert_eq!((&result["status"], &result["call"]), (&"Failed".into(), &"fallback".into()), "{result}");
             assert!(result["text"].as_str().unwrap().starts_with(reason), "{fault}: {result}");
             let figures = &result["figures"];

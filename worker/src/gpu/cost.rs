@@ -1,14 +1,13 @@
 //! Memory traffic and arithmetic of each op of a step.
 
-use super::format::number;
-use super::launch::{Attention, Convolution, Launch, Matrix, Product, Span, Work};
+use super::launch::{Attention, Convolution, Launch, Span, Work};
 use super::plan::Plan;
 use super::refused::Refused;
 use super::update::Update;
 use crate::cpu::Format;
 use crate::cpu::attention::AttentionShape;
 use crate::nn::Form;
-use switchyard_cuda::cublaslt;
+use switchyard_cuda::cublaslt::{self, Matrix, Product};
 use switchyard_worker_contract::prediction::{Arithmetic, Cost, Part};
 
 /// Alignment in bytes of addresses and rows that lets tensor cores read a GEMM operand directly.
@@ -30,12 +29,11 @@ pub struct Costed {
 /// The forward and backward costs of a micro-batch, in the order of [`Works`](super::Works).
 /// `adds`: whether it adds to earlier ones.
 pub(super) fn pass_costs(plan: &Plan, update: &Update, adds: bool) -> Result<Vec<Costed>, Refused> {
-    let format = plan.format();
-    let half = format != Format::F32;
+    let half = plan.format() != Format::F32;
     let mut all = Vec::new();
     for Launch { layer, work, backward } in ordered_launches(plan, adds)? {
         let part = if backward { Part::Backward } else { Part::Forward };
-        all.push(Costed { half, ..op_cost(part, &work, plan.form(&layer).map(|form| (form, format))) });
+        all.push(Costed { half, ..op_cost(part, &work, plan.form(&layer)) });
     }
     for call in update.losses(&plan.losses(), adds, |span| span)? {
         all.push(op_cost(Part::Backward, &Work::Kernel(call), None));
@@ -64,14 +62,14 @@ pub(super) fn update_costs(update: &Update) -> Result<Vec<Costed>, Refused> {
     Ok(calls.into_iter().map(|call| op_cost(Part::Update, &Work::Kernel(call), None)).collect())
 }
 
-/// `form`: the layer's form, and the format of its tensors.
-fn op_cost(part: Part, work: &Work<Span>, form: Option<(&Form, Format)>) -> Costed {
+/// `form`: the layer's form.
+fn op_cost(part: Part, work: &Work<Span>, form: Option<&Form>) -> Costed {
     let (flops, needed_flops, arithmetic) = arithmetic(work, form);
     let aligned = match work {
         Work::Product(Product { left, right, result, .. }) => [left, right, result].into_iter().all(is_aligned),
-        Work::Convolution(Convolution { kind, .. }) => [kind.shape.channels, kind.shape.outputs]
+        Work::Convolution(Convolution { operation, .. }) => [operation.channels, operation.filters]
             .iter()
-            .all(|width| (width * kind.format.size()).is_multiple_of(TENSOR)),
+            .all(|width| (width * operation.element.bytes()).is_multiple_of(TENSOR)),
         // Attention rejects unaligned heads.
         _ => arithmetic != Arithmetic::Scalar,
     };
@@ -99,25 +97,25 @@ fn bytes(work: &Work<Span>) -> usize {
 }
 
 /// Executed FLOPs, required FLOPs, and the arithmetic unit.
-fn arithmetic(work: &Work<Span>, form: Option<(&Form, Format)>) -> (f64, f64, Arithmetic) {
+fn arithmetic(work: &Work<Span>, form: Option<&Form>) -> (f64, f64, Arithmetic) {
     match (work, form) {
         (Work::Product(product), _) => {
             let flops = flops(product);
             (flops, flops, gemm_arithmetic(product.left.format))
         }
         // Each direction multiplies each pixel of each window once.
-        (Work::Convolution(Convolution { kind, .. }), _) => {
-            let flops = 2.0 * kind.shape.output_len() as f64 * kind.shape.window_len() as f64;
-            (flops, flops, gemm_arithmetic(number(kind.format)))
+        (Work::Convolution(Convolution { operation, .. }), Some(Form::Convolution(shape))) => {
+            let flops = 2.0 * shape.output_len() as f64 * shape.window_len() as f64;
+            (flops, flops, gemm_arithmetic(operation.element.into()))
         }
-        (Work::Attention(Attention { kind, .. }), _) => {
-            let [done, needed] = attention(work.name(), &kind.shape);
-            (done, needed, gemm_arithmetic(number(kind.format)))
+        (Work::Attention(Attention { operation, .. }), Some(Form::Attention(shape))) => {
+            let [done, needed] = attention(work.name(), shape);
+            (done, needed, gemm_arithmetic(operation.shape.element.into()))
         }
-        (Work::Kernel(call), Some((Form::Attention(shape), format))) => {
+        // Our attention computes in f32, without tensor cores.
+        (Work::Kernel(call), Some(Form::Attention(shape))) => {
             let [done, needed] = attention(call.kernel(), shape);
-            // Our attention uses tensor cores only for 16-bit operands.
-            (done, needed, if format == Format::F32 { Arithmetic::Scalar } else { gemm_arithmetic(number(format)) })
+            (done, needed, Arithmetic::Scalar)
         }
         _ => (0.0, 0.0, Arithmetic::Scalar),
     }

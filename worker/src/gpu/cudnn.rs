@@ -1,88 +1,45 @@
-//! cuDNN operations, which are queried before the first step.
+//! cuDNN operations of a network, which are planned before the first step.
 
-use super::format::{self, element, pitch};
+use super::format::{self, VECTOR, element, pitch};
 use super::refused::Reason;
 use crate::cpu::attention::AttentionShape;
 use crate::cpu::{ConvolutionShape, Format};
 use crate::nn::{Form, Graph};
-use switchyard_cuda::attention;
-use switchyard_cuda::convolution::{self, Direction};
+use switchyard_cuda::attention::Attention;
+use switchyard_cuda::convolution::{Convolution, Direction};
 use switchyard_cuda::cublaslt::Arithmetic;
 use switchyard_cuda::operation::Operation;
 
-/// One direction of a convolution, independent of its memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ConvolutionKind {
-    pub shape: ConvolutionShape,
-    pub format: Format,
-    pub direction: Direction,
-    /// Whether the result is added to the existing contents.
-    pub adds: bool,
-}
-
-/// One direction of attention, independent of its memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AttentionKind {
-    pub shape: AttentionShape,
-    pub format: Format,
-    pub backward: bool,
-}
-
-/// A cuDNN operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CudnnKind {
-    Convolution(ConvolutionKind),
-    Attention(AttentionKind),
-}
-
-impl AttentionKind {
-    /// Converts to the cuDNN description.
-    ///
-    /// # Errors
-    /// The sizes exceed cuDNN's limits.
-    pub(super) fn described(&self) -> Result<attention::Attention, Reason> {
-        Ok(attention::Attention { shape: format::attention(&self.shape, self.format)?, backward: self.backward })
+/// One direction of a convolution. `adds`: whether the result is added to the existing contents.
+/// `arithmetic` applies to f32.
+pub(super) fn convolution(
+    shape: &ConvolutionShape,
+    (format, arithmetic): (Format, Arithmetic),
+    (direction, adds): (Direction, bool),
+) -> Convolution {
+    let ConvolutionShape { batch, height, width, channels, outputs, kernel, stride, padding } = *shape;
+    Convolution {
+        direction,
+        element: element(format),
+        adds,
+        arithmetic,
+        images: batch,
+        height,
+        width,
+        channels,
+        pitch: pitch(channels, format),
+        filters: outputs,
+        result_pitch: pitch(outputs, format),
+        window: kernel,
+        stride,
+        padding,
     }
 }
 
-impl CudnnKind {
-    /// Converts to a cuDNN description. `arithmetic` applies to f32. `None` if the sizes exceed
-    /// cuDNN's limits.
-    pub fn described(&self, arithmetic: Arithmetic) -> Option<Operation> {
-        match self {
-            CudnnKind::Convolution(kind) => Some(Operation::Convolution(kind.described(arithmetic))),
-            CudnnKind::Attention(kind) => kind.described().ok().map(Operation::Attention),
-        }
-    }
-
-    fn in_format(self, format: Format) -> CudnnKind {
-        match self {
-            CudnnKind::Convolution(kind) => CudnnKind::Convolution(ConvolutionKind { format, ..kind }),
-            CudnnKind::Attention(kind) => CudnnKind::Attention(AttentionKind { format, ..kind }),
-        }
-    }
-}
-
-impl ConvolutionKind {
-    fn described(&self, arithmetic: Arithmetic) -> convolution::Convolution {
-        let ConvolutionShape { batch, height, width, channels, outputs, kernel, stride, padding } = self.shape;
-        convolution::Convolution {
-            direction: self.direction,
-            element: element(self.format),
-            adds: self.adds,
-            arithmetic,
-            images: batch,
-            height,
-            width,
-            channels,
-            pitch: pitch(channels, self.format),
-            filters: outputs,
-            result_pitch: pitch(outputs, self.format),
-            window: kernel,
-            stride,
-            padding,
-        }
-    }
+/// # Errors
+/// The sizes exceed cuDNN's limits.
+pub(super) fn attention(shape: &AttentionShape, format: Format, backward: bool) -> Result<Attention, Reason> {
+    Ok(Attention { shape: format::attention(shape, format)?, backward })
 }
 
 /// The operations of a convolution. The image gradient is written or added; the filter gradient is
@@ -90,10 +47,10 @@ impl ConvolutionKind {
 const DIRECTIONS: [(Direction, bool); 4] =
     [(Direction::Forward, false), (Direction::Filters, false), (Direction::Images, false), (Direction::Images, true)];
 
-/// The cuDNN operations that a device supports, with their workspace in bytes. Other convolutions
-/// use im2col + GEMM, other attention our own kernels.
+/// The operations that a device's cuDNN computes, with their workspace in bytes. Our own kernels
+/// compute other attention; convolutions need cuDNN.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct CudnnKinds(Vec<(CudnnKind, usize)>);
+pub struct CudnnKinds(Vec<(Operation, usize)>);
 
 impl CudnnKinds {
     /// Without cuDNN.
@@ -101,62 +58,59 @@ impl CudnnKinds {
         CudnnKinds(Vec::new())
     }
 
-    pub fn new(accepted: Vec<(CudnnKind, usize)>) -> CudnnKinds {
+    pub fn new(accepted: Vec<(Operation, usize)>) -> CudnnKinds {
         CudnnKinds(accepted)
     }
 
-    /// All operations of a graph, as if cuDNN supported them without workspace.
-    pub fn all(graph: &Graph, deterministic: bool) -> CudnnKinds {
-        CudnnKinds(CudnnKinds::of(graph, deterministic).into_iter().map(|kind| (kind, 0)).collect())
+    /// All operations of a graph, as if cuDNN supported them. Convolutions then need no workspace.
+    pub fn all(graph: &Graph) -> CudnnKinds {
+        let workspace = |operation: &Operation| match operation {
+            Operation::Attention(attention) => attention.workspace_bytes(),
+            Operation::Convolution(_) => 0,
+        };
+        let operations = CudnnKinds::of(graph, Arithmetic::Ieee).into_iter();
+        CudnnKinds(operations.map(|operation| (operation, workspace(&operation))).collect())
     }
 
-    /// The same operations for tensors in another format.
-    pub fn in_format(&self, format: Format) -> CudnnKinds {
-        // cuDNN has no f32 attention.
-        let has = |kind: &CudnnKind| format != Format::F32 || matches!(kind, CudnnKind::Convolution(_));
-        let kinds = self.0.iter().filter(|(kind, _)| has(kind));
-        CudnnKinds(kinds.map(|(kind, bytes)| (kind.in_format(format), *bytes)).collect())
+    /// The same convolutions in f32. cuDNN has no f32 attention.
+    pub fn in_f32(&self) -> CudnnKinds {
+        let wide = |(operation, bytes): &(Operation, usize)| match operation {
+            Operation::Convolution(of) => {
+                let element = element(Format::F32);
+                let [pitch, result_pitch] =
+                    [of.channels, of.filters].map(|width| width.next_multiple_of(VECTOR / element.bytes()));
+                Some((Operation::Convolution(Convolution { element, pitch, result_pitch, ..*of }), *bytes))
+            }
+            Operation::Attention(_) => None,
+        };
+        CudnnKinds(self.0.iter().filter_map(wide).collect())
     }
 
-    /// The cuDNN operations of a graph, each kind once. Excludes convolutions that are plain GEMMs
-    /// of the pixels, and f32 attention. `deterministic` also excludes operations whose bits differ
-    /// between runs.
-    pub fn of(graph: &Graph, deterministic: bool) -> Vec<CudnnKind> {
+    /// The cuDNN operations of a graph, each once. Excludes convolutions that are plain GEMMs of
+    /// the pixels, f32 attention, and sizes beyond cuDNN's limits. `arithmetic` applies to f32.
+    pub fn of(graph: &Graph, arithmetic: Arithmetic) -> Vec<Operation> {
         let format = graph.format();
-        let mut kinds = Vec::new();
+        let mut operations = Vec::new();
         for node in &graph.nodes {
-            let new: Vec<CudnnKind> = match node.layer.form() {
+            let new: Vec<Operation> = match node.layer.form() {
                 Form::Convolution(shape) if !shape.is_product() => {
-                    let of = |(direction, adds)| ConvolutionKind { shape, format, direction, adds };
-                    DIRECTIONS.map(of).map(CudnnKind::Convolution).to_vec()
+                    let of = |direction| Operation::Convolution(convolution(&shape, (format, arithmetic), direction));
+                    DIRECTIONS.map(of).to_vec()
                 }
                 Form::Attention(shape) if format != Format::F32 => {
-                    let of = |backward| CudnnKind::Attention(AttentionKind { shape, format, backward });
-                    [false, true].map(of).to_vec()
+                    let of = |backward| attention(&shape, format, backward).ok().map(Operation::Attention);
+                    [false, true].into_iter().filter_map(of).collect()
                 }
                 _ => continue,
             };
-            let may = |kind: &CudnnKind| {
-                let operation = kind.described(Arithmetic::Ieee);
-                operation.is_some_and(|operation| !deterministic || operation.is_deterministic())
-            };
-            let new: Vec<CudnnKind> = new.into_iter().filter(|kind| may(kind) && !kinds.contains(kind)).collect();
-            kinds.extend(new);
+            let new: Vec<Operation> = new.into_iter().filter(|new| !operations.contains(new)).collect();
+            operations.extend(new);
         }
-        kinds
+        operations
     }
 
     /// Workspace bytes of a supported operation.
-    pub(super) fn workspace(&self, kind: &CudnnKind) -> Option<usize> {
-        self.0.iter().find(|(known, _)| known == kind).map(|(_, bytes)| *bytes)
-    }
-
-    /// Whether cuDNN supports a direction of a convolution, in all the variants that are needed.
-    pub(super) fn supports(&self, shape: &ConvolutionShape, format: Format, direction: Direction) -> bool {
-        let mut variants = DIRECTIONS.into_iter().filter(|(of, _)| *of == direction);
-        variants.all(|(direction, adds)| {
-            let kind = ConvolutionKind { shape: *shape, format, direction, adds };
-            self.workspace(&CudnnKind::Convolution(kind)).is_some()
-        })
+    pub(super) fn workspace(&self, operation: &Operation) -> Option<usize> {
+        self.0.iter().find(|(known, _)| known == operation).map(|(_, bytes)| *bytes)
     }
 }

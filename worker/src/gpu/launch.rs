@@ -1,11 +1,9 @@
 //! GPU operations as data.
 
-use super::cudnn::{AttentionKind, ConvolutionKind};
 use crate::nn::layers::Target;
 use switchyard_cuda::attention;
-use switchyard_cuda::convolution::Direction;
-use switchyard_cuda::cublaslt::Format;
-use switchyard_cuda::kernels::activation::Function;
+use switchyard_cuda::convolution::{self, Direction};
+use switchyard_cuda::cublaslt::{Matrix, Product};
 use switchyard_cuda::kernels::{self, Argument, Call};
 
 /// A device memory.
@@ -97,54 +95,11 @@ impl kernels::Memory for Span {
     }
 }
 
-/// `rows` x `columns` elements in row-major order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Matrix<M> {
-    pub memory: M,
-    pub rows: usize,
-    pub columns: usize,
-    /// Row pitch in elements. The padding is never read.
-    pub pitch: usize,
-    pub format: Format,
-    /// Whether a product reads it transposed.
-    pub is_transposed: bool,
-}
-
-impl<M> Matrix<M> {
-    /// The transposed view of the same elements.
-    pub fn transposed(self) -> Matrix<M> {
-        Matrix { is_transposed: !self.is_transposed, ..self }
-    }
-}
-
-/// GEMM epilogue: `result = function(left right + addend + bias)`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Epilogue<M> {
-    /// In the result's format.
-    pub bias: M,
-    pub function: Function,
-    /// Receives the input of [`Function::Gelu`].
-    pub kept: Option<Matrix<M>>,
-}
-
-/// GEMM: `result = left right`, or `result = left right + addend`, accumulated in f32.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Product<M> {
-    pub left: Matrix<M>,
-    pub right: Matrix<M>,
-    pub result: Matrix<M>,
-    /// Same size and format as the result; can be the result itself.
-    pub addend: Option<Matrix<M>>,
-    pub epilogue: Option<Epilogue<M>>,
-    /// For FP8 operands, left and right: one `f32` scale per operand.
-    pub scales: Option<[M; 2]>,
-}
-
 /// A cuDNN convolution. Images and results are NHWC with the pitch of tensors, filters are
 /// contiguous.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Convolution<M> {
-    pub kind: ConvolutionKind,
+    pub operation: convolution::Convolution,
     pub images: M,
     pub filters: M,
     pub results: M,
@@ -155,7 +110,7 @@ pub struct Convolution<M> {
 impl<M: Copy> Convolution<M> {
     /// The output and the inputs.
     fn written_and_read(&self) -> (M, [M; 2]) {
-        match self.kind.direction {
+        match self.operation.direction {
             Direction::Forward => (self.results, [self.images, self.filters]),
             Direction::Images => (self.images, [self.filters, self.results]),
             Direction::Filters => (self.filters, [self.images, self.results]),
@@ -166,7 +121,7 @@ impl<M: Copy> Convolution<M> {
 /// cuDNN attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attention<M> {
-    pub kind: AttentionKind,
+    pub operation: attention::Attention,
     pub on: AttentionPass<M>,
     /// `None` if no workspace is needed.
     pub workspace: Option<M>,
@@ -227,12 +182,12 @@ impl<M: Copy> Work<M> {
         match self {
             Work::Kernel(call) => call.kernel(),
             Work::Product(_) => "product",
-            Work::Convolution(convolution) => match convolution.kind.direction {
+            Work::Convolution(convolution) => match convolution.operation.direction {
                 Direction::Forward => "convolution",
                 Direction::Images => "convolution_images",
                 Direction::Filters => "convolution_filters",
             },
-            Work::Attention(attention) => match attention.kind.backward {
+            Work::Attention(attention) => match attention.operation.backward {
                 false => "fused_attention",
                 true => "fused_attention_backward",
             },
@@ -251,7 +206,7 @@ impl<M: Copy> Work<M> {
             }
             Work::Convolution(convolution) => {
                 let (written, read) = convolution.written_and_read();
-                read.into_iter().chain(convolution.kind.adds.then_some(written)).collect()
+                read.into_iter().chain(convolution.operation.adds.then_some(written)).collect()
             }
             Work::Attention(attention) => attention.on.reads(),
             Work::Copy { from, .. } => vec![from.memory],

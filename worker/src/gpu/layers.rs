@@ -11,8 +11,8 @@ mod pooling;
 mod product;
 mod rows;
 
-use super::format::{VECTOR, element, number, pitch, size};
-use super::launch::{Matrix, Memory, Span, Work};
+use super::format::{element, number, pitch, size};
+use super::launch::{Memory, Span, Work};
 use super::refused::Reason;
 use super::target::{Computed, Target};
 use crate::cpu::Format;
@@ -20,6 +20,7 @@ use crate::nn::arena::Region;
 use crate::nn::layers::Activation;
 use crate::nn::plan::{Mode, NodePlan, Pass};
 use crate::nn::{Flow, Form, INPUTS, Layout, Needs};
+use switchyard_cuda::cublaslt::{Matrix, Product};
 use switchyard_cuda::kernels::elementwise::Elementwise;
 use switchyard_cuda::kernels::gather::Gather;
 use switchyard_cuda::kernels::windows::Windows;
@@ -100,9 +101,8 @@ pub(super) fn needs(form: &Form, target: &Target, format: Format) -> Result<Need
             })
         }
         Form::Convolution(shape) => {
-            let [scratch, backward_scratch] = convolution::scratch(shape, target, format)?;
-            let flow = [Flow::Accumulate; INPUTS];
-            Ok(Needs { inputs: first, scratch, backward_scratch, flow, ..Needs::default() })
+            let backward_scratch = convolution::backward_scratch(shape, format);
+            Ok(Needs { inputs: first, backward_scratch, flow: [Flow::Accumulate; INPUTS], ..Needs::default() })
         }
         Form::MaxPool(window) => Ok(Needs {
             saved: pooling::max_pool(window, format)?.places_bytes() / FLOAT,
@@ -186,7 +186,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
             Form::Rows(selected) => self.rows(selected, computed, regions)?,
             Form::LayerNorm(norm) => self.layer_norm(norm, regions)?,
             Form::BatchNorm(norm) => self.batch_norm(norm, regions)?,
-            Form::Convolution(shape) => self.convolution(shape, regions)?,
+            Form::Convolution(shape) => self.convolution(shape, regions),
             Form::MaxPool(window) => self.max_pool(window, regions)?,
             Form::AveragePool(pool) => self.average_pool(pool, regions)?,
             // In training, backward computes the loss together with its gradient.
@@ -245,15 +245,14 @@ impl<M: kernels::Memory> Lowering<'_, M> {
 
     /// A tensor as a matrix.
     fn matrix(&self, region: &Region, rows: usize, columns: usize) -> Matrix<M> {
-        self.rows_from(region, 0, rows, columns)
+        let (pitch, format) = (pitch(columns, region.format), region.format);
+        let memory = self.arena(&Region { len: rows * pitch, ..*region });
+        Matrix { memory, rows, columns, pitch, format: number(format), is_transposed: false }
     }
 
-    /// Rows of a tensor from row `first` on.
-    fn rows_from(&self, region: &Region, first: usize, rows: usize, columns: usize) -> Matrix<M> {
-        let (pitch, format) = (pitch(columns, region.format), region.format);
-        let offset = region.offset + first * pitch * format.size();
-        let memory = self.arena(&Region { offset, len: rows * pitch, format });
-        Matrix { memory, rows, columns, pitch, format: number(format), is_transposed: false }
+    /// A GEMM without an epilogue.
+    fn gemm(&self, left: Matrix<M>, right: Matrix<M>, result: Matrix<M>, addend: Option<Matrix<M>>) -> Product<M> {
+        Product { left, right, result, addend, epilogue: None, arithmetic: self.target.arithmetic, scales: None }
     }
 
     /// A layer's weight matrix, its first parameter, in the compute format.

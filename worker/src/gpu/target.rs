@@ -2,6 +2,7 @@
 
 use super::cudnn::CudnnKinds;
 use crate::nn::Form;
+use switchyard_cuda::cublaslt::Arithmetic;
 
 /// The GPU to lower for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub struct Target {
     pub epilogues: bool,
     /// Whether bf16 GEMMs are computed in FP8, where their sizes allow it.
     pub fp8: bool,
+    /// How f32 operands are multiplied.
+    pub arithmetic: Arithmetic,
 }
 
 impl Target {

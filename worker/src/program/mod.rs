@@ -77,7 +77,7 @@ fn inspect(registry: &Registry) -> Result<String, TrainError> {
     GroupConfig::check_settings()?;
     variable(env::FAULT).map(|text| Fault::parse(&text)).transpose()?;
     let dataset = train::open(&config)?;
-    let blueprint = Blueprint::new(&config, dataset, world, variable(env::KERNEL).as_deref(), registry)?;
+    let blueprint = Blueprint::new(&config, dataset, (world, 0), variable(env::KERNEL).as_deref(), registry)?;
     json(&blueprint.inspection()?)
 }
 

@@ -142,7 +142,8 @@ impl Process<'_> {
         reporter: &mut Reporter<Stdout>,
     ) -> Result<(), TrainError> {
         let kernel = variable(env::KERNEL);
-        let preparation = Preparation::new(config, data, group.world(), kernel, self.registry)?;
+        let place = (group.world(), group.local_rank);
+        let preparation = Preparation::new(config, data, place, kernel, self.registry)?;
         let run_dir: &Path = &self.run_dir;
         let rank = group.rank();
         let on_alarm: OnAlarm = Arc::new(move |alarm| match alarm {

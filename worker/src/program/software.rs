@@ -44,7 +44,9 @@ fn consequence(name: &str) -> (&'static str, Option<&'static str>) {
             "GPUs are not monitored for errors and slow clocks",
             Some("it is part of the driver: containers need `utility` in NVIDIA_DRIVER_CAPABILITIES"),
         ),
-        name if name == CUDNN.name => ("convolutions use im2col and GEMM", Some("pip install nvidia-cudnn-cu13")),
+        name if name == CUDNN.name => {
+            ("networks with convolutions do not run on GPUs", Some("pip install nvidia-cudnn-cu13"))
+        }
         _ => ("nothing is missing", None),
     }
 }

@@ -44,7 +44,8 @@ pub fn open(config: &EngineConfig) -> Result<Arc<Dataset>, TrainError> {
 }
 
 impl Blueprint {
-    /// Plans a rank. `kernel`: value of [`switchyard_worker_contract::env::KERNEL`].
+    /// Plans a rank. `local_rank`: its number on its node, which selects the GPU. `kernel`: value
+    /// of [`switchyard_worker_contract::env::KERNEL`].
     ///
     /// # Errors
     /// The model, the kernels or the device cannot be used, there is too little data for one step,
@@ -52,14 +53,14 @@ impl Blueprint {
     pub fn new(
         config: &EngineConfig,
         dataset: Arc<Dataset>,
-        world: u32,
+        (world, local_rank): (u32, u32),
         kernel: Option<&str>,
         registry: &Registry,
     ) -> Result<Blueprint, TrainError> {
         let training = Training::new(config, dataset, world, registry)?;
         let plan = match config.device {
             Device::Cpu => Plan::Cpu(Box::new(CpuPlan::new(&training, kernel)?)),
-            Device::Cuda => Plan::Gpu(Box::new(CudaPlan::new(&training, kernel)?)),
+            Device::Cuda => Plan::Gpu(Box::new(CudaPlan::new(&training, local_rank, kernel)?)),
         };
         let mut blueprint = Blueprint { training, plan };
         blueprint.training.buckets = fuse(blueprint.layout(), BUCKET);

@@ -46,6 +46,7 @@ pub enum Preparation<'a> {
     Unscanned {
         config: &'a EngineConfig,
         data: Arc<SharedData>,
+        local_rank: u32,
         kernel: Option<String>,
         registry: &'a Registry,
     },
@@ -58,22 +59,25 @@ impl From<Blueprint> for Preparation<'_> {
 }
 
 impl<'a> Preparation<'a> {
-    /// Plans a rank as far as possible without the others. `kernel`: see [`Blueprint::new`].
+    /// Plans a rank as far as possible without the others. `local_rank`, `kernel`: see
+    /// [`Blueprint::new`].
     ///
     /// # Errors
     /// See [`Blueprint::new`].
     pub fn new(
         config: &'a EngineConfig,
         data: &Arc<SharedData>,
-        world: u32,
+        (world, local_rank): (u32, u32),
         kernel: Option<String>,
         registry: &'a Registry,
     ) -> Result<Preparation<'a>, TrainError> {
         Ok(match &**data {
             SharedData::Opened(dataset) => {
-                Blueprint::new(config, Arc::clone(dataset), world, kernel.as_deref(), registry)?.into()
+                Blueprint::new(config, Arc::clone(dataset), (world, local_rank), kernel.as_deref(), registry)?.into()
             }
-            SharedData::Unscanned { .. } => Preparation::Unscanned { config, data: Arc::clone(data), kernel, registry },
+            SharedData::Unscanned { .. } => {
+                Preparation::Unscanned { config, data: Arc::clone(data), local_rank, kernel, registry }
+            }
         })
     }
 
@@ -91,7 +95,7 @@ impl<'a> Preparation<'a> {
     pub(super) fn plan(self, group: &mut Group, recorder: &Recorder) -> Result<Blueprint, TrainError> {
         match self {
             Preparation::Planned(blueprint) => Ok(*blueprint),
-            Preparation::Unscanned { config, data, kernel, registry } => {
+            Preparation::Unscanned { config, data, local_rank, kernel, registry } => {
                 let dataset = match &*data {
                     SharedData::Opened(dataset) => Arc::clone(dataset),
                     SharedData::Unscanned { files, dataset } => {
@@ -100,7 +104,7 @@ impl<'a> Preparation<'a> {
                         Arc::clone(dataset.get_or_init(|| opened))
                     }
                 };
-                Blueprint::new(config, dataset, group.world(), kernel.as_deref(), registry)
+                Blueprint::new(config, dataset, (group.world(), local_rank), kernel.as_deref(), registry)
             }
         }
     }

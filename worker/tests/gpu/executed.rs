@@ -1,13 +1,15 @@
-//! The PTX executor as a GPU: memories, kernels compiled on demand, matrix products by definition.
+//! The PTX executor as a GPU: memories, kernels compiled on demand, matrix products and convolutions
+//! by definition.
 
 use bytemuck::Pod;
 use std::sync::{Arc, Mutex};
-use switchyard_cuda::cublaslt::Format;
+use switchyard_cuda::convolution::{self as cudnn, Direction};
+use switchyard_cuda::cublaslt::{Format, Matrix, Product};
 use switchyard_cuda::kernels::{Call, Program};
 use switchyard_cuda_reference::compiler::compiled;
 use switchyard_cuda_reference::{Device, Launch, Module, Span, fp8};
 use switchyard_worker::cpu::{bf16, f16};
-use switchyard_worker::gpu::{self, Contents, Initial, Matrix, Memory, Product, Work};
+use switchyard_worker::gpu::{self, Contents, Convolution, Initial, Memory, Work};
 
 /// Architecture of the reference GPU, an H200.
 const ARCHITECTURE: &str = "sm_90a";
@@ -60,7 +62,8 @@ impl Gpu {
         match work {
             Work::Kernel(call) => self.launch(call),
             Work::Product(product) => self.multiply(product),
-            Work::Convolution(_) | Work::Attention(_) => unreachable!("cuDNN is tested by `gpu_engine`"),
+            Work::Convolution(convolution) => self.convolve(convolution),
+            Work::Attention(_) => unreachable!("cuDNN's attention is tested by `gpu_engine`"),
             Work::Copy { from, to } => {
                 for row in 0..from.rows {
                     let numbers: Vec<u8> = self.device.download(part(from, row));
@@ -87,7 +90,7 @@ impl Gpu {
 
     /// Accumulates in f32.
     fn multiply(&mut self, product: &Product<Span>) {
-        let Product { left, right, result, addend, epilogue, scales } = product;
+        let Product { left, right, result, addend, epilogue, scales, .. } = product;
         assert!(epilogue.is_none(), "cuBLASLt epilogues are tested by `gpu_engine`");
         let [left, right] = [left, right].map(|matrix| self.rows_of(matrix));
         let scale: f32 = scales.iter().flatten().map(|scale| self.device.download::<f32>(*scale)[0]).product();
@@ -103,13 +106,63 @@ impl Gpu {
                 let old = self.row_of(addend, row);
                 sums.iter_mut().zip(old).for_each(|(sum, old)| *sum += old);
             }
-            let to = part(result, row);
-            match result.format {
-                Format::F32 => self.device.write(to, &sums),
-                Format::Bf16 => self.device.write(to, &sums.into_iter().map(bf16::from_f32).collect::<Vec<_>>()),
-                Format::F16 => self.device.write(to, &sums.into_iter().map(f16::from_f32).collect::<Vec<_>>()),
-                Format::Fp8(_) => unreachable!("results are never FP8"),
+            self.write_row(result, row, &sums);
+        }
+    }
+
+    /// Accumulates in f32.
+    fn convolve(&mut self, convolution: &Convolution<Span>) {
+        let Convolution { operation, images, filters, results, .. } = *convolution;
+        let cudnn::Convolution { height, width, channels, filters: outputs, window, stride, padding, .. } = operation;
+        let [tall, wide] = operation.result().unwrap();
+        let format = Format::from(operation.element);
+        let matrix =
+            |memory, rows, columns, pitch| Matrix { memory, rows, columns, pitch, format, is_transposed: false };
+        let matrices = [
+            matrix(images, operation.images * height * width, channels, operation.pitch),
+            matrix(filters, outputs * window * window, channels, channels),
+            matrix(results, operation.images * tall * wide, outputs, operation.result_pitch),
+        ];
+        let written = match operation.direction {
+            Direction::Forward => 2,
+            Direction::Images => 0,
+            Direction::Filters => 1,
+        };
+        let mut numbers: [Vec<Vec<f32>>; 3] = std::array::from_fn(|at| match at == written && !operation.adds {
+            true => vec![vec![0.0; matrices[at].columns]; matrices[at].rows],
+            false => self.rows_of(&matrices[at]),
+        });
+        let [images, filters, results] = &mut numbers;
+        let add =
+            |to: &mut Vec<f32>, factor: f32, x: &[f32]| to.iter_mut().zip(x).for_each(|(to, x)| *to += factor * x);
+        let place = |result: usize, tap: usize, side: usize| {
+            (result * stride + tap).checked_sub(padding).filter(|place| *place < side)
+        };
+        for (result, y) in results.iter_mut().enumerate() {
+            for tap in 0..window * window {
+                let (p, q, r, s) = (result / wide % tall, result % wide, tap / window, tap % window);
+                let (Some(h), Some(w)) = (place(p, r, height), place(q, s, width)) else { continue };
+                let x = &mut images[(result / wide / tall * height + h) * width + w];
+                for (k, y) in y.iter_mut().enumerate() {
+                    let filter = &mut filters[k * window * window + tap];
+                    match operation.direction {
+                        Direction::Forward => *y += x.iter().zip(&*filter).map(|(x, w)| x * w).sum::<f32>(),
+                        Direction::Images => add(x, *y, filter),
+                        Direction::Filters => add(filter, *y, x),
+                    }
+                }
             }
+        }
+        numbers[written].iter().enumerate().for_each(|(row, values)| self.write_row(&matrices[written], row, values));
+    }
+
+    fn write_row(&mut self, matrix: &Matrix<Span>, row: usize, values: &[f32]) {
+        let to = part(matrix, row);
+        match matrix.format {
+            Format::F32 => self.device.write(to, values),
+            Format::Bf16 => self.device.write(to, &values.iter().copied().map(bf16::from_f32).collect::<Vec<_>>()),
+            Format::F16 => self.device.write(to, &values.iter().copied().map(f16::from_f32).collect::<Vec<_>>()),
+            Format::Fp8(_) => unreachable!("results are never FP8"),
         }
     }
 

@@ -20,16 +20,23 @@ mod training;
 mod trial;
 mod update;
 
+use switchyard_cuda::cublaslt::Arithmetic;
 use switchyard_worker::gpu::{CudnnKinds, Target};
 use switchyard_worker::nn::Graph;
 
 /// A target whose cuDNN and cuBLASLt handle everything that they can of a graph.
 fn with_libraries(graph: &Graph) -> Target {
-    let kinds = CudnnKinds::of(graph, false).into_iter();
+    let kinds = CudnnKinds::of(graph, Arithmetic::Ieee).into_iter();
     let target = TARGET.with(CudnnKinds::new(kinds.map(|kind| (kind, 4096)).collect()));
     Target { epilogues: true, ..target }
 }
 
 /// Few blocks, so that each has several rows; shared memory per block of an H200.
-const TARGET: Target =
-    Target { blocks: 4, shared_bytes: 232_448, cudnn: CudnnKinds::none(), epilogues: false, fp8: false };
+const TARGET: Target = Target {
+    blocks: 4,
+    shared_bytes: 232_448,
+    cudnn: CudnnKinds::none(),
+    epilogues: false,
+    fp8: false,
+    arithmetic: Arithmetic::Ieee,
+};

@@ -80,8 +80,7 @@ fn resnet(depth: ResNetDepth, stem: Stem, kind: Kind, format: Format) -> Graph {
     model(trial::resnet(depth, stem, 3), kind, SAMPLES, format)
 }
 
-/// A large stem and two bottlenecks, of which the first halves the image. The stem's patches are
-/// built for a few images at a time:
+/// A large stem and two bottlenecks, of which the first halves the image:
 ///
 /// ```text
 /// x = max pool(ReLU(norm(7x7(pixels))))

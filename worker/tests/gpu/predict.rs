@@ -85,18 +85,8 @@ fn every_launch_of_a_step_is_counted() {
 }
 
 #[test]
-fn cudnn_convolutions_count_tensors_once_and_the_flops_of_im2col() {
-    let bottlenecks = || network::bottlenecks(Format::F32);
-    let target = with_libraries(&bottlenecks());
-    let whole = Computation::new(bottlenecks(), &SGD, Precision::Fp32, SampleType::UInt8, target).unwrap();
-    let [whole, patches] = [whole, computation(bottlenecks())].map(|one| one.predict(1, &gpu()).unwrap());
-    let sum = |operations: &[Operation], part: Part, of: fn(&Operation) -> f64| {
-        operations.iter().filter(|one| one.part == part).map(of).sum::<f64>()
-    };
-    for part in [Part::Forward, Part::Backward] {
-        assert_eq!(sum(&whole, part, |one| one.flops), sum(&patches, part, |one| one.flops), "{part:?}");
-        assert!(sum(&whole, part, |one| one.bytes) < sum(&patches, part, |one| one.bytes), "{part:?}");
-    }
+fn convolutions_count_each_pixel_of_each_window_once() {
+    let whole = computation(network::bottlenecks(Format::F32)).predict(1, &gpu()).unwrap();
     // The stem, the shortcut, and a 3 x 3 window in each block: 20 x 20, 5 x 5 and 3 x 3 pixels,
     // with aligned rows.
     let forward = find(&whole, Part::Forward, "convolution");
@@ -147,19 +137,26 @@ fn causal_attention_counts_half_of_its_scores() {
 }
 
 #[test]
-fn attention_in_16_bits_uses_the_rate_of_matrix_products() {
+fn cudnn_attention_uses_the_rate_of_matrix_products_and_our_kernels_that_of_f32() {
     // All rates differ, so that the time reveals which one was used.
     let rates = Rates { f32: 1e3, bf16: 1e2, f16: 10.0, fp8: None };
     let gpu = Gpu { bytes_per_second: 1e9, products: rates, ..gpu() };
-    for (format, rate) in [(Format::F32, 1.0), (Format::Bf16, 1e2), (Format::F16, 10.0)] {
-        let operations = computation(network::language(trial::gpt(true), format)).predict(1, &gpu).unwrap();
-        let kernels =
-            [(Part::Forward, "attention"), (Part::Backward, "attention_queries"), (Part::Backward, "attention_keys")];
-        for (part, name) in kernels {
-            let found = find(&operations, part, name);
-            assert_eq!((found.bound, found.seconds), (Bound::Arithmetic, found.flops / rate), "{name}, {format:?}");
+    let graph = |format| network::language(trial::gpt(true), format);
+    let check = |computation: Computation, rate: f64, names: &[(Part, &str)]| {
+        let operations = computation.predict(1, &gpu).unwrap();
+        for (part, name) in names {
+            let found = find(&operations, *part, name);
+            assert_eq!((found.bound, found.seconds), (Bound::Arithmetic, found.flops / rate), "{name}");
         }
+    };
+    let kernels =
+        [(Part::Forward, "attention"), (Part::Backward, "attention_queries"), (Part::Backward, "attention_keys")];
+    let fused = [(Part::Forward, "fused_attention"), (Part::Backward, "fused_attention_backward")];
+    for (format, rate) in [(Format::Bf16, 1e2), (Format::F16, 10.0)] {
+        check(computation(graph(format)), 1.0, &kernels);
+        check(computation_for(graph(format), with_libraries(&graph(format))), rate, &fused);
     }
+    check(computation(graph(Format::F32)), 1.0, &kernels);
 }
 
 #[test]

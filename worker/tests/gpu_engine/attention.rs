@@ -13,11 +13,10 @@ const BF16: Precision =
     Precision::Amp(Amp { compute_type: HalfType::Bf16, loss_scaling: LossScaling::Static { scale: 1.0 } });
 
 /// A run in bf16.
-fn with(model: Change, deterministic: bool, extra: &[(&str, &str)]) -> RunOutput {
+fn with(model: Change, extra: &[(&str, &str)]) -> RunOutput {
     let job = Job::new(1, 1, STEPS).with(on(Device::Cuda, STEPS, |config| {
         model(config);
         config.precision = BF16;
-        config.gpu.deterministic = deterministic;
     }));
     run(&job, &environment(), extra)
 }
@@ -26,20 +25,15 @@ fn with(model: Change, deterministic: bool, extra: &[(&str, &str)]) -> RunOutput
 fn losses_of_fifty_steps_match_the_cpu() {
     let models: [(&str, Change); 2] = [("gpt", gpt), ("bert", bert)];
     for (name, model) in models {
-        for (deterministic, note) in
-            [(true, "accepts 1 of 1 kinds of attention"), (false, "accepts 2 of 2 kinds of attention")]
-        {
-            for (half, scale) in [(HalfType::Bf16, 1.0), (HalfType::Fp16, 256.0)] {
-                let output = compare(name, (1, 1), &[("SWITCHYARD_REFERENCE_SEED", "5")], 5e-3, |config| {
-                    model(config);
-                    config.length = Length::Steps(50);
-                    config.batch_merge = 2;
-                    config.evaluation.every_steps = 20;
-                    config.precision = amp(half, LossScaling::Static { scale });
-                    config.gpu.deterministic = deterministic;
-                });
-                assert!(output.log.contains(note), "{name}: {}", output.log);
-            }
+        for (half, scale) in [(HalfType::Bf16, 1.0), (HalfType::Fp16, 256.0)] {
+            let output = compare(name, (1, 1), &[("SWITCHYARD_REFERENCE_SEED", "5")], 5e-3, |config| {
+                model(config);
+                config.length = Length::Steps(50);
+                config.batch_merge = 2;
+                config.evaluation.every_steps = 20;
+                config.precision = amp(half, LossScaling::Static { scale });
+            });
+            assert!(output.log.contains("accepts 2 of 2 kinds of attention"), "{name}: {}", output.log);
         }
     }
 }
@@ -50,7 +44,7 @@ fn a_cuda_graph_matches_eager_execution() {
         let job = Job::new(1, 1, 6).with(on(Device::Cuda, 6, |config| {
             gpt(config);
             config.precision = BF16;
-            config.gpu = Gpu { graphs, deterministic: false, ..config.gpu };
+            config.gpu = Gpu { graphs, ..config.gpu };
         }));
         run(&job, &environment(), &[("SWITCHYARD_REFERENCE_SEED", "11")])
     });
@@ -60,7 +54,7 @@ fn a_cuda_graph_matches_eager_execution() {
 
 #[test]
 fn attention_that_cudnn_refuses_uses_our_kernels_and_the_log_says_why() {
-    let by_cudnn = with(gpt, false, &[]);
+    let by_cudnn = with(gpt, &[]);
     assert!(by_cudnn.log.contains("note: cuDNN 9.12.0 accepts 2 of 2 kinds of attention"), "{}", by_cudnn.log);
     // A fault, and the expected log lines.
     let cases = [
@@ -70,7 +64,7 @@ fn attention_that_cudnn_refuses_uses_our_kernels_and_the_log_says_why() {
         ("cudnn-version:91000", "note: attention: kernels of ours", "is 9.10.0, expected 9.11.0 or newer of version 9"),
     ];
     for (fault, counts, reason) in cases {
-        let output = with(gpt, false, &[(FAULT, fault)]);
+        let output = with(gpt, &[(FAULT, fault)]);
         assert_eq!(output.difference(&by_cudnn, 1e-2), None, "{fault}");
         assert!(output.log.contains(counts) && output.log.contains(reason), "{fault}: {}", output.log);
     }

@@ -34,6 +34,9 @@ fn a_machine_with_fewer_gpus_than_ranks() {
     let words = ["rank 8 of this node has no GPU, the driver shows 7; expected one", "lower trainer.numProcPerNode"];
     fails(8, &[("SWITCHYARD_REFERENCE_DEVICES", "7")], 2, &words, |_| ());
     fails(1, &[("SWITCHYARD_REFERENCE_DEVICES", "0")], 2, &["there is no device"], |_| ());
+    // No rank of the process waits for the one without a GPU.
+    let words = ["rank 2 of this node has no GPU, the driver shows 1; expected one"];
+    fails(2, &[("SWITCHYARD_REFERENCE_DEVICES", "1")], 2, &words, |config| config.devices_per_process = 2);
 }
 
 #[test]

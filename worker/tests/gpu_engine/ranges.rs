@@ -73,7 +73,6 @@ fn job(ranks: u32, change: impl FnOnce(&mut EngineConfig)) -> Job {
 fn half_gpt(config: &mut EngineConfig) {
     gpt(config);
     config.precision = amp(HalfType::Bf16, LossScaling::Static { scale: 1.0 });
-    config.gpu.deterministic = false;
 }
 
 /// The recorder's name for an entry of a profile.

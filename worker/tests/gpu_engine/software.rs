@@ -56,7 +56,7 @@ fn an_unusable_library_is_listed_with_reason_and_remedy() {
     assert!(nccl.problem.as_deref().unwrap().contains("version 2.18.6; expected 2.19.0"), "{nccl:?}");
     assert_eq!(nccl.remedy.as_deref(), Some("pip install nvidia-nccl-cu13"));
     assert_eq!((libraries[4].name.as_str(), libraries[4].version.as_deref()), ("cuDNN", Some("9.12.0")));
-    assert_eq!(libraries[4].without, "convolutions use im2col and GEMM");
+    assert_eq!(libraries[4].without, "networks with convolutions do not run on GPUs");
     let folder = tempfile::tempdir().unwrap();
     let none = [("SWITCHYARD_CUDA_LIBRARIES", folder.path().as_os_str()), ("PATH", folder.path().as_os_str())];
     let Software { libraries, gpus } = software(&none);

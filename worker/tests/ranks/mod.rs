@@ -44,7 +44,7 @@ pub fn free_port() -> u16 {
 }
 
 pub fn blueprint(config: &EngineConfig, world: u32) -> Result<Blueprint, TrainError> {
-    Blueprint::new(config, open(config)?, world, None, &Registry::new())
+    Blueprint::new(config, open(config)?, (world, 0), None, &Registry::new())
 }
 
 /// Calls `body` on a thread for each rank, with its group configuration.

@@ -27,7 +27,7 @@ fn train(what: &str, config: &EngineConfig) -> Trained {
     let start = Instant::now();
     let dataset = open(config).unwrap();
     let bigram_nats = dataset.entropies().unwrap().and_then(|entropies| entropies.bigram);
-    let blueprint = Blueprint::new(config, dataset, 1, None, &Registry::new()).unwrap();
+    let blueprint = Blueprint::new(config, dataset, (1, 0), None, &Registry::new()).unwrap();
     let steps = blueprint.training.total_steps;
     let group = crate::ranks::group(1, 0, crate::ranks::free_port());
     let mut trainer = Trainer::join(blueprint, &group).unwrap();

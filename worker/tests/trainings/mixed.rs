@@ -121,7 +121,7 @@ fn all_ranks_multiply_bf16_with_one_kernel() {
     // Rank 1 is limited to f32 arithmetic; rank 0 has the best kernel of this machine.
     let kernels = on_ranks(2, |group| {
         let word = (group.rank() == 1).then_some("portable");
-        let blueprint = Blueprint::new(&config, open(&config)?, 2, word, &Registry::new())?;
+        let blueprint = Blueprint::new(&config, open(&config)?, (2, 0), word, &Registry::new())?;
         let trainer = Trainer::join(blueprint, &group)?;
         let kernel = trainer.kernel();
         trainer.leave()?;

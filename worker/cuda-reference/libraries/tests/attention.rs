@@ -10,15 +10,16 @@ mod formats;
 use child::misuse_test;
 use device::{Gpu, number, places};
 use formats::{download, round, upload};
+use std::sync::Arc;
 use switchyard_cuda::attention::{Attention, Backward};
 use switchyard_cuda::cudnn::Cudnn;
 use switchyard_cuda::driver::{Buffer, Span};
 use switchyard_cuda::find::CUDNN;
 use switchyard_cuda::kernels::Element;
 use switchyard_cuda::kernels::attention::Shape;
-use switchyard_cuda::operation::{Accepted, Limits, Operation, Planned, Properties, ask};
+use switchyard_cuda::operation::{Limits, Operation, Plan, Planned};
 
-const LIMITS: Limits = Limits { deterministic: false, workspace_bytes: 1 << 20 };
+const LIMITS: Limits = Limits { deterministic: true, workspace_bytes: 1 << 20 };
 
 /// Sequences, tokens, heads and head size.
 const SIZES: [[u32; 4]; 4] = [[2, 7, 3, 8], [1, 16, 2, 16], [3, 1, 1, 24], [1, 33, 2, 8]];
@@ -131,13 +132,12 @@ fn elements(shape: &Shape) -> usize {
 
 /// Plans a pass.
 fn plan(cudnn: &Cudnn, attention: Attention, on: &Tensors) -> Planned {
-    let operation = Operation::Attention(attention);
-    let accepted = ask(cudnn, &Properties::of(cudnn, 0).unwrap(), &operation, LIMITS).unwrap();
+    let plan = Plan::new(cudnn, &Operation::Attention(attention), LIMITS).unwrap();
     let spans = match attention.backward {
         false => attention.spans(on.qkv.span(), on.out.span(), on.saved.span()),
         true => attention.backward_spans(on.backward()),
     };
-    Planned::new(cudnn, &operation, &accepted, &spans.unwrap(), Some(on.workspace.span())).unwrap()
+    Planned::new(&Arc::new(plan), &spans.unwrap(), Some(on.workspace.span())).unwrap()
 }
 
 #[test]
@@ -198,38 +198,21 @@ fn unsupported_attention_is_refused() {
         &[("SWITCHYARD_REFERENCE_FAULT", "cudnn-refused:13")],
         || {
             let (_gpu, cudnn) = (Gpu::new(), cudnn());
-            let device = Properties::of(&cudnn, 0).unwrap();
             let good = Attention { shape: shape(SIZES[0], Element::Bf16, true), backward: false };
             let refusal = |attention: Attention, limits| {
-                ask(&cudnn, &device, &Operation::Attention(attention), limits).map(drop).unwrap_err().to_string()
+                Plan::new(&cudnn, &Operation::Attention(attention), limits).map(drop).unwrap_err().to_string()
             };
             let wide = Attention { shape: shape(SIZES[0], Element::F32, true), ..good };
             assert!(refusal(wide, LIMITS).contains("numbers in 32 bits, expected 16"));
             let small = refusal(good, Limits { workspace_bytes: 255, ..LIMITS });
-            assert!(small.contains("no engine that is exact enough in so much memory"), "{small}");
+            assert!(small.contains("no engine that is deterministic and exact enough in so much memory"), "{small}");
             // The fault applies to graphs that begin like the gradient.
             let backward = Attention { backward: true, ..good };
             let fault = refusal(backward, LIMITS);
             assert!(fault.contains("injected fault"), "{fault}");
-            assert!(ask(&cudnn, &device, &Operation::Attention(good), LIMITS).is_ok());
+            assert!(Plan::new(&cudnn, &Operation::Attention(good), LIMITS).is_ok());
         },
     );
-}
-
-#[test]
-fn the_gradient_is_refused_in_deterministic_mode() {
-    device::on_a_device("the_gradient_is_refused_in_deterministic_mode", &[], || {
-        let (_gpu, cudnn) = (Gpu::new(), cudnn());
-        let device = Properties::of(&cudnn, 0).unwrap();
-        let request = |backward| {
-            let attention = Attention { shape: shape(SIZES[0], Element::Bf16, true), backward };
-            ask(&cudnn, &device, &Operation::Attention(attention), Limits { deterministic: true, ..LIMITS })
-        };
-        let accepted: Accepted = request(false).unwrap();
-        assert_eq!(accepted.workspace_bytes, 256);
-        let text = request(true).unwrap_err().to_string();
-        assert!(text.contains("no engine that is deterministic"), "{text}");
-    });
 }
 
 misuse_test! {
@@ -249,11 +232,10 @@ misuse_test! {
         let shape = shape(SIZES[0], Element::Bf16, true);
         let on = Tensors::new(&gpu, &shape);
         let attention = Attention { shape, backward: false };
-        let operation = Operation::Attention(attention);
-        let accepted = ask(&cudnn, &Properties::of(&cudnn, 0).unwrap(), &operation, LIMITS).unwrap();
+        let plan = Arc::new(Plan::new(&cudnn, &Operation::Attention(attention), LIMITS).unwrap());
         let out = if is_right { on.out.span() } else { on.qkv.span() };
         let spans = attention.spans(on.qkv.span(), out, on.saved.span()).unwrap();
-        let planned = Planned::new(&cudnn, &operation, &accepted, &spans, Some(on.workspace.span())).unwrap();
+        let planned = Planned::new(&plan, &spans, Some(on.workspace.span())).unwrap();
         planned.run(&gpu.stream).unwrap();
         gpu.context.synchronize().unwrap();
     }

@@ -10,13 +10,14 @@ mod formats;
 use child::misuse_test;
 use device::{Gpu, number, places};
 use formats::{download, round, upload};
+use std::sync::Arc;
 use switchyard_cuda::convolution::{Convolution, Direction};
 use switchyard_cuda::cublaslt::Arithmetic;
 use switchyard_cuda::cudnn::Cudnn;
 use switchyard_cuda::driver::{Buffer, Span};
 use switchyard_cuda::find::CUDNN;
 use switchyard_cuda::kernels::Element;
-use switchyard_cuda::operation::{Accepted, Limits, Operation, Planned, Properties, ask};
+use switchyard_cuda::operation::{Limits, Operation, Plan, Planned, Properties};
 
 const DIRECTIONS: [Direction; 3] = [Direction::Forward, Direction::Images, Direction::Filters];
 const FORMATS: [Element; 3] = [Element::F32, Element::Bf16, Element::F16];
@@ -49,8 +50,8 @@ fn library() -> switchyard_cuda::Library {
     places().open(&CUDNN).unwrap().library
 }
 
-fn accepted(cudnn: &Cudnn, convolution: &Convolution) -> Accepted {
-    ask(cudnn, &Properties::of(cudnn, 0).unwrap(), &Operation::Convolution(*convolution), LIMITS).unwrap()
+fn plan(cudnn: &Cudnn, convolution: &Convolution) -> Arc<Plan> {
+    Arc::new(Plan::new(cudnn, &Operation::Convolution(*convolution), LIMITS).unwrap())
 }
 
 /// A device tensor: rows of `width` values, with NaN in between.
@@ -132,10 +133,9 @@ fn expected(of: &Convolution, [images, filters, results]: &[Tensor; 3]) -> Vec<f
 /// The largest error, and the largest that rounding explains.
 fn error(gpu: &Gpu, cudnn: &Cudnn, of: &Convolution) -> [f64; 2] {
     let tensors = tensors(gpu, of);
-    let accepted = accepted(cudnn, of);
-    let workspace = gpu.context.allocate(accepted.workspace_bytes.max(1)).unwrap();
-    let planned =
-        Planned::new(cudnn, &Operation::Convolution(*of), &accepted, &spans(&tensors), Some(workspace.span())).unwrap();
+    let plan = plan(cudnn, of);
+    let workspace = gpu.context.allocate(plan.workspace_bytes().max(1)).unwrap();
+    let planned = Planned::new(&plan, &spans(&tensors), Some(workspace.span())).unwrap();
     planned.run(&gpu.stream).unwrap();
     gpu.stream.synchronize().unwrap();
     let written = &tensors[match of.direction {
@@ -198,93 +198,79 @@ fn unsupported_convolutions_are_refused() {
             let cudnn = Cudnn::start(&library()).unwrap();
             let of = Convolution { element: Element::Bf16, ..convolution(SIZES[0]) };
             let tensors = tensors(&gpu, &of);
-            let accepted = accepted(&cudnn, &of);
-            let refusal = |spans: [Span; 3], workspace, accepted: &Accepted| {
-                Planned::new(&cudnn, &Operation::Convolution(of), accepted, &spans, workspace)
-                    .map(|_| ())
-                    .unwrap_err()
-                    .to_string()
-            };
+            let plan = plan(&cudnn, &of);
+            let refusal =
+                |spans: [Span; 3], workspace| Planned::new(&plan, &spans, workspace).map(drop).unwrap_err().to_string();
             let [images, filters, results] = spans(&tensors);
-            assert_eq!(accepted.workspace_bytes, 4096);
-            let small = refusal([images, filters, results], None, &accepted);
+            assert_eq!(plan.workspace_bytes(), 4096);
+            let small = refusal([images, filters, results], None);
             assert!(small.contains("a workspace of 0 bytes, expected at least 4096"), "{small}");
             let workspace = gpu.context.allocate(4096).unwrap();
-            let short = refusal([images, filters.part(0..16).unwrap(), results], Some(workspace.span()), &accepted);
+            let short = refusal([images, filters.part(0..16).unwrap(), results], Some(workspace.span()));
             assert!(short.contains("16 bytes at a multiple of"), "{short}");
             let large = gpu.context.allocate(4096).unwrap();
             let odd = large.span().part(8..4096).unwrap();
-            let unaligned = refusal([images, odd, results], Some(workspace.span()), &accepted);
+            let unaligned = refusal([images, odd, results], Some(workspace.span()));
             assert!(unaligned.contains("at a multiple of 8"), "{unaligned}");
-            let other = Accepted { plan: accepted.plan.replace("plan", "plane"), ..accepted.clone() };
-            let unknown = refusal([images, filters, results], Some(workspace.span()), &other);
-            assert!(unknown.contains("no plan of this version"), "{unknown}");
+            // A plan for a described device does not run.
+            let device = Properties::described(&Cudnn::new(&library()).unwrap(), r#"{"deviceVer":900}"#).unwrap();
+            let bare = Cudnn::new(&library()).unwrap();
+            let described = Plan::described(&bare, &device, &Operation::Convolution(of), LIMITS).unwrap();
+            assert_eq!(described.workspace_bytes(), 4096);
+            let spans = [images, filters, results];
+            let described = Planned::new(&Arc::new(described), &spans, Some(workspace.span())).unwrap();
+            let text = described.run(&gpu.stream).unwrap_err().to_string();
+            assert!(text.contains("cuDNN was not started"), "{text}");
             // A heuristic without an engine, and a limit that its engines exceed.
-            let device = Properties::of(&cudnn, 0).unwrap();
             let backward = Convolution { direction: Direction::Filters, ..of };
-            let none = ask(&cudnn, &device, &Operation::Convolution(backward), LIMITS).unwrap_err().to_string();
+            let none = Plan::new(&cudnn, &Operation::Convolution(backward), LIMITS).map(drop).unwrap_err().to_string();
             assert!(none.contains("3000: CUDNN_STATUS_NOT_SUPPORTED: injected fault"), "{none}");
-            assert_eq!(
-                ask(&cudnn, &device, &Operation::Convolution(of), Limits { workspace_bytes: 4095, ..LIMITS })
-                    .unwrap()
-                    .workspace_bytes,
-                0
-            );
+            let limits = Limits { workspace_bytes: 4095, ..LIMITS };
+            assert_eq!(Plan::new(&cudnn, &Operation::Convolution(of), limits).unwrap().workspace_bytes(), 0);
             assert!(Properties::of(&cudnn, 1).is_err());
             assert!(Properties::described(&cudnn, "no device").is_err());
         },
     );
 }
 
-/// A bf16 convolution, its tensors, its plan, and cuDNN.
-fn prepared(gpu: &Gpu) -> (Cudnn, Convolution, [Tensor; 3], Accepted) {
-    let cudnn = Cudnn::start(&library()).unwrap();
+/// A bf16 convolution's plan and tensors.
+fn prepared(gpu: &Gpu) -> (Arc<Plan>, [Tensor; 3]) {
     let of = Convolution { element: Element::Bf16, ..convolution(SIZES[0]) };
-    let accepted = accepted(&cudnn, &of);
-    (cudnn, of, tensors(gpu, &of), accepted)
+    (plan(&Cudnn::start(&library()).unwrap(), &of), tensors(gpu, &of))
 }
 
 misuse_test! {
-    a_workspace_must_have_the_size_of_the_plan: "uses 4096 bytes", |is_right| {
-        let gpu = Gpu::new();
-        let (cudnn, of, tensors, accepted) = prepared(&gpu);
-        let workspace = gpu.context.allocate(if is_right { 4096 } else { 4080 }).unwrap();
-        let accepted = Accepted { workspace_bytes: 4080, ..accepted };
-        Planned::new(&cudnn, &Operation::Convolution(of), &accepted, &spans(&tensors), Some(workspace.span())).unwrap().run(&gpu.stream).unwrap();
-        gpu.context.synchronize().unwrap();
-    }
-
     two_streams_must_not_share_a_workspace: "with no order between", |is_right| {
         let gpu = Gpu::new();
         let all = [(); 2].map(|()| prepared(&gpu));
         let workspaces = [(); 2].map(|()| gpu.context.allocate(4096).unwrap());
         let streams = [(); 2].map(|()| gpu.context.stream().unwrap());
-        for (index, ((cudnn, of, tensors, accepted), stream)) in all.iter().zip(&streams).enumerate() {
+        for (index, ((plan, tensors), stream)) in all.iter().zip(&streams).enumerate() {
             let workspace = if is_right { &workspaces[index] } else { &workspaces[0] };
-            Planned::new(cudnn, &Operation::Convolution(*of), accepted, &spans(tensors), Some(workspace.span())).unwrap().run(stream).unwrap();
+            Planned::new(plan, &spans(tensors), Some(workspace.span())).unwrap().run(stream).unwrap();
         }
         gpu.context.synchronize().unwrap();
     }
 
     a_convolution_must_read_initialised_memory: "that nobody has written", |is_right| {
         let gpu = Gpu::new();
-        let (cudnn, of, tensors, accepted) = prepared(&gpu);
+        let (plan, tensors) = prepared(&gpu);
         let (workspace, fresh) = (gpu.context.allocate(4096).unwrap(), gpu.context.allocate(4096).unwrap());
         let [images, filters, results] = spans(&tensors);
         let filters = if is_right { filters } else { fresh.span() };
-        Planned::new(&cudnn, &Operation::Convolution(of), &accepted, &[images, filters, results], Some(workspace.span())).unwrap().run(&gpu.stream).unwrap();
+        Planned::new(&plan, &[images, filters, results], Some(workspace.span())).unwrap().run(&gpu.stream).unwrap();
         gpu.context.synchronize().unwrap();
     }
 
     a_convolution_must_not_overwrite_its_inputs: "writes what it reads", |is_right| {
         let gpu = Gpu::new();
-        let (cudnn, of, tensors, accepted) = prepared(&gpu);
+        let (plan, tensors) = prepared(&gpu);
         let workspace = gpu.context.allocate(4096).unwrap();
         let [images, filters, results] = spans(&tensors);
         let one = gpu.context.zeros(8192).unwrap();
         let images = if is_right { images } else { one.span() };
         let results = if is_right { results } else { one.span() };
-        Planned::new(&cudnn, &Operation::Convolution(of), &accepted, &[images, filters, results], Some(workspace.span())).unwrap().run(&gpu.stream).unwrap();
+        Planned::new(&plan, &[images, filters, results], Some(workspace.span())).unwrap().run(&gpu.stream).unwrap();
         gpu.context.synchronize().unwrap();
     }
 }

@@ -52,7 +52,7 @@ impl Side {
         let numbers: Vec<f32> = (0..lines * pitch).map(|at| round(element, of(at))).collect();
         let buffer = upload(gpu, element, &numbers);
         let matrix =
-            Matrix { span: buffer.span(), format: element.into(), rows: lines, columns: width, pitch, is_transposed };
+            Matrix { memory: buffer.span(), format: element.into(), rows: lines, columns: width, pitch, is_transposed };
         Side { buffer, element, matrix, numbers }
     }
 
@@ -165,7 +165,7 @@ fn epilogue_error(gpu: &Gpu, element: Element, function: Function, adds: bool) -
     let is_gelu = function == Function::Gelu;
     let pitch = N.next_multiple_of(KEPT_PITCH);
     let room = gpu.context.zeros(M * pitch * element.bytes()).unwrap();
-    let kept = Matrix { span: room.span(), pitch, ..sides[2].matrix };
+    let kept = Matrix { memory: room.span(), pitch, ..sides[2].matrix };
     let epilogue = Epilogue { bias: bias.span(), function, kept: is_gelu.then_some(kept) };
     let mut product = product(&sides, false, Arithmetic::Ieee);
     (product.epilogue, product.addend) = (Some(epilogue), adds.then_some(another.matrix));
@@ -264,7 +264,7 @@ fn in_fp8(gpu: &Gpu, formats: [Fp8; 2], scales: [f32; 2]) -> (Product, Vec<Buffe
         gpu.context.upload(&scales[1..]).unwrap(),
     ];
     let matrix = |buffer: &Buffer, format, [rows, columns]: [usize; 2], is_transposed| Matrix {
-        span: buffer.span(),
+        memory: buffer.span(),
         format,
         rows,
         columns,
@@ -372,7 +372,7 @@ misuse_test! {
         let mut product = product(&sides, false, Arithmetic::Ieee);
         if !is_right {
             // The result has fewer elements than the right factor.
-            product.result.span = product.right.span;
+            product.result.memory = product.right.memory;
         }
         let workspace = gpu.context.allocate(16).unwrap();
         cublaslt().plan(product, 0, 1).unwrap().run(0, workspace.span(), &gpu.stream).unwrap();
@@ -397,7 +397,7 @@ misuse_test! {
         let mut product = product(&sides, false, Arithmetic::Ieee);
         let fresh = gpu.context.allocate(4 * K * 100).unwrap();
         if !is_right {
-            product.right.span = fresh.span();
+            product.right.memory = fresh.span();
         }
         cublaslt().plan(product, 0, 1).unwrap().run(0, fresh.span(), &gpu.stream).unwrap();
         gpu.context.synchronize().unwrap();

@@ -52,8 +52,6 @@ pub(super) fn instruction<'a>(
         "bar" | "barrier" => line.barrier(&modifiers, names)?,
         "shfl" => line.shuffle(&modifiers, names)?,
         "vote" => line.vote(&modifiers, names)?,
-        "mma" => line.product(&modifiers, names)?,
-        "ldmatrix" => line.matrices(&modifiers, names)?,
         // Memory is sequentially consistent here; what a fence orders between blocks is reported as
         // a race.
         "membar" | "fence" => Operation::Nothing,
@@ -387,7 +385,7 @@ fn join_name<'m>(modifiers: &[&'m str]) -> &'m str {
 }
 
 /// The elements of `{a, b}`.
-pub(super) fn vector<'a, 't>(tokens: &'t [Token<'a>]) -> Vec<&'t [Token<'a>]> {
+fn vector<'a, 't>(tokens: &'t [Token<'a>]) -> Vec<&'t [Token<'a>]> {
     match tokens {
         [open, inner @ .., close] if (open.text, close.text) == ("{", "}") => split(inner),
         _ => Vec::new(),
@@ -395,7 +393,7 @@ pub(super) fn vector<'a, 't>(tokens: &'t [Token<'a>]) -> Vec<&'t [Token<'a>]> {
 }
 
 /// `[base]`, `[base+16]`, `[base+-16]`.
-pub(super) fn bracket<'a>(tokens: &[Token<'a>]) -> Option<(Token<'a>, i64)> {
+fn bracket<'a>(tokens: &[Token<'a>]) -> Option<(Token<'a>, i64)> {
     let [open, base, offset @ .., close] = tokens else { return None };
     let value = |token: &Token<'_>| number(token.text).map(|bits| bits as i64);
     let offset = match offset {

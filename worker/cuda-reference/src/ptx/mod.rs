@@ -3,7 +3,6 @@
 mod arithmetic;
 mod decode;
 mod entry;
-mod matrix;
 mod operands;
 mod scan;
 
@@ -205,28 +204,7 @@ pub(crate) enum Operation {
         negated: bool,
         mask: Register,
     },
-    Multiply(Product),
-    LoadMatrices(Matrices),
     Nothing,
-}
-
-/// A warp-wide tensor core product: 16 x 16 by 16 x 8 16-bit values, accumulated in f32.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Product {
-    pub(crate) widen: fn(u16) -> f32,
-    pub(crate) to: [Register; 4],
-    pub(crate) left: [Register; 4],
-    pub(crate) right: [Register; 2],
-    pub(crate) from: [Register; 4],
-}
-
-/// Four 8 x 8 matrices of 16-bit values.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Matrices {
-    /// Each lane provides the address of one row.
-    pub(crate) rows: Access,
-    pub(crate) is_transposed: bool,
-    pub(crate) to: [Register; 4],
 }
 
 /// A memory access of `parts` consecutive values of `bytes` bytes each.

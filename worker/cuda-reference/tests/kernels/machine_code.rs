@@ -11,13 +11,6 @@ const KNOWN: [&str; 18] = [
     "RED", "REDG", "REDUX",
 ];
 
-/// Whether a kernel multiplies on tensor cores.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Tensor {
-    Cores,
-    No,
-}
-
 impl Kernel {
     fn count(&self, is: impl Fn(&Instruction) -> bool) -> usize {
         self.instructions.iter().filter(|instruction| is(instruction)).count()
@@ -29,7 +22,7 @@ impl Kernel {
 }
 
 /// Violations of what a kernel must and must not contain.
-fn faults(kernel: &Kernel, tensor: Tensor) -> Vec<String> {
+fn faults(kernel: &Kernel) -> Vec<String> {
     let mut faults = Vec::new();
     let mut none = |count: usize, what: &str| {
         if count > 0 {
@@ -39,6 +32,7 @@ fn faults(kernel: &Kernel, tensor: Tensor) -> Vec<String> {
     none(kernel.of(&["LDL", "STL"]), "accesses to local memory");
     none(kernel.count(|it| it.code.starts_with("ATOMS.CAST.SPIN")), "loops of compare-and-swap on shared memory");
     none(kernel.of(&["LD", "ST", "ATOM"]), "accesses through generic addresses");
+    none(kernel.of(&["HMMA", "LDSM"]), "tensor core instructions");
     let mut refused = BTreeMap::<String, usize>::new();
     for Instruction { code, callee } in &kernel.instructions {
         match callee {
@@ -55,11 +49,6 @@ fn faults(kernel: &Kernel, tensor: Tensor) -> Vec<String> {
         }
     }
     refused.iter().for_each(|(what, count)| none(*count, what));
-    match (kernel.of(&["HMMA"]), tensor) {
-        (0, Tensor::Cores) => faults.push(format!("{}: no HMMA, expected products on tensor cores", kernel.name)),
-        (count, Tensor::No) => none(count, "HMMA"),
-        _ => {}
-    }
     faults
 }
 
@@ -74,12 +63,8 @@ fn row(kernel: &Kernel) -> String {
             parts.push(format!("{} {what} ({} of 128 bits)", kernel.of(&[base]), wide(base)));
         }
     }
-    let counted: [(&[&str], &str); 4] = [
-        (&["LDSM"], "loads of matrices"),
-        (&["HMMA"], "HMMA"),
-        (&["BAR"], "barriers"),
-        (&["ATOM", "ATOMG", "ATOMS", "RED", "REDG"], "atomics"),
-    ];
+    let counted: [(&[&str], &str); 2] =
+        [(&["BAR"], "barriers"), (&["ATOM", "ATOMG", "ATOMS", "RED", "REDG"], "atomics")];
     for (bases, what) in counted {
         if kernel.of(bases) > 0 {
             parts.push(format!("{} {what}", kernel.of(bases)));
@@ -117,9 +102,7 @@ fn machine_code_is_free_of_slow_instructions_on_every_architecture() {
             let mut kernels: Vec<Kernel> = kernels.by_ref().take(sections.len()).collect();
             // The compiler's order is arbitrary.
             kernels.sort_by(|one, other| one.name.cmp(&other.name));
-            let is_16_bit = name.contains("bf16") || name.contains(" f16");
-            let tensor = if name.starts_with("attention") && is_16_bit { Tensor::Cores } else { Tensor::No };
-            let found = kernels.iter().flat_map(|kernel| faults(kernel, tensor));
+            let found = kernels.iter().flat_map(faults);
             all.extend(found.map(|fault| format!("{name}, {architecture}: {fault}")));
             if architecture == super::ARCHITECTURE {
                 table += &format!("{name}\n  {}\n", kernels.iter().map(row).collect::<Vec<_>>().join("\n  "));
@@ -166,13 +149,13 @@ fn every_kind_of_violation_in_machine_code_is_detected() {
     let disassembler = Disassembler::new();
     for architecture in ARCHITECTURES {
         let kernels = compiled_separately(&disassembler, SOURCE, architecture);
-        let found: Vec<String> = kernels.iter().flat_map(|kernel| faults(kernel, Tensor::No)).collect();
+        let found: Vec<String> = kernels.iter().flat_map(faults).collect();
         let words = [
             "2 calls of `$calling$helper`",
             "generic addresses",
             "local memory",
             "compare-and-swap",
-            "HMMA, expected none",
+            "tensor core instructions",
         ];
         assert_eq!(found.len(), words.len(), "{architecture}: {found:#?}");
         for ((fault, word), kernel) in found.iter().zip(words).zip(&kernels) {
@@ -181,14 +164,10 @@ fn every_kind_of_violation_in_machine_code_is_detected() {
                 "{architecture}: {fault}"
             );
         }
-        // The same instructions with the other expectation.
-        let missing = faults(&kernels[1], Tensor::Cores);
-        assert!(missing.iter().any(|fault| fault.contains("no HMMA, expected products")), "{missing:?}");
-        assert!(faults(&kernels[4], Tensor::Cores).is_empty());
     }
     let unknown = Instruction { code: "LDGSTS.E.BYPASS.128".to_owned(), callee: None };
     let kernel = Kernel { name: "copying".to_owned(), instructions: vec![unknown] };
-    assert_eq!(faults(&kernel, Tensor::No), ["copying: 1 `LDGSTS`, which no check covers, expected none"]);
+    assert_eq!(faults(&kernel), ["copying: 1 `LDGSTS`, which no check covers, expected none"]);
 }
 
 #[test]

@@ -13,7 +13,6 @@ use switchyard_cuda::kernels::input::Input;
 use switchyard_cuda::kernels::layer_norm::LayerNorm;
 use switchyard_cuda::kernels::max_pool::MaxPool;
 use switchyard_cuda::kernels::optimizer::{Optimizer, Rule};
-use switchyard_cuda::kernels::patches::Patches;
 use switchyard_cuda::kernels::windows::Windows;
 use switchyard_cuda::kernels::{Element, Program, Rows, gradients};
 use switchyard_cuda_reference::compiler::{compiled, nvrtc};
@@ -92,14 +91,10 @@ fn programs() -> Vec<(String, Program)> {
 fn images(element: Element, name: &str) -> Vec<(String, Program)> {
     let rows = |width: u32| Rows { element, width, pitch: width.next_multiple_of(8) };
     let pool = Windows { height: 112, width: 112, kernel: 3, stride: 2, padding: 1 };
-    let stem = Windows { height: 224, width: 224, kernel: 7, stride: 2, padding: 3 };
-    let block = Windows { height: 56, width: 56, kernel: 3, stride: 1, padding: 1 };
     vec![
         (format!("input {name} pixels"), Input::new(rows(3), 1, Some(3)).unwrap().program()),
         (format!("input {name} 784"), Input::new(rows(784), 1, None).unwrap().program()),
         (format!("max pool {name} 64"), MaxPool::new(rows(64), 1, pool).unwrap().program()),
-        (format!("patches {name} 3"), Patches::new(rows(3), 1, stem).unwrap().program()),
-        (format!("patches {name} 64"), Patches::new(rows(64), 1, block).unwrap().program()),
         (format!("batch norm {name} 64"), BatchNorm::new(rows(64), 2).unwrap().program()),
         (format!("batch norm {name} 2048"), BatchNorm::new(rows(2048), 2).unwrap().program()),
         (format!("average pool {name} 2048"), AveragePool::new(rows(2048), 1, 49).unwrap().program()),

@@ -26,6 +26,8 @@ fn f32_is_rejected() {
 }
 
 #[test]
-fn scratch_memory_holds_means_and_f32_gradients() {
-    assert_eq!(Attention { shape: SHAPE, backward: true }.scratch_bytes(), 256 + 4 * 2 * 3 * 5 * 8);
+fn backward_needs_means_and_the_gradients_of_scores() {
+    let [forward, backward] = [false, true].map(|backward| Attention { shape: SHAPE, backward });
+    assert_eq!(backward.scratch_bytes(), 4 * 2 * 3 * 5);
+    assert_eq!([forward, backward].map(|pass| pass.workspace_bytes()), [256, 256 + 2 * 2 * 3 * 64 * 128]);
 }

@@ -47,16 +47,24 @@ pub enum Arithmetic {
     Tf32,
 }
 
-/// A row-major matrix of `rows` x `columns` elements, with a row pitch of `pitch` elements.
+/// A row-major matrix of `rows` x `columns` elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Matrix {
-    pub span: Span,
+pub struct Matrix<M = Span> {
+    pub memory: M,
     pub format: Format,
     pub rows: usize,
     pub columns: usize,
+    /// Row pitch in elements. The padding is never read.
     pub pitch: usize,
     /// Whether a GEMM reads it transposed.
     pub is_transposed: bool,
+}
+
+impl<M> Matrix<M> {
+    /// The transposed view of the same elements.
+    pub fn transposed(self) -> Matrix<M> {
+        Matrix { is_transposed: !self.is_transposed, ..self }
+    }
 }
 
 impl Matrix {
@@ -66,10 +74,10 @@ impl Matrix {
     }
 
     fn check(&self) -> Result<(), Error> {
-        let Matrix { span, format, rows, columns, pitch, .. } = *self;
+        let Matrix { memory, format, rows, columns, pitch, .. } = *self;
         let numbers = rows.checked_sub(1).and_then(|last| last.checked_mul(pitch)?.checked_add(columns));
         let bytes = numbers.and_then(|numbers| numbers.checked_mul(format.bytes()));
-        if columns == 0 || pitch < columns || bytes.is_none_or(|bytes| bytes > span.bytes()) {
+        if columns == 0 || pitch < columns || bytes.is_none_or(|bytes| bytes > memory.bytes()) {
             return Err(Error::refused("product", format!("not within its memory, or empty: {self:?}")));
         }
         Ok(())
@@ -78,14 +86,14 @@ impl Matrix {
 
 /// GEMM epilogue: `result = function(left right + addend + bias)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Epilogue {
+pub struct Epilogue<M = Span> {
     /// One value per column, in the result's format.
-    pub bias: Span,
+    pub bias: M,
     /// Cannot be [`Function::Tanh`].
     pub function: Function,
     /// Receives the input of [`Function::Gelu`]; `None` for other functions. Same size and format
     /// as the result, with a pitch that is a multiple of [`KEPT_PITCH`].
-    pub kept: Option<Matrix>,
+    pub kept: Option<Matrix<M>>,
 }
 
 /// Pitch alignment that the library requires of the matrix an epilogue saves.
@@ -98,26 +106,26 @@ pub const KEPT_PITCH: usize = 8;
 /// operands are [`Fp8::E4m3`], as in forward, partial sums are accumulated in reduced precision,
 /// which is faster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Product {
-    pub left: Matrix,
-    pub right: Matrix,
+pub struct Product<M = Span> {
+    pub left: Matrix<M>,
+    pub right: Matrix<M>,
     /// Not transposed. f32, or the operands' format.
-    pub result: Matrix,
+    pub result: Matrix<M>,
     /// Same size and format as the result; can be the result itself.
-    pub addend: Option<Matrix>,
+    pub addend: Option<Matrix<M>>,
     /// Not supported for FP8 operands.
-    pub epilogue: Option<Epilogue>,
+    pub epilogue: Option<Epilogue<M>>,
     pub arithmetic: Arithmetic,
     /// For FP8 operands, left and right: one f32 scale on the device per operand.
-    pub scales: Option<[Span; 2]>,
+    pub scales: Option<[M; 2]>,
 }
 
 impl Product {
     /// The key for algorithm selection: everything except the addresses.
     pub fn kind(&self) -> String {
         let matrix = |matrix: &Matrix| {
-            let Matrix { span, format, rows, columns, pitch, is_transposed } = matrix;
-            let (flip, alignment) = (if *is_transposed { "T" } else { "" }, span.alignment());
+            let Matrix { memory, format, rows, columns, pitch, is_transposed } = matrix;
+            let (flip, alignment) = (if *is_transposed { "T" } else { "" }, memory.alignment());
             format!("{rows} x {columns} / {pitch}{flip} {format:?} at {alignment}")
         };
         let Product { left, right, result, addend, epilogue, arithmetic, .. } = self;
@@ -188,7 +196,7 @@ impl Product {
         let is_multiple = |matrix: &Matrix| {
             let numbers = [matrix.rows, matrix.columns, matrix.pitch];
             numbers.iter().all(|number| number.is_multiple_of(multiple))
-                && (matrix.span.alignment() as usize).is_multiple_of(multiple)
+                && (matrix.memory.alignment() as usize).is_multiple_of(multiple)
         };
         let formats = (left.format, right.format) != (Format::Fp8(Fp8::E5m2), Format::Fp8(Fp8::E5m2));
         let scales = self.scales.is_none_or(|scales| scales.iter().all(|scale| scale.bytes() >= size_of::<f32>()));

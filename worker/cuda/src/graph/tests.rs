@@ -41,7 +41,6 @@ fn constants_match_the_header() {
         ("CUDNN_POINTWISE_SUB", Pointwise::Subtract as i32),
         ("CUDNN_POINTWISE_EXP", Pointwise::Exponential as i32),
         ("CUDNN_POINTWISE_LOG", Pointwise::Logarithm as i32),
-        ("CUDNN_POINTWISE_IDENTITY", Pointwise::Identity as i32),
         ("CUDNN_POINTWISE_CMP_GE", Pointwise::GreaterOrEqual as i32),
         ("CUDNN_POINTWISE_GEN_INDEX", Pointwise::Index as i32),
         ("CUDNN_POINTWISE_BINARY_SELECT", Pointwise::Select as i32),

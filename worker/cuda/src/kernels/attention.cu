@@ -1,10 +1,13 @@
-// f32 flash attention (head size HEAD). Probabilities are never materialised: forward walks through
-// the keys tile by tile and rescales its sums whenever a larger score appears; backward recomputes
-// the probabilities from the saved log-sum-exp of each query (Dao et al. 2022). A block has TILE
-// queries, or TILE keys, of one head, and each warp ROWS of them. Lanes are the rows of the other
-// side, or the columns of a head. No two blocks write to the same row.
-#include "attention.cuh"
+// Flash attention in f32 (head size HEAD, tensors of type ELEMENT). Probabilities are never
+// materialised: forward walks through the keys tile by tile and rescales its sums whenever a larger
+// score appears; backward recomputes the probabilities from the saved log-sum-exp of each query
+// (Dao et al. 2022). A block has TILE queries, or TILE keys, of one head, and each warp ROWS of
+// them. Lanes are the rows of the other side, or the columns of a head. No two blocks write to the
+// same row. A row of qkv holds the queries of all heads, then their keys, then their values.
+#include "device.cuh"
 
+constexpr float LOG2_OF_E = 1.44269504f, LOG_OF_2 = 0.693147181f;
+constexpr unsigned MINUS_INFINITY = 0xff800000;
 constexpr int THREADS = 128;
 constexpr int TILE = LANES;
 constexpr int ROWS = TILE / (THREADS / LANES);
@@ -14,15 +17,36 @@ constexpr int PITCH = HEAD / 4 | 1;
 // Columns per lane.
 constexpr int COLUMNS = (HEAD + LANES - 1) / LANES;
 
+// All rows of head `column` in a tensor whose rows have `heads` heads.
+template <class T>
+struct Rows {
+    T* start;
+    size_t pitch;
+
+    __device__ Rows(T* tensor, size_t first_row, unsigned heads, unsigned column)
+        : start(tensor + (first_row * heads + column) * HEAD), pitch((size_t)heads * HEAD) {}
+
+    __device__ T* at(unsigned row) const { return start + row * pitch; }
+};
+
+__device__ inline bool sees(unsigned query, unsigned key, unsigned context, unsigned causal) {
+    return key < context && (causal == 0 || key <= query);
+}
+
 // Copies TILE rows from `first` on; zeros beyond the last one.
-__device__ inline void fetch(const Rows<const float>& from, unsigned first, unsigned context, float4* to) {
-    for (int at = threadIdx.x; at < TILE * (HEAD / 4); at += THREADS) {
-        const int row = at / (HEAD / 4), column = at % (HEAD / 4);
-        float4 numbers = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+__device__ inline void fetch(const Rows<const ELEMENT>& from, unsigned first, unsigned context, float4* to) {
+    constexpr int WIDTH = PER_VECTOR<ELEMENT>, VECTORS = HEAD / WIDTH;
+    for (int at = threadIdx.x; at < TILE * VECTORS; at += THREADS) {
+        const int row = at / VECTORS, vector = at % VECTORS;
+        float numbers[WIDTH] = {};
         if (first + row < context) {
-            numbers = reinterpret_cast<const float4*>(from.at(first + row))[column];
+            load(from.at(first + row) + vector * WIDTH, numbers);
         }
-        to[row * PITCH + column] = numbers;
+#pragma unroll
+        for (int i = 0; i < WIDTH; i += 4) {
+            to[row * PITCH + (vector * WIDTH + i) / 4] =
+                make_float4(numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3]);
+        }
     }
 }
 
@@ -76,14 +100,14 @@ __device__ inline void accumulate(float4* weights, const float4* rows, float (&s
 }
 
 // Writes the sums of this warp's rows, which start at `first`.
-__device__ inline void put(const float (&sums)[ROWS][COLUMNS], const Rows<float>& to, unsigned first, unsigned context) {
+__device__ inline void put(const float (&sums)[ROWS][COLUMNS], const Rows<ELEMENT>& to, unsigned first, unsigned context) {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
             const int column = c * LANES + threadIdx.x % LANES;
             if (first + r < context && column < HEAD) {
-                to.at(first + r)[column] = sums[r][c];
+                narrow(sums[r][c], to.at(first + r) + column);
             }
         }
     }
@@ -106,7 +130,7 @@ __device__ inline void put_each(const float (&numbers)[ROWS], float* to, unsigne
 // saved: the log-sum-exp of the scores, per query and head, as in cuDNN's attention. `scale` makes
 // the scores base-2 exponents. count: heads of all sequences.
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
-    attention(const float* qkv, float* out, float* saved, unsigned count, unsigned heads, unsigned context,
+    attention(const ELEMENT* qkv, ELEMENT* out, float* saved, unsigned count, unsigned heads, unsigned context,
               unsigned causal, float scale) {
     extern __shared__ float4 tiles[];
     float4 *const queries = tiles, *const keys = queries + TILE * PITCH, *const values = keys + TILE * PITCH;
@@ -117,9 +141,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
         const unsigned head = task % count, start = (tiles_of_head - 1 - task / count) * TILE;
         const unsigned warp_row = start + threadIdx.x / LANES * ROWS, column = head % heads;
         const size_t row = (size_t)(head / heads) * context;
-        const Rows<const float> key_rows(qkv, row, 3 * heads, heads + column);
-        const Rows<const float> value_rows(qkv, row, 3 * heads, 2 * heads + column);
-        fetch(Rows<const float>(qkv, row, 3 * heads, column), start, context, queries);
+        const Rows<const ELEMENT> key_rows(qkv, row, 3 * heads, heads + column);
+        const Rows<const ELEMENT> value_rows(qkv, row, 3 * heads, 2 * heads + column);
+        fetch(Rows<const ELEMENT>(qkv, row, 3 * heads, column), start, context, queries);
         float sums[ROWS][COLUMNS] = {}, totals[ROWS] = {}, largest[ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
@@ -161,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
                 sums[r][c] *= inverse;
             }
         }
-        put(sums, Rows<float>(out, row, heads, column), warp_row, context);
+        put(sums, Rows<ELEMENT>(out, row, heads, column), warp_row, context);
         put_each(largest, saved + (size_t)head * context, warp_row, context);
     }
 }
@@ -169,8 +193,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 // Gradient of the queries. means: the inner product of the output and its gradient, per query and
 // head, for `attention_keys`.
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
-    attention_queries(const float* qkv, const float* out, const float* d_out, const float* saved, float* means,
-                      float* d_qkv, unsigned count, unsigned heads, unsigned context, unsigned causal, float scale) {
+    attention_queries(const ELEMENT* qkv, const ELEMENT* out, const ELEMENT* d_out, const float* saved, float* means,
+                      ELEMENT* d_qkv, unsigned count, unsigned heads, unsigned context, unsigned causal, float scale) {
     extern __shared__ float4 tiles[];
     float4 *const queries = tiles, *const d_outs = queries + TILE * PITCH, *const keys = d_outs + TILE * PITCH;
     float4 *const values = keys + TILE * PITCH, *const weights = values + TILE * PITCH;
@@ -179,11 +203,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
         const unsigned head = task % count, start = (tiles_of_head - 1 - task / count) * TILE;
         const unsigned warp_row = start + threadIdx.x / LANES * ROWS, column = head % heads;
         const size_t row = (size_t)(head / heads) * context;
-        const Rows<const float> key_rows(qkv, row, 3 * heads, heads + column);
-        const Rows<const float> value_rows(qkv, row, 3 * heads, 2 * heads + column);
-        const Rows<const float> out_rows(out, row, heads, column);
-        fetch(Rows<const float>(qkv, row, 3 * heads, column), start, context, queries);
-        fetch(Rows<const float>(d_out, row, heads, column), start, context, d_outs);
+        const Rows<const ELEMENT> key_rows(qkv, row, 3 * heads, heads + column);
+        const Rows<const ELEMENT> value_rows(qkv, row, 3 * heads, 2 * heads + column);
+        const Rows<const ELEMENT> out_rows(out, row, heads, column);
+        fetch(Rows<const ELEMENT>(qkv, row, 3 * heads, column), start, context, queries);
+        fetch(Rows<const ELEMENT>(d_out, row, heads, column), start, context, d_outs);
         __syncthreads();
         const float mine = lane < ROWS && warp_row + lane < context ? LOG2_OF_E * saved[(size_t)head * context + warp_row + lane] : 0.0f;
         float mean[ROWS], logarithm[ROWS];
@@ -195,7 +219,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 #pragma unroll
             for (int c = 0; c < COLUMNS; c++) {
                 const int at = c * LANES + lane;
-                sum += query < context && at < HEAD ? out_rows.at(query)[at] * gradient[at] : 0.0f;
+                sum += query < context && at < HEAD ? widen(out_rows.at(query)[at]) * gradient[at] : 0.0f;
             }
             mean[r] = warp_sum(sum);
             logarithm[r] = __shfl_sync(ALL_LANES, mine, r);
@@ -220,13 +244,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
             accumulate(weights, keys, sums);
             __syncthreads();
         }
-        put(sums, Rows<float>(d_qkv, row, 3 * heads, column), warp_row, context);
+        put(sums, Rows<ELEMENT>(d_qkv, row, 3 * heads, column), warp_row, context);
     }
 }
 
 // Gradients of keys and values.
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
-    attention_keys(const float* qkv, const float* d_out, const float* saved, const float* means, float* d_qkv,
+    attention_keys(const ELEMENT* qkv, const ELEMENT* d_out, const float* saved, const float* means, ELEMENT* d_qkv,
                    unsigned count, unsigned heads, unsigned context, unsigned causal, float scale) {
     extern __shared__ float4 tiles[];
     float4 *const keys = tiles, *const values = keys + TILE * PITCH, *const queries = values + TILE * PITCH;
@@ -238,10 +262,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
         const unsigned head = task % count, start = task / count * TILE;
         const unsigned warp_row = start + threadIdx.x / LANES * ROWS, column = head % heads;
         const size_t row = (size_t)(head / heads) * context;
-        const Rows<const float> query_rows(qkv, row, 3 * heads, column);
-        const Rows<const float> d_out_rows(d_out, row, heads, column);
-        fetch(Rows<const float>(qkv, row, 3 * heads, heads + column), start, context, keys);
-        fetch(Rows<const float>(qkv, row, 3 * heads, 2 * heads + column), start, context, values);
+        const Rows<const ELEMENT> query_rows(qkv, row, 3 * heads, column);
+        const Rows<const ELEMENT> d_out_rows(d_out, row, heads, column);
+        fetch(Rows<const ELEMENT>(qkv, row, 3 * heads, heads + column), start, context, keys);
+        fetch(Rows<const ELEMENT>(qkv, row, 3 * heads, 2 * heads + column), start, context, values);
         float d_keys[ROWS][COLUMNS] = {}, d_values[ROWS][COLUMNS] = {};
         for (unsigned first = causal != 0 ? start : 0; first < context; first += TILE) {
             fetch(query_rows, first, context, queries);
@@ -265,7 +289,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
             accumulate(d_scores, queries, d_keys);
             __syncthreads();
         }
-        put(d_keys, Rows<float>(d_qkv, row, 3 * heads, heads + column), warp_row, context);
-        put(d_values, Rows<float>(d_qkv, row, 3 * heads, 2 * heads + column), warp_row, context);
+        put(d_keys, Rows<ELEMENT>(d_qkv, row, 3 * heads, heads + column), warp_row, context);
+        put(d_values, Rows<ELEMENT>(d_qkv, row, 3 * heads, 2 * heads + column), warp_row, context);
     }
 }

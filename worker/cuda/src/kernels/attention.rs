@@ -1,14 +1,14 @@
-//! Flash attention, forward and backward: the score matrix is never materialised.
+//! Flash attention in f32, forward and backward: the score matrix is never materialised. cuDNN
+//! computes 16-bit attention where it can: see [`crate::attention`].
 
 use super::{Argument, Call, Element, Memory, Program, Source, sizes};
 use crate::error::Error;
 
 pub(super) static SOURCE: Source =
     Source { name: "attention.cu", text: include_str!("attention.cu"), arithmetic: "--use_fast_math" };
-/// 16-bit version.
-pub(super) static TENSOR: Source =
-    Source { name: "attention_tensor.cu", text: include_str!("attention_tensor.cu"), arithmetic: "--use_fast_math" };
 const THREADS: u32 = 128;
+/// Queries, or keys, per tile.
+const TILE: u32 = 32;
 const MAX_WIDTH: u32 = 128;
 
 /// Heads of equal size over sequences of equal length.
@@ -29,16 +29,6 @@ pub struct Shape {
 /// Self-attention of a shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attention(Shape);
-
-/// Shared-memory contents of a block: its own rows, all tile rows of a head, tile weights, and
-/// values per query.
-#[derive(Debug, Clone, Copy)]
-struct Block {
-    own: u32,
-    rows: u32,
-    weights: u32,
-    numbers: u32,
-}
 
 /// Memory of backward.
 #[derive(Debug, Clone, Copy)]
@@ -73,12 +63,9 @@ impl Attention {
 
     pub fn program(&self) -> Program {
         let Shape { element, head_size, .. } = self.0;
-        let head = format!("-DHEAD={head_size}");
-        match element {
-            Element::F32 => Program { source: &SOURCE, definitions: vec![head] },
-            Element::Bf16 | Element::F16 => {
-                Program { source: &TENSOR, definitions: vec![format!("-DELEMENT={}", element.name()), head] }
-            }
+        Program {
+            source: &SOURCE,
+            definitions: vec![format!("-DELEMENT={}", element.name()), format!("-DHEAD={head_size}")],
         }
     }
 
@@ -96,48 +83,22 @@ impl Attention {
         self.rows() * self.0.heads as usize * self.0.head_size as usize * self.0.element.bytes()
     }
 
-    /// Block layouts of forward, of the query gradient, and of the key and value gradients, as in
-    /// the sources.
-    fn blocks(&self) -> [Block; 3] {
-        const TILE: u32 = 64;
-        match self.0.element {
-            Element::F32 => [(3, 1), (4, 1), (4, 2)].map(|(tiles, weights)| Block {
-                own: 32,
-                rows: 32 * tiles,
-                weights,
-                numbers: 0,
-            }),
-            Element::Bf16 | Element::F16 => {
-                let queries = if self.0.head_size > 64 { 64 } else { 128 };
-                [(128, 1, 0), (queries, 2, 0), (64, 2, 2 * TILE)].map(|(own, tensors, numbers)| Block {
-                    own,
-                    rows: tensors * own + 2 * TILE,
-                    weights: 0,
-                    numbers,
-                })
-            }
-        }
+    /// Shared memory of `tiles` f32 tiles, and of the weights of `weights` pairs of tiles.
+    fn shared_bytes(&self, (tiles, weights): (u32, u32)) -> u32 {
+        // An odd number of vectors per row.
+        let pitch = 16 * ((self.0.head_size / 4) | 1);
+        TILE * (tiles * pitch + 4 * weights * TILE)
     }
 
-    fn shared_bytes(&self, Block { own, rows, weights, numbers }: Block) -> u32 {
-        let size = self.0.head_size;
-        // An odd number of vectors.
-        let pitch = match self.0.element {
-            Element::F32 => 16 * ((size / 4) | 1),
-            Element::Bf16 | Element::F16 => 2 * size.next_multiple_of(16) + 16,
-        };
-        rows * pitch + 4 * (weights * own * own + numbers)
-    }
-
-    /// `shared_bytes`: maximum shared memory per block.
+    /// `shared_bytes`: maximum shared memory per block. `tiles`: [`Attention::shared_bytes`].
     fn call<M>(
         &self,
         kernel: &'static str,
         (max_blocks, shared_bytes): (u32, u32),
-        block: Block,
+        tiles: (u32, u32),
         mut arguments: Vec<Argument<M>>,
     ) -> Result<Call<M>, Error> {
-        let needed = self.shared_bytes(block);
+        let needed = self.shared_bytes(tiles);
         if needed > shared_bytes {
             let text = format!("{shared_bytes} bytes of shared memory, expected at least {needed}");
             return Err(Error::refused(kernel, text));
@@ -148,7 +109,7 @@ impl Attention {
         let sizes = [count, self.0.heads, self.0.context, self.0.causal.into()];
         arguments.extend(sizes.map(Argument::Int));
         arguments.push(Argument::Float(scale as f32));
-        let blocks = (count * self.0.context.div_ceil(block.own)).min(max_blocks).max(1);
+        let blocks = (count * self.0.context.div_ceil(TILE)).min(max_blocks).max(1);
         Ok(Call { program: self.program(), kernel, blocks, threads: THREADS, shared_bytes: needed, arguments })
     }
 
@@ -169,7 +130,7 @@ impl Attention {
         let all = self.out_bytes();
         sizes("attention", &[("qkv", qkv, 3 * all), ("out", out, all), ("saved", saved, self.saved_bytes())])?;
         let arguments = vec![Argument::Reads(qkv), Argument::Writes(out), Argument::Writes(saved)];
-        self.call("attention", (max_blocks, shared_bytes), self.blocks()[0], arguments)
+        self.call("attention", (max_blocks, shared_bytes), (3, 1), arguments)
     }
 
     /// Computes the gradient of `qkv` in two calls on at most `max_blocks` blocks with
@@ -209,10 +170,9 @@ impl Attention {
             Argument::Reads(means),
             Argument::Writes(d_qkv),
         ];
-        let [_, of_queries, of_keys] = self.blocks();
         Ok([
-            self.call("attention_queries", (max_blocks, shared_bytes), of_queries, queries)?,
-            self.call("attention_keys", (max_blocks, shared_bytes), of_keys, keys)?,
+            self.call("attention_queries", (max_blocks, shared_bytes), (4, 1), queries)?,
+            self.call("attention_keys", (max_blocks, shared_bytes), (4, 2), keys)?,
         ])
     }
 }

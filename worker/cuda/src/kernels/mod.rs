@@ -20,7 +20,6 @@ pub mod input;
 pub mod layer_norm;
 pub mod max_pool;
 pub mod optimizer;
-pub mod patches;
 pub mod recorded;
 mod signature;
 pub mod windows;
@@ -30,13 +29,11 @@ use crate::nvrtc::{Compiled, Nvrtc};
 pub use signature::Format;
 
 /// Headers that the sources include.
-const HEADERS: [(&str, &str); 7] = [
-    ("attention.cuh", include_str!("attention.cuh")),
+const HEADERS: [(&str, &str); 5] = [
     ("columns.cuh", include_str!("columns.cuh")),
     ("device.cuh", include_str!("device.cuh")),
     ("parts.cuh", include_str!("parts.cuh")),
     ("rows.cuh", include_str!("rows.cuh")),
-    ("tensor.cuh", include_str!("tensor.cuh")),
     ("windows.cuh", include_str!("windows.cuh")),
 ];
 
@@ -50,10 +47,9 @@ pub(crate) struct Source {
     pub(crate) arithmetic: &'static str,
 }
 
-const SOURCES: [&Source; 16] = [
+const SOURCES: [&Source; 14] = [
     &activation::SOURCE,
     &attention::SOURCE,
-    &attention::TENSOR,
     &average_pool::SOURCE,
     &batch_norm::SOURCE,
     &cross_entropy::SOURCE,
@@ -66,7 +62,6 @@ const SOURCES: [&Source; 16] = [
     &layer_norm::SOURCE,
     &max_pool::SOURCE,
     &optimizer::SOURCE,
-    &patches::SOURCE,
 ];
 
 /// Element type in memory; the kernels compute in `f32`.

@@ -14,7 +14,6 @@ fn constants_match_the_header() {
     let numbers = [
         ("CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR", DEVICEPROP_DESCRIPTOR),
         ("CUDNN_ATTR_ENGINEHEUR_DEVICEPROP", ENGINEHEUR_DEVICEPROP),
-        ("CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION", EXECUTION_PLAN_JSON),
         ("CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP", EXECUTION_PLAN_DEVICEPROP),
         ("CUDNN_ATTR_DEVICEPROP_DEVICE_ID", DEVICEPROP_DEVICE_ID),
         ("CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION", DEVICEPROP_JSON),
@@ -51,7 +50,8 @@ fn nondeterministic_or_inexact_engines_are_rejected() {
         (exact, &[DOWN_CONVERT_INPUTS], [false; 2]),
         (rounded, &[TENSOR_CORE], [true; 2]),
         (rounded, &[FFT], [false; 2]),
-        (attention, &[TENSOR_CORE], [false, true]),
+        (attention, &[TENSOR_CORE], [true; 2]),
+        (attention, &[TENSOR_CORE, NONDETERMINISTIC], [false, true]),
     ] {
         let got = [true, false].map(|deterministic| operation.accepts(notes, deterministic));
         assert_eq!(got, [may, may_unordered], "{operation:?} with {notes:?}");

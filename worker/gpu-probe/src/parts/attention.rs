@@ -1,18 +1,19 @@
-//! Compares cuDNN's attention with our kernels at the same shape: both against the CPU, and their
-//! speed.
+//! cuDNN's attention against the CPU, and its speed.
 
-use super::{Probe, gather};
+use super::Probe;
 use crate::numbers::{pattern, relative_error, short};
 use crate::outcome::Outcome;
 use half::bf16;
 use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Instant;
+use switchyard_cuda::Error;
 use switchyard_cuda::attention::{Attention, Backward};
 use switchyard_cuda::cudnn::Cudnn;
-use switchyard_cuda::driver::{Buffer, Context, Device, Loaded};
-use switchyard_cuda::kernels::attention::{Attention as Kernels, Backward as KernelBackward, Shape};
-use switchyard_cuda::kernels::{Call, Element};
-use switchyard_cuda::operation::{Limits, Operation, Planned, Properties, ask};
-use switchyard_cuda::{Error, driver};
+use switchyard_cuda::driver::{Buffer, Context};
+use switchyard_cuda::kernels::Element;
+use switchyard_cuda::kernels::attention::Shape;
+use switchyard_cuda::operation::{Limits, Operation, Plan, Planned};
 
 /// Small enough to compute on the CPU.
 const CHECKED: Shape = Shape { element: Element::Bf16, batch: 2, context: 128, heads: 2, head_size: 64, causal: true };
@@ -21,16 +22,11 @@ const TIMED: Shape = Shape { batch: 8, context: 1024, heads: 12, ..CHECKED };
 /// Shape in a rehearsal.
 const SMALL: Shape = Shape { batch: 1, context: 24, head_size: 16, ..CHECKED };
 
-/// cuDNN's plans at these shapes need 256 bytes. The gradient's accumulation order is not fixed.
-pub(super) const LIMITS: Limits = Limits { deterministic: false, workspace_bytes: 16 << 20 };
+/// The gradient needs 192 MiB at the timed shape.
+const LIMITS: Limits = Limits { deterministic: true, workspace_bytes: 256 << 20 };
 
 /// Weights, score gradients and results have 8-bit mantissas.
 const LIMIT: f64 = 0.02;
-
-/// The shape that is timed.
-pub(super) fn shape(probe: &Probe) -> Shape {
-    if probe.rehearse { SMALL } else { TIMED }
-}
 
 /// Elements of one tensor of shape tokens x heads x head size.
 fn elements(shape: &Shape) -> usize {
@@ -72,104 +68,55 @@ impl Tensors {
     }
 }
 
-/// One implementation, prepared for both passes of a shape.
-enum Side {
-    Cudnn([Planned; 2]),
-    Kernels(Loaded, Vec<Call<driver::Span>>, Vec<Call<driver::Span>>),
-}
-
-impl Side {
-    fn cudnn(cudnn: &Cudnn, properties: &Properties, shape: &Shape, on: &Tensors) -> Result<Side, Error> {
-        let [qkv, out, saved, d_out, d_qkv, scratch] =
-            [&on.qkv, &on.out, &on.saved, &on.d_out, &on.d_qkv, &on.scratch].map(Buffer::span);
-        let pass = |backward| {
-            let attention = Attention { shape: *shape, backward };
-            let operation = Operation::Attention(attention);
-            let accepted = ask(cudnn, properties, &operation, LIMITS)?;
-            let spans = match backward {
-                false => attention.spans(qkv, out, saved)?,
-                true => attention.backward_spans(Backward { qkv, out, saved, d_out, d_qkv, scratch })?,
-            };
-            Planned::new(cudnn, &operation, &accepted, &spans, Some(on.workspace.span()))
+/// Plans forward and backward.
+fn planned(cudnn: &Cudnn, shape: &Shape, on: &Tensors) -> Result<[Planned; 2], Error> {
+    let [qkv, out, saved, d_out, d_qkv, scratch] =
+        [&on.qkv, &on.out, &on.saved, &on.d_out, &on.d_qkv, &on.scratch].map(Buffer::span);
+    let pass = |backward| {
+        let attention = Attention { shape: *shape, backward };
+        let plan = Plan::new(cudnn, &Operation::Attention(attention), LIMITS)?;
+        let spans = match backward {
+            false => attention.spans(qkv, out, saved)?,
+            true => attention.backward_spans(Backward { qkv, out, saved, d_out, d_qkv, scratch })?,
         };
-        Ok(Side::Cudnn([pass(false)?, pass(true)?]))
-    }
-
-    fn kernels(
-        probe: &Probe,
-        (context, device): (&Context, &Device),
-        shape: &Shape,
-        on: &Tensors,
-    ) -> Result<Side, Error> {
-        let kernels = Kernels::new(*shape)?;
-        let blocks = 4 * u32::try_from(device.multiprocessors).unwrap_or(1);
-        let [qkv, out, saved, d_out, d_qkv, means] =
-            [&on.qkv, &on.out, &on.saved, &on.d_out, &on.d_qkv, &on.scratch].map(Buffer::span);
-        let loaded = context.load(kernels.program(), &probe.nvrtc()?)?;
-        let forward = kernels.forward(blocks, device.shared_bytes, qkv, out, saved)?;
-        let on = KernelBackward { qkv, out, saved, d_out, means, d_qkv };
-        let backward = kernels.backward(blocks, device.shared_bytes, on)?;
-        Ok(Side::Kernels(loaded, vec![forward], backward.to_vec()))
-    }
-
-    /// Enqueues a pass.
-    fn run(&self, backward: bool, stream: &driver::Stream) -> Result<(), Error> {
-        match self {
-            Side::Cudnn(passes) => passes[usize::from(backward)].run(stream),
-            Side::Kernels(loaded, forward, gradient) => {
-                let calls = if backward { gradient } else { forward };
-                calls.iter().try_for_each(|call| loaded.launch(call, stream))
-            }
-        }
-    }
+        Planned::new(&Arc::new(plan), &spans, Some(on.workspace.span()))
+    };
+    Ok([pass(false)?, pass(true)?])
 }
 
-/// Errors of results and gradients, and time per pass, for cuDNN and our kernels.
+/// Errors of results and gradients, and time per pass.
 pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     let (context, device) = probe.start()?;
-    let cudnn = probe.cudnn().and_then(|library| Cudnn::start(&library));
-    let index = i32::try_from(probe.device).unwrap_or(i32::MAX);
-    let (checked, timed) = (if probe.rehearse { SMALL } else { CHECKED }, shape(probe));
-    let reference = Reference::new(&checked);
-    let measured = |side: &dyn Fn(&Shape, &Tensors) -> Result<Side, Error>| -> Result<Value, Outcome> {
-        let errors = errors(&context, &checked, &reference, side)?;
-        let tensors = Tensors::new(&context, &timed)?;
-        let (side, stream) = (side(&timed, &tensors)?, context.stream()?);
-        let mut figures = json!({"relativeErrors": errors});
-        // Two matrix products forward; five backward, because it recomputes the scores.
-        for (backward, name, products) in [(false, "forward", 2.0), (true, "backward", 5.0)] {
-            side.run(backward, &stream)?;
-            let seconds = context.time(&stream, 10, || side.run(backward, &stream))?;
-            figures[name] = json!({
-                "microseconds": short(seconds * 1e6),
-                "TFLOPs": short(products * product(&timed) / seconds / 1e12),
-            });
-        }
-        Ok(figures)
-    };
-    let by_cudnn = cudnn.map_err(Outcome::from).and_then(|cudnn| {
-        let properties = Properties::of(&cudnn, index)?;
-        measured(&|shape, on| Side::cudnn(&cudnn, &properties, shape, on))
+    let cudnn = Cudnn::start(&probe.cudnn()?)?;
+    let (checked, timed) = if probe.rehearse { (SMALL, SMALL) } else { (CHECKED, TIMED) };
+    let errors = errors(&context, &checked, &cudnn)?;
+    let tensors = Tensors::new(&context, &timed)?;
+    let start = Instant::now();
+    let passes = planned(&cudnn, &timed, &tensors)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let stream = context.stream()?;
+    let Shape { batch, context: tokens, heads, head_size, .. } = timed;
+    let mut figures = json!({
+        "device": device.name, "batch": batch, "heads": heads, "tokens": tokens, "width": head_size, "causal": true,
+        "relativeErrors": errors, "planSeconds": short(seconds),
     });
-    let by_kernels = measured(&|shape, on| Side::kernels(probe, (&context, &device), shape, on));
-    let Shape { batch, context, heads, head_size, .. } = timed;
-    let figures = json!({
-        "device": device.name, "batch": batch, "heads": heads, "tokens": context, "width": head_size, "causal": true,
-    });
-    gather(figures, "sides", vec![(json!({"side": "cuDNN"}), by_cudnn), (json!({"side": "kernels"}), by_kernels)])
+    // Two matrix products forward; five backward, because it recomputes the scores.
+    for ((name, products), pass) in [("forward", 2.0), ("backward", 5.0)].into_iter().zip(&passes) {
+        pass.run(&stream)?;
+        let seconds = context.time(&stream, 10, || pass.run(&stream))?;
+        figures[name] = json!({
+            "microseconds": short(seconds * 1e6),
+            "TFLOPs": short(products * product(&timed) / seconds / 1e12),
+        });
+    }
+    Ok(figures)
 }
 
 /// Relative errors of the result and of the query, key and value gradients.
-fn errors(
-    context: &Context,
-    shape: &Shape,
-    reference: &Reference,
-    side: &dyn Fn(&Shape, &Tensors) -> Result<Side, Error>,
-) -> Result<serde_json::Map<String, Value>, Outcome> {
-    let tensors = Tensors::new(context, shape)?;
-    let (side, stream) = (side(shape, &tensors)?, context.stream()?);
-    side.run(false, &stream)?;
-    side.run(true, &stream)?;
+fn errors(context: &Context, shape: &Shape, cudnn: &Cudnn) -> Result<serde_json::Map<String, Value>, Outcome> {
+    let (tensors, reference) = (Tensors::new(context, shape)?, Reference::new(shape));
+    let (passes, stream) = (planned(cudnn, shape, &tensors)?, context.stream()?);
+    passes.iter().try_for_each(|pass| pass.run(&stream))?;
     stream.synchronize()?;
     let read = |buffer: &Buffer, count| -> Result<Vec<f32>, Error> {
         Ok(buffer.download::<bf16>(0..count)?.iter().map(|value| value.to_f32()).collect())

@@ -6,12 +6,13 @@ use crate::outcome::Outcome;
 use crate::peaks::{Precision, peak};
 use half::bf16;
 use serde_json::{Value, json};
+use std::sync::Arc;
 use switchyard_cuda::convolution::{Convolution, Direction};
 use switchyard_cuda::cublaslt::Arithmetic;
 use switchyard_cuda::cudnn::Cudnn;
 use switchyard_cuda::driver::{Buffer, Context};
 use switchyard_cuda::kernels::Element;
-use switchyard_cuda::operation::{Limits, Operation, Planned, Properties, ask};
+use switchyard_cuda::operation::{Limits, Operation, Plan, Planned};
 
 const IMAGES: usize = 128;
 const WORKSPACE_BYTES: usize = 512 << 20;
@@ -89,7 +90,6 @@ impl Shape {
 pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     let (context, device) = probe.start()?;
     let cudnn = Cudnn::start(&probe.cudnn()?)?;
-    let properties = Properties::of(&cudnn, i32::try_from(probe.device).unwrap_or(i32::MAX))?;
     let (images, layers) = if probe.rehearse { (2, &REHEARSED[..]) } else { (IMAGES, &LAYERS[..]) };
     let workspace = context.zeros(if probe.rehearse { 1 << 20 } else { WORKSPACE_BYTES })?;
     let peak = peak(&device.name, Precision::Bf16);
@@ -109,8 +109,7 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
                 "direction": format!("{direction:?}"),
                 "channels": channels, "size": size, "filters": filters, "window": window, "stride": stride,
             });
-            let library = (&cudnn, &properties);
-            let result = measure(&context, library, (&shape, direction), inputs.each_ref(), &workspace).map(
+            let result = measure(&context, &cudnn, (&shape, direction), inputs.each_ref(), &workspace).map(
                 |(seconds, error)| {
                     let tflops = operations / seconds / 1e12;
                     json!({
@@ -135,7 +134,7 @@ fn shape(images: usize, [channels, size, filters, window, stride, padding]: [usi
 /// Seconds and relative error of one direction.
 fn measure(
     context: &Context,
-    (cudnn, properties): (&Cudnn, &Properties),
+    cudnn: &Cudnn,
     (shape, direction): (&Shape, Direction),
     inputs: [&Buffer; 3],
     workspace: &Buffer,
@@ -146,9 +145,8 @@ fn measure(
     buffers[written] = &result;
     let operation = Operation::Convolution(shape.convolution(direction));
     let limits = Limits { deterministic: true, workspace_bytes: workspace.bytes() };
-    let accepted = ask(cudnn, properties, &operation, limits)?;
-    let spans = buffers.map(Buffer::span);
-    let planned = Planned::new(cudnn, &operation, &accepted, &spans, Some(workspace.span()))?;
+    let plan = Arc::new(Plan::new(cudnn, &operation, limits)?);
+    let planned = Planned::new(&plan, &buffers.map(Buffer::span), Some(workspace.span()))?;
     let stream = context.stream()?;
     let seconds = context.time(&stream, 5, || planned.run(&stream))?;
     Ok((seconds, error(&result, shape, direction)?))

@@ -71,7 +71,7 @@ impl Bench {
         let element = precision.element();
         let y = self.stream.context().allocate(self.tokens * n * element.bytes())?;
         let matrix = |buffer: &Buffer, rows, columns, is_transposed| Matrix {
-            span: buffer.span(),
+            memory: buffer.span(),
             format: element.into(),
             rows,
             columns,

@@ -87,7 +87,7 @@ fn product(
     let [left, right, result] = sides.map(|(seed, format)| upload(context, format, seed, size * size));
     let (left, right, result, workspace) = (left?, right?, result?, context.allocate(WORKSPACE_BYTES)?);
     let matrix = |buffer: &Buffer, format, is_transposed| Matrix {
-        span: buffer.span(),
+        memory: buffer.span(),
         format,
         rows: size,
         columns: size,

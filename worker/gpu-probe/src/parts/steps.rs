@@ -77,13 +77,6 @@ pub(super) fn gpt_124m(probe: &Probe) -> Result<Value, Outcome> {
     measure(probe, gpt_124m_case(probe))
 }
 
-/// Like PyTorch, without a fixed accumulation order.
-pub(super) fn gpt_124m_unordered(probe: &Probe) -> Result<Value, Outcome> {
-    let mut case = gpt_124m_case(probe);
-    case.config.gpu.deterministic = false;
-    measure(probe, case)
-}
-
 /// PyTorch computes in bf16.
 pub(super) fn gpt_124m_fp8(probe: &Probe) -> Result<Value, Outcome> {
     let mut case = gpt_124m_case(probe);

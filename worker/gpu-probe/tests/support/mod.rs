@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// In the order in which they run.
-pub const PARTS: [&str; 37] = [
+pub const PARTS: [&str; 36] = [
     "machine",
     "driver",
     "cublaslt",
@@ -22,7 +22,6 @@ pub const PARTS: [&str; 37] = [
     "convolutions",
     "training-gpt",
     "training-resnet",
-    "steps-gpt-unordered",
     "steps-gpt",
     "kernels-gpt",
     "steps-resnet",

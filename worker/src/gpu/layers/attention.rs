@@ -4,7 +4,7 @@
 use super::{FLOAT, Lowering};
 use crate::cpu::Format;
 use crate::cpu::attention::AttentionShape;
-use crate::gpu::cudnn::{AttentionKind, CudnnKind};
+use crate::gpu::cudnn;
 use crate::gpu::format;
 use crate::gpu::launch::{self, AttentionPass, Work};
 use crate::gpu::refused::Reason;
@@ -12,6 +12,7 @@ use crate::gpu::target::Target;
 use crate::nn::plan::{Mode, NodePlan};
 use switchyard_cuda::kernels;
 use switchyard_cuda::kernels::attention::{Attention, Backward};
+use switchyard_cuda::operation::Operation;
 
 pub(super) fn kernels_of(shape: &AttentionShape, of: Format) -> Result<Attention, Reason> {
     Ok(Attention::new(format::attention(shape, of)?)?)
@@ -19,17 +20,17 @@ pub(super) fn kernels_of(shape: &AttentionShape, of: Format) -> Result<Attention
 
 /// Scratch memory in f32 elements.
 pub(super) fn backward_scratch(shape: &AttentionShape, target: &Target, of: Format) -> Result<usize, Reason> {
-    let kind = AttentionKind { shape: *shape, format: of, backward: true };
-    if target.cudnn.workspace(&CudnnKind::Attention(kind)).is_none() {
-        return Ok(kernels_of(shape, of)?.saved_bytes() / FLOAT);
+    let operation = cudnn::attention(shape, of, true)?;
+    match target.cudnn.workspace(&Operation::Attention(operation)) {
+        None => Ok(kernels_of(shape, of)?.saved_bytes() / FLOAT),
+        Some(_) => Ok(operation.scratch_bytes() / FLOAT),
     }
-    Ok(kind.described()?.scratch_bytes() / FLOAT)
 }
 
 impl<M: kernels::Memory> Lowering<'_, M> {
     pub(super) fn attention(&mut self, shape: &AttentionShape, regions: &NodePlan) -> Result<(), Reason> {
         let [qkv, out, saved] = [&regions.inputs[0], &regions.output, &regions.saved].map(|place| self.arena(place));
-        if self.fused(shape, false, AttentionPass::Forward { qkv, out, saved }) {
+        if self.fused(shape, false, AttentionPass::Forward { qkv, out, saved })? {
             return Ok(());
         }
         let (blocks, shared_bytes) = (self.target.blocks, self.target.shared_bytes);
@@ -47,7 +48,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         let [d_out, d_qkv, scratch] =
             [&regions.d_output, &regions.d_inputs[0], &regions.backward_scratch].map(|place| self.arena(place));
         let on = switchyard_cuda::attention::Backward { qkv, out, saved, d_out, d_qkv, scratch };
-        if self.fused(shape, true, AttentionPass::Backward(on)) {
+        if self.fused(shape, true, AttentionPass::Backward(on))? {
             return Ok(());
         }
         let on = Backward { qkv, out, saved, d_out, means: scratch, d_qkv };
@@ -57,14 +58,14 @@ impl<M: kernels::Memory> Lowering<'_, M> {
     }
 
     /// Lowers to a cuDNN op if supported; returns whether it is.
-    fn fused(&mut self, shape: &AttentionShape, backward: bool, on: AttentionPass<M>) -> bool {
-        let kind = AttentionKind { shape: *shape, format: self.format, backward };
-        let known = CudnnKind::Attention(kind);
+    fn fused(&mut self, shape: &AttentionShape, backward: bool, on: AttentionPass<M>) -> Result<bool, Reason> {
+        let operation = cudnn::attention(shape, self.format, backward)?;
+        let known = Operation::Attention(operation);
         let computes = self.target.cudnn.workspace(&known).is_some();
         if computes {
             let workspace = self.workspace(&known);
-            self.works.push(Work::Attention(launch::Attention { kind, on, workspace }));
+            self.works.push(Work::Attention(launch::Attention { operation, on, workspace }));
         }
-        computes
+        Ok(computes)
     }
 }

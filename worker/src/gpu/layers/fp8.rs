@@ -6,12 +6,12 @@
 
 use super::{FLOAT, Lowering, element, rows, size};
 use crate::cpu::Format;
-use crate::gpu::launch::{Matrix, Memory, Product, Span, Work};
+use crate::gpu::launch::{Memory, Span, Work};
 use crate::gpu::refused::Reason;
 use crate::gpu::target::Target;
 use crate::nn::arena::Region;
 use crate::nn::layers;
-use switchyard_cuda::cublaslt;
+use switchyard_cuda::cublaslt::{self, Matrix, Product};
 use switchyard_cuda::kernels;
 use switchyard_cuda::kernels::Rows;
 use switchyard_cuda::kernels::fp8::{Fp8, MULTIPLE, Quantization};
@@ -70,14 +70,8 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         let (left, of_left) = self.quantized(left, to, false, &mut at)?;
         let (right, of_right) = self.quantized(weights, Fp8::E4m3, is_flipped, &mut at)?;
         let scales = Some([of_left, of_right]);
-        self.works.push(Work::Product(Product {
-            left,
-            right: right.transposed(),
-            result,
-            addend,
-            epilogue: None,
-            scales,
-        }));
+        let product = Product { scales, ..self.gemm(left, right.transposed(), result, addend) };
+        self.works.push(Work::Product(product));
         Ok(())
     }
 

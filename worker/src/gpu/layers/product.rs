@@ -3,12 +3,12 @@
 use super::fp8::{self, Phase};
 use super::{Lowering, number, rows, size};
 use crate::cpu::Format;
-use crate::gpu::launch::{Epilogue, Matrix, Memory, Product, Work};
+use crate::gpu::launch::{Memory, Work};
 use crate::gpu::refused::Reason;
 use crate::nn::arena::Region;
 use crate::nn::layers::{self, Activation};
 use crate::nn::plan::{Mode, NodePlan};
-use switchyard_cuda::cublaslt::KEPT_PITCH;
+use switchyard_cuda::cublaslt::{Epilogue, KEPT_PITCH, Matrix, Product};
 use switchyard_cuda::kernels;
 use switchyard_cuda::kernels::activation::{self, Function};
 
@@ -33,7 +33,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         let addend = product.residual.then(|| self.matrix(&regions.inputs[1], product.rows, product.outputs));
         if let Some(epilogue) = self.epilogue(product, regions) {
             let (right, result) = (weights.transposed(), self.matrix(&regions.output, product.rows, product.outputs));
-            let fused = Product { left, right, result, addend, epilogue: Some(epilogue), scales: None };
+            let fused = Product { epilogue: Some(epilogue), ..self.gemm(left, right, result, addend) };
             self.works.push(Work::Product(fused));
             return Ok(());
         }
@@ -80,7 +80,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
             return self.product_in_fp8(phase, [left, weights, result], addend, scratch);
         }
         let right = if phase == Phase::Forward { weights.transposed() } else { weights };
-        self.works.push(Work::Product(Product { left, right, result, addend, epilogue: None, scales: None }));
+        self.works.push(Work::Product(self.gemm(left, right, result, addend)));
         Ok(())
     }
 
@@ -106,7 +106,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         let right = self.weight(product.outputs, product.inputs, regions);
         let result = Matrix { memory, format: number(Format::F32), ..right };
         let (left, addend) = (dy.transposed(), adds.then_some(result));
-        self.works.push(Work::Product(Product { left, right: x, result, addend, epilogue: None, scales: None }));
+        self.works.push(Work::Product(self.gemm(left, x, result, addend)));
         if let Mode::Write | Mode::Add = regions.modes[0] {
             let result = self.matrix(&regions.d_inputs[0], product.rows, product.inputs);
             let addend = (regions.modes[0] == Mode::Add).then_some(result);

@@ -1,16 +1,16 @@
 //! GPU commands, ready to be queued: kernels are loaded, and matrix products have their algorithms.
 
-use super::algorithms::{Algorithms, arithmetic};
+use super::algorithms::Algorithms;
 use super::cache::Cache;
 use super::cudnn::CudnnPlans;
 use super::machine::cache_name;
 use super::memories::Memories;
 use super::programs::Compiler;
-use crate::gpu::{Epilogue, Matrix, Product, Work, Works};
+use crate::gpu::{Work, Works};
 use crate::recorder::Recorder;
 use std::collections::BTreeMap;
 use switchyard_cuda::Error;
-use switchyard_cuda::cublaslt::{self, Planned};
+use switchyard_cuda::cublaslt::{Matrix, Planned, Product};
 use switchyard_cuda::driver::{Context, Event, Lines, Loaded, Span, Stream};
 use switchyard_cuda::kernels::{Call, Program};
 use switchyard_cuda::nvrtc::Nvrtc;
@@ -97,10 +97,7 @@ impl Dispatcher {
     pub fn command(&mut self, work: Work<Span>) -> Result<Command, Error> {
         match work {
             Work::Kernel(call) => Ok(Command::Kernel(self.program(call.program()), call)),
-            Work::Product(product) => {
-                let product = described(&product, self.config.matmul);
-                Ok(Command::Product(Box::new(self.algorithms.plan(product)?)))
-            }
+            Work::Product(product) => Ok(Command::Product(Box::new(self.algorithms.plan(product)?))),
             Work::Convolution(convolution) => Ok(Command::Cudnn(Box::new(self.cudnn_plans.convolution(&convolution)?))),
             Work::Attention(attention) => Ok(Command::Cudnn(Box::new(self.cudnn_plans.attention(&attention)?))),
             Work::Copy { from, to } => Ok(copy(&from, &to)),
@@ -129,17 +126,13 @@ impl Dispatcher {
 }
 
 /// Why cuBLASLt rejects the epilogue of a product, if it rejects any.
-pub(super) fn refused_epilogue(
-    algorithms: &mut Algorithms,
-    works: &Works<Span>,
-    matmul: config::Matmul,
-) -> Option<Error> {
+pub(super) fn refused_epilogue(algorithms: &mut Algorithms, works: &Works<Span>) -> Option<Error> {
     let products = works.all().filter_map(|work| match work {
-        Work::Product(product) if product.epilogue.is_some() => Some(described(product, matmul)),
+        Work::Product(product) if product.epilogue.is_some() => Some(*product),
         _ => None,
     });
     // One product per kind is enough: many layers share a kind.
-    let kinds: BTreeMap<String, cublaslt::Product> = products.map(|product| (product.kind(), product)).collect();
+    let kinds: BTreeMap<String, Product> = products.map(|product| (product.kind(), product)).collect();
     kinds.into_values().find_map(|product| algorithms.plan(product).err())
 }
 
@@ -154,23 +147,6 @@ fn distinct(works: &Works<Span>) -> Vec<&Program> {
         }
     }
     programs
-}
-
-fn matrix(matrix: &Matrix<Span>) -> cublaslt::Matrix {
-    let Matrix { memory, rows, columns, pitch, format, is_transposed } = *matrix;
-    cublaslt::Matrix { span: memory, format, rows, columns, pitch, is_transposed }
-}
-
-fn described(product: &Product<Span>, matmul: config::Matmul) -> cublaslt::Product {
-    let Product { left, right, result, addend, epilogue, scales } = product;
-    let [left, right, result] = [left, right, result].map(matrix);
-    let (addend, arithmetic) = (addend.as_ref().map(matrix), arithmetic(matmul));
-    let epilogue = epilogue.as_ref().map(|Epilogue { bias, function, kept }| cublaslt::Epilogue {
-        bias: *bias,
-        function: *function,
-        kept: kept.as_ref().map(matrix),
-    });
-    cublaslt::Product { left, right, result, addend, epilogue, arithmetic, scales: *scales }
 }
 
 fn copy(from: &Matrix<Span>, to: &Matrix<Span>) -> Command {

@@ -5,7 +5,7 @@ use crate::gpu::{CudnnKinds, Target};
 use crate::process::variable;
 use crate::train::TrainError;
 use std::path::Path;
-use switchyard_cuda::cublaslt::CublasLt;
+use switchyard_cuda::cublaslt::{Arithmetic, CublasLt};
 use switchyard_cuda::cudnn::Cudnn;
 use switchyard_cuda::driver::{Context, Device, Driver};
 use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, LibrarySpec, NVRTC, Places, VARIABLE};
@@ -19,9 +19,9 @@ const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 /// Blocks per multiprocessor in a launch: enough that the tail of one block is hidden by others.
 const BLOCKS: u32 = 4;
 
-/// The GPU environment of this machine.
+/// The GPU environment of this machine, and the GPU of a rank.
 pub(super) struct Machine {
-    driver: Driver,
+    pub context: Context,
     pub devices: Vec<Device>,
     pub nvrtc: Nvrtc,
     pub cublaslt: Library,
@@ -30,15 +30,14 @@ pub(super) struct Machine {
     places: Places,
 }
 
-/// A GPU context, the compiler, and cuBLASLt.
-pub(super) type Acquired = (Context, Nvrtc, Library);
-
 impl Machine {
-    /// Opens the libraries and lists the GPUs. No GPU is used yet.
+    /// Opens the libraries and takes a GPU: the one named by the environment if it names exactly
+    /// one, otherwise the one with the rank's number on its node. `ranks`: the number of ranks of
+    /// this process, all of which fail together.
     ///
     /// # Errors
-    /// A library or a GPU is missing.
-    pub fn open() -> Result<Machine, TrainError> {
+    /// A library is missing, there are fewer GPUs than ranks, or the driver refuses.
+    pub fn open(local_rank: u32, ranks: u32) -> Result<Machine, TrainError> {
         let places = Places::new(|name| std::env::var_os(name), Path::new("/"), None);
         let library = |wanted: &LibrarySpec| places.open(wanted).map(|found| found.library).map_err(missing);
         let driver = Driver::new(&library(&DRIVER)?).map_err(missing)?;
@@ -60,44 +59,18 @@ impl Machine {
                 )));
             }
         }
-        Ok(Machine { driver, devices, nvrtc: opened, cublaslt, cublaslt_cuda_major, places })
-    }
-
-    /// Takes a GPU: the one named by the environment if it names exactly one, otherwise the one
-    /// with the rank's number on its node.
-    ///
-    /// # Errors
-    /// There are fewer GPUs than ranks on the node, or the driver refuses.
-    pub fn take(self, local_rank: u32) -> Result<Acquired, TrainError> {
-        let named = variable(VISIBLE).filter(|names| !names.contains(','));
-        let index = if named.is_some() { 0 } else { local_rank as usize };
-        let Some(device) = self.devices.get(index) else {
-            let (rank, count) = (local_rank + 1, self.devices.len());
-            let divided = self.devices.iter().find(|device| gpu_usage(&device.bus).is_divided);
-            let help = match divided {
-                // The driver shows a process either one instance or whole GPUs.
-                Some(Device { bus, .. }) => {
-                    format!("MIG divides GPU {bus}: a process sees one instance of it; use whole GPUs")
-                }
-                None => format!("lower trainer.numProcPerNode, or name the GPU of each rank in {VISIBLE}"),
-            };
-            return Err(TrainError::NoGpu(format!(
-                "rank {rank} of this node has no GPU, the driver shows {count}{}; expected one for each rank: {help}",
-                visible_devices()
-            )));
-        };
+        let device = select(&devices, local_rank, ranks)?;
         // Another process may use it exclusively.
-        let context =
-            self.driver.context(device).map_err(|error| TrainError::from(error).with_users_of(&device.bus))?;
-        Ok((context, self.nvrtc, self.cublaslt))
+        let context = driver.context(device).map_err(|error| TrainError::from(error).with_users_of(&device.bus))?;
+        Ok(Machine { context, devices, nvrtc: opened, cublaslt, cublaslt_cuda_major, places })
     }
 
-    /// Opens cuDNN without starting it. Must be called after cuBLASLt is loaded, because otherwise
-    /// cuDNN aborts the process.
+    /// Starts cuDNN on the current device. Must be called after cuBLASLt is loaded, because
+    /// otherwise cuDNN aborts the process.
     ///
     /// # Errors
     /// The reason cuDNN cannot be used.
-    pub fn cudnn(&self) -> Result<(Library, Cudnn), String> {
+    pub fn cudnn(&self) -> Result<Cudnn, String> {
         let library = match self.places.open(&CUDNN) {
             Ok(found) => found.library,
             Err(Error::NotFound { .. }) => return Err("cuDNN is not on this machine".to_owned()),
@@ -118,8 +91,33 @@ impl Machine {
             let file = library.path.display();
             return Err(format!("cuDNN in {file} is for CUDA {major}, and cuBLASLt of CUDA {expected}"));
         }
-        Ok((library, cudnn))
+        Cudnn::start(&library).map_err(|error| error.to_string())
     }
+}
+
+/// The GPU of a rank; see [`Machine::open`].
+fn select(devices: &[Device], local_rank: u32, ranks: u32) -> Result<&Device, TrainError> {
+    let first = devices.first().ok_or_else(|| missing(Error::NoDevice))?;
+    if variable(VISIBLE).is_some_and(|names| !names.contains(',')) {
+        return Ok(first);
+    }
+    let last = local_rank.max(ranks.saturating_sub(1)) as usize;
+    if let (Some(device), Some(_)) = (devices.get(local_rank as usize), devices.get(last)) {
+        return Ok(device);
+    }
+    let help = match devices.iter().find(|device| gpu_usage(&device.bus).is_divided) {
+        // The driver shows a process either one instance or whole GPUs.
+        Some(Device { bus, .. }) => {
+            format!("MIG divides GPU {bus}: a process sees one instance of it; use whole GPUs")
+        }
+        None => format!("lower trainer.numProcPerNode, or name the GPU of each rank in {VISIBLE}"),
+    };
+    Err(TrainError::NoGpu(format!(
+        "rank {} of this node has no GPU, the driver shows {}{}; expected one for each rank: {help}",
+        last + 1,
+        devices.len(),
+        visible_devices()
+    )))
 }
 
 /// Device part of cache keys.
@@ -140,6 +138,7 @@ pub(super) fn target_of(multiprocessors: u32, shared_bytes: u32) -> Target {
         cudnn: CudnnKinds::none(),
         epilogues: true,
         fp8: false,
+        arithmetic: Arithmetic::Ieee,
     }
 }
 

@@ -1,7 +1,7 @@
 //! The GPU engine: the host queues device commands, and waits for the outcome of a step.
 //!
 //! ```text
-//! CudaPlan: libraries, GPU, cuDNN plans, gpu::Computation ─> Memories: buffers
+//! CudaPlan: GPU, libraries, cuDNN plans, gpu::Computation ─> Memories: buffers
 //!          ─> Dispatcher: kernels, algorithms ─> StepSegments: CUDA graphs
 //! reader -> Feed: pinned memory, copies ─> stream: forward, backward ─────────> update ─> outcome
 //!                                                     └─ several ranks: ──────────┘
@@ -59,20 +59,18 @@ use collectives::Collectives;
 use commands::{Dispatcher, refused_epilogue};
 use feed::Feed;
 use health::Health;
+use machine::Machine;
 use memories::Memories;
 use norms::Norms;
-use plan::Planned;
 use serde_json::json;
 use staging::Staging;
 use std::sync::Arc;
 use std::time::Instant;
 use step::PendingStep;
 use step_segments::StepSegments;
-use switchyard_cuda::Library;
-use switchyard_cuda::driver::{Context, Counts, Pinned, Stream};
+use switchyard_cuda::driver::{Counts, Pinned, Stream};
 use switchyard_cuda::kernels::gradients::Scaler;
 use switchyard_cuda::kernels::optimizer::Numbers;
-use switchyard_cuda::nvrtc::Nvrtc;
 use switchyard_cuda::nvtx;
 use switchyard_worker_contract::config::{EngineConfig, Matmul, Transport};
 use switchyard_worker_contract::event::{GpuCalls, GpuPaths};
@@ -137,11 +135,10 @@ pub(super) struct CudaEngine {
 }
 
 impl CudaEngine {
-    /// Takes this rank's GPU, allocates all memory, compiles the kernels, and sets the initial
-    /// weights.
+    /// Allocates all memory, compiles the kernels, and sets the initial weights.
     ///
     /// # Errors
-    /// The group failed, there is no GPU for this rank, memory is insufficient, or a library fails.
+    /// The group failed, memory is insufficient, or a library fails.
     pub fn connect(
         training: &Training,
         plan: CudaPlan,
@@ -153,29 +150,30 @@ impl CudaEngine {
         {
             eprintln!("note: profilers see no ranges: {error}");
         }
-        let (acquired, planned) = plan.take(local_rank, training)?;
         if group.rank() == 0 {
-            planned.cudnn_plans.log();
-            planned.log_fp8(training);
+            plan.cudnn_plans.log();
+            plan.log_fp8();
         }
-        let health = Health::start((group.rank(), &acquired.0.device().bus), local_rank == 0, recorder);
+        let health = Health::start((group.rank(), &plan.machine.context.device().bus), local_rank == 0, recorder);
         let handle = health.handle().clone();
-        handle.explain(CudaEngine::on(acquired, planned, training, group, (recorder, health)))
+        handle.explain(CudaEngine::on(plan, training, group, (recorder, health)))
     }
 
-    /// Builds the engine on an acquired GPU.
     fn on(
-        (context, nvrtc, cublaslt): (Context, Nvrtc, Library),
-        Planned { mut computation, cudnn_plans, kernel, need }: Planned,
+        plan: CudaPlan,
         training: &Training,
         group: &mut Group,
         (recorder, health): (&Arc<Recorder>, Health),
     ) -> Result<CudaEngine, TrainError> {
+        let (kernel, need) = (plan.kernel(), plan.memory(training));
+        let CudaPlan { mut computation, cudnn_plans, machine, .. } = plan;
+        let Machine { context, nvrtc, cublaslt, .. } = machine;
+        context.make_current()?;
         let memories = Memories::new(&context, (&computation, WORKSPACE), training, &need)?;
         let mut paths = GpuPaths { epilogues: true, ..cudnn_plans.paths() };
         let mut algorithms = Algorithms::start(&context, &cublaslt, &Cache::from_env())?;
         let mut works = computation.works(|span| memories.place(&computation, 0, span))?;
-        if let Some(reason) = refused_epilogue(&mut algorithms, &works, training.config.gpu.matmul) {
+        if let Some(reason) = refused_epilogue(&mut algorithms, &works) {
             let text = format!("what follows products is computed by kernels of ours: {reason}");
             if group.rank() == 0 {
                 eprintln!("note: {text}");

@@ -1,7 +1,8 @@
 //! The static plan of a rank on a GPU.
 
+use super::algorithms::arithmetic;
 use super::cudnn::CudnnPlans;
-use super::machine::{Acquired, Machine, target};
+use super::machine::{Machine, target};
 use super::{SLOTS, WORKSPACE, users};
 use crate::cpu::Format;
 use crate::gpu::{Computation, Contents, Memory, Target};
@@ -18,29 +19,20 @@ use switchyard_worker_contract::config::{EngineConfig, Matmul, Precision, SyncPo
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::MemoryUse;
 
-/// Memory and launches of a rank on its GPU, planned for the first GPU of the machine.
+/// Memory and launches of a rank on its GPU.
 pub(in crate::train) struct CudaPlan {
-    machine: Machine,
-    computation: Computation,
-    cudnn_plans: CudnnPlans,
-    device: Device,
+    // Dropped before the context.
+    pub(super) cudnn_plans: CudnnPlans,
+    pub(super) machine: Machine,
+    pub(super) computation: Computation,
     compiler: (i32, i32),
     matmul: Matmul,
 }
 
-/// The plan for an acquired GPU.
-pub(super) struct Planned {
-    pub computation: Computation,
-    pub cudnn_plans: CudnnPlans,
-    /// See [`CudaPlan::kernel`].
-    pub kernel: String,
-    pub need: MemoryUse,
-}
-
-impl Planned {
+impl CudaPlan {
     /// Logs how many linear layers use FP8, if the job requests it.
-    pub fn log_fp8(&self, training: &Training) {
-        if training.config.gpu.matmul == Matmul::Fp8 {
+    pub(super) fn log_fp8(&self) {
+        if self.matmul == Matmul::Fp8 {
             let [all, taken] = self.computation.plan().linear_layers();
             let multiple = fp8::MULTIPLE;
             eprintln!(
@@ -48,15 +40,13 @@ impl Planned {
             );
         }
     }
-}
 
-impl CudaPlan {
-    /// `kernel`: see [`env::KERNEL`].
+    /// Takes the GPU of a rank. `kernel`: see [`env::KERNEL`].
     ///
     /// # Errors
     /// A library or a GPU is missing, or the job needs unsupported features or more memory than
     /// there is.
-    pub fn new(training: &Training, kernel: Option<&str>) -> Result<CudaPlan, TrainError> {
+    pub fn new(training: &Training, local_rank: u32, kernel: Option<&str>) -> Result<CudaPlan, TrainError> {
         let config = &training.config;
         if let Some(kernel) = kernel.filter(|kernel| *kernel != "auto") {
             let name = env::KERNEL;
@@ -65,15 +55,15 @@ impl CudaPlan {
             )));
         }
         check_exchange(config)?;
-        let machine = Machine::open()?;
-        let device = machine.devices.first().cloned().ok_or(switchyard_cuda::Error::NoDevice)?;
-        let compiler = machine.nvrtc.version()?;
-        check_fp8(config.gpu.matmul, &device)?;
+        let machine = Machine::open(local_rank, config.devices_per_process)?;
+        let (compiler, device) = (machine.nvrtc.version()?, machine.context.device());
+        check_fp8(config.gpu.matmul, device)?;
+        let limit = (device.memory_bytes as f64 * config.memory.fraction) as u64;
         let graph = training.graph()?;
-        let cudnn_plans = CudnnPlans::new(&machine, &device, &graph, config.gpu);
-        let computation = computation(training, graph, target(&device).with(cudnn_plans.kinds()))?;
-        let plan = CudaPlan { machine, computation, cudnn_plans, device, compiler, matmul: config.gpu.matmul };
-        let limit = (plan.device.memory_bytes as f64 * config.memory.fraction) as u64;
+        let cudnn_plans = CudnnPlans::new(&machine, &graph, config.gpu);
+        let computation = computation(training, graph, target(device).with(cudnn_plans.kinds()))?;
+        cudnn_plans.check(&computation)?;
+        let plan = CudaPlan { cudnn_plans, machine, computation, compiler, matmul: config.gpu.matmul };
         let need = plan.memory(training);
         if need.total() > limit {
             return Err(too_large(&need, training, limit));
@@ -82,7 +72,7 @@ impl CudaPlan {
     }
 
     /// Checks that enough GPU memory is free for the ranks on this machine, one GPU each. A rank
-    /// checks again when it has acquired its GPU.
+    /// checks again before it allocates.
     ///
     /// # Errors
     /// Other processes use so much memory of a GPU that the rank does not fit.
@@ -104,7 +94,7 @@ impl CudaPlan {
 
     /// Name of the kernels.
     pub fn kernel(&self) -> String {
-        let name = name(&self.device, self.compiler);
+        let name = name(self.machine.context.device(), self.compiler);
         match self.matmul {
             Matmul::Ieee => name,
             Matmul::Tf32 => name + ", TF32",
@@ -124,25 +114,9 @@ impl CudaPlan {
     pub fn memory_fp32(&self, training: &Training) -> Result<u64, TrainError> {
         let (graph, config) = (training.graph_in(Format::F32)?, &training.config);
         let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
-        let target = target(&self.device).with(self.cudnn_plans.kinds().in_format(Format::F32));
+        let target = target(self.machine.context.device()).with(self.cudnn_plans.kinds().in_f32());
         let computation = Computation::new(graph, optimizer, Precision::Fp32, samples, target)?;
         Ok(memory(&computation, training).total())
-    }
-
-    /// Acquires a rank's GPU. Operations that cuDNN rejects there are planned again without it.
-    ///
-    /// # Errors
-    /// There is no GPU for this rank, or the driver refuses.
-    pub(super) fn take(self, local_rank: u32, training: &Training) -> Result<(Acquired, Planned), TrainError> {
-        let kernel = self.kernel();
-        let CudaPlan { machine, mut computation, mut cudnn_plans, device, .. } = self;
-        let acquired = machine.take(local_rank)?;
-        if !cudnn_plans.start(&acquired.0)? {
-            let target = target(&device).with(cudnn_plans.kinds());
-            computation = self::computation(training, training.graph()?, target)?;
-        }
-        let need = memory(&computation, training);
-        Ok((acquired, Planned { computation, cudnn_plans, kernel, need }))
     }
 
     /// Host memory of the process, without the device-independent part: pinned batches, and
@@ -171,7 +145,13 @@ pub(super) fn computation(training: &Training, graph: Graph, target: Target) -> 
         )));
     }
     let (optimizer, samples) = (&config.optimizer, config.reader.sample_type);
-    Ok(Computation::new(graph, optimizer, config.precision, samples, Target { fp8, ..target })?)
+    Ok(Computation::new(
+        graph,
+        optimizer,
+        config.precision,
+        samples,
+        Target { fp8, arithmetic: arithmetic(config.gpu.matmul), ..target },
+    )?)
 }
 
 /// Rejects ways to exchange gradients that only CPUs have.

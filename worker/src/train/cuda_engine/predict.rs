@@ -26,7 +26,7 @@ pub fn predict(
     let training = Training::new(config, dataset, world, registry)?;
     let graph = training.graph()?;
     // The bound is lowest if cuDNN computes everything it can.
-    let all = CudnnKinds::all(&graph, config.gpu.deterministic);
+    let all = CudnnKinds::all(&graph);
     let target = target_of(gpu.multiprocessors, gpu.shared_bytes_per_block).with(all);
     let computation = computation(&training, graph, target)?;
     let limit = (gpu.memory_bytes as f64 * config.memory.fraction) as u64;

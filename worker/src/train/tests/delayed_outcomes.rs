@@ -55,7 +55,7 @@ fn train_rank(
     group: &GroupConfig,
     before: &(dyn Fn(&mut Trainer, u32, u64) -> bool + Sync),
 ) -> Result<Observed, TrainError> {
-    let blueprint = Blueprint::new(config, open(config)?, 2, None, &Registry::new())?;
+    let blueprint = Blueprint::new(config, open(config)?, (2, 0), None, &Registry::new())?;
     let watch = Watch::new(Recorder::private(Identity { rank: group.rank(), world: 2, attempt: 1 }));
     let mut trainer = Trainer::join_watched(blueprint, group, &watch, |engine| {
         Box::new(AlteredEngine::new(engine, delayed, |_| ()))

@@ -34,7 +34,7 @@ fn flipped(directory: &Path, array: Array) -> Vec<TrainError> {
         trainer.step(StepRequest::default())?;
     };
     on_two_ranks(|group| {
-        let blueprint = Blueprint::new(&config, open(&config).unwrap(), 2, None, &Registry::new()).unwrap();
+        let blueprint = Blueprint::new(&config, open(&config).unwrap(), (2, 0), None, &Registry::new()).unwrap();
         let mut trainer = Trainer::join(blueprint, &group).unwrap();
         let Err::<(), TrainError>(error) = train(&mut trainer, group.rank()) else { unreachable!() };
         trainer.leave().unwrap();

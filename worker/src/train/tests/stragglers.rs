@@ -45,7 +45,7 @@ fn a_rank_that_needs_twice_the_time_is_a_straggler() {
     let outputs = on_two_ranks(|group| {
         let stop = AtomicI32::new(0);
         let options = RunOptions { run_dir: folder.path(), fault: None, stop: &stop, on_alarm: None };
-        let blueprint = Blueprint::new(&config, open(&config).unwrap(), 2, None, &Registry::new()).unwrap();
+        let blueprint = Blueprint::new(&config, open(&config).unwrap(), (2, 0), None, &Registry::new()).unwrap();
         let watch = Watch::new(Recorder::private(Identity { rank: group.rank(), world: 2, attempt: 1 }));
         let alter: fn(&mut StepReport) =
             if group.rank() == 0 { |report| set_times(report, 1) } else { |report| set_times(report, 2) };

@@ -188,7 +188,6 @@ pub unsafe extern "C" fn cudnnBackendGetAttribute(
             (Finalized::Engine(engine), 1303, NUMERICAL_NOTE) => copy_out(engine.notes(), most, count, to),
             (Finalized::Plan(plan), 402, INT64) => copy_out(&[plan.workspace_bytes() as i64], most, count, to),
             (Finalized::Device(text), 2702, CHAR) => copy_out(text.as_bytes(), most, count, to),
-            (Finalized::Plan(plan), 405, CHAR) => copy_out(plan.text().as_bytes(), most, count, to),
             (_, _, kind) => {
                 return refused(CALL, NOT_SUPPORTED, &format!("attribute {name} with values of type {kind}"));
             }

@@ -70,22 +70,6 @@ impl Computation {
             Computation::Dataflow(flow) => flow.tensors(Place::Device).concat(),
         }
     }
-
-    pub(super) fn words(&self) -> Vec<i64> {
-        match self {
-            Computation::Convolution(shape) => [0].into_iter().chain(shape.words()).collect(),
-            Computation::Dataflow(flow) => [1].into_iter().chain(flow.words()).collect(),
-        }
-    }
-
-    /// `None` if the words are invalid.
-    pub(super) fn from_words(words: &[i64]) -> Option<Computation> {
-        match words {
-            [0, rest @ ..] => Shape::from_words(rest).map(|shape| Computation::Convolution(Box::new(shape))),
-            [1, rest @ ..] => Dataflow::from_words(rest).map(Computation::Dataflow),
-            _ => None,
-        }
-    }
 }
 
 /// An engine configured for a graph.

@@ -26,7 +26,8 @@ pub(super) enum Finalized {
     Operation(Box<Shape>),
     OperationParameters(OperationParameters),
     Node(Node),
-    Graph(Computation),
+    /// Whether it is for a handle, and so needs no described device.
+    Graph(Computation, bool),
     /// Device properties as JSON.
     Device(String),
     Heuristic(Vec<Configuration>),
@@ -44,7 +45,7 @@ impl Finalized {
             Finalized::Operation(shape) => kind_of(shape.operation),
             Finalized::OperationParameters(parameters) => parameters.kind(),
             Finalized::Node(node) => flows::kind_of(node),
-            Finalized::Graph(_) => attributes::GRAPH,
+            Finalized::Graph(..) => attributes::GRAPH,
             Finalized::Device(_) => attributes::DEVICE,
             Finalized::Heuristic(_) => attributes::HEURISTIC,
             Finalized::Engine(_) => attributes::ENGINE,
@@ -69,7 +70,7 @@ pub(super) fn finalized(call: &str, kind: i32, of: &Attributes<Finalized>) -> Ca
         attributes::OF_POINTWISE | attributes::OF_PRODUCT | attributes::OF_REDUCTION | attributes::RESHAPE => {
             node(call, kind, of).map(Finalized::Node)
         }
-        attributes::GRAPH => graph(call, of).map(Finalized::Graph),
+        attributes::GRAPH => graph(call, of).map(|computation| Finalized::Graph(computation, of.has(800))),
         attributes::DEVICE => device(call, of).map(Finalized::Device),
         attributes::HEURISTIC => heuristic(call, of).map(Finalized::Heuristic),
         attributes::PLAN => plan(call, of).map(Finalized::Plan),
@@ -155,13 +156,15 @@ fn graph(call: &str, of: &Attributes<Finalized>) -> CallResult<Computation> {
     }
 }
 
-/// From a serialized plan, or from an engine configuration for a device.
+/// From an engine configuration, for a handle's device or a described one.
 fn plan(call: &str, of: &Attributes<Finalized>) -> CallResult<Plan> {
     let is_here = of.has(400);
-    if of.has(405) {
-        return Plan::read(call, is_here, &String::from_utf8_lossy(of.bytes(405)));
-    }
     match of.part(401) {
+        Some(Finalized::Configuration(Configuration { computation, .. }))
+            if fault::requested().is_ok_and(|faults| fault_applies(faults.cudnn_untaken, computation)) =>
+        {
+            unsupported("injected fault")
+        }
         Some(Finalized::Configuration(configuration)) if is_here || of.has(407) => {
             Ok(Plan::new(configuration, is_here))
         }
@@ -279,8 +282,10 @@ fn device(call: &str, of: &Attributes<Finalized>) -> CallResult<String> {
 
 /// Engines for a graph; fallback mode returns only the last one.
 fn heuristic(call: &str, of: &Attributes<Finalized>) -> CallResult<Vec<Configuration>> {
-    let (Some(Finalized::Graph(computation)), Some(Finalized::Device(_))) = (of.part(201), of.part(204)) else {
-        return refused(call, BAD_PARAM, "no graph, or no device");
+    let computation = match (of.part(201), of.part(204)) {
+        (Some(Finalized::Graph(computation, true)), None)
+        | (Some(Finalized::Graph(computation, false)), Some(Finalized::Device(_))) => computation,
+        _ => return refused(call, BAD_PARAM, "no graph, or not either a handle or a device"),
     };
     match computation {
         Computation::Convolution(shape) => check_convolution(shape)?,

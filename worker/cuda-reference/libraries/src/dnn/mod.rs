@@ -3,9 +3,9 @@
 //! standard error.
 //!
 //! ```text
-//! tensors, window ── operation ── graph ── heuristic ── configuration of an engine ── plan ── its text
-//!                                             device ────────┴───────────────────────┘          │
-//!                                                       handle, addresses ── execute ── plan ───┘
+//! tensors, window ── operation ── graph ── heuristic ── configuration of an engine ── plan
+//!                                             handle, or device ────────────────────────┘
+//!                                             handle, addresses ── execute ── plan
 //! ```
 
 mod attributes;

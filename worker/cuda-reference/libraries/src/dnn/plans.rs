@@ -1,18 +1,12 @@
-//! Plans, their serialization, and their memory.
+//! Plans and their memory.
 
-use super::engines::{Computation, Configuration, Engine, fault_applies};
-use super::{
-    BAD_PARAM, CallResult, DUPLICATED_ENTRIES, MISALIGNED_POINTER, NOT_SUPPORTED, cudnnGetVersion, refused, unsupported,
-};
-use crate::fault;
+use super::engines::{Computation, Configuration};
+use super::{BAD_PARAM, CallResult, DUPLICATED_ENTRIES, MISALIGNED_POINTER, refused};
 use crate::gpu::convolution::Convolution;
 use crate::gpu::dataflow::Bound;
 use crate::gpu::tensor::Place;
 use crate::gpu::work::Work;
 use std::ops::Range;
-
-/// Prefix of serialized plans.
-const MAGIC: &str = "reference cuDNN plan";
 
 /// Alignment of workspaces.
 const WORKSPACE_ALIGNMENT: u64 = 16;
@@ -36,46 +30,9 @@ impl Plan {
         Plan { configuration: configuration.clone(), is_here }
     }
 
-    /// Deserializes a plan of this version.
-    ///
-    /// # Errors
-    /// There is no handle, or the text is from another version.
-    pub(super) fn read(call: &str, is_here: bool, text: &str) -> CallResult<Plan> {
-        match (is_here, parsed(text)) {
-            (false, _) => refused(call, BAD_PARAM, "a plan from a text needs a handle"),
-            (true, None) => refused(call, NOT_SUPPORTED, "a text that is no plan of this version"),
-            (true, Some(Configuration { computation, .. }))
-                if fault::requested().is_ok_and(|faults| fault_applies(faults.cudnn_untaken, &computation)) =>
-            {
-                unsupported("injected fault")
-            }
-            (true, Some(configuration)) => Ok(Plan { configuration, is_here }),
-        }
-    }
-
     pub(super) fn workspace_bytes(&self) -> u64 {
         self.configuration.engine.workspace_bytes()
     }
-
-    pub(super) fn text(&self) -> String {
-        let numbers: Vec<String> = self.configuration.computation.words().iter().map(i64::to_string).collect();
-        let engine = self.configuration.engine.0;
-        format!("{MAGIC} {} {engine} {}", version(), numbers.join(" "))
-    }
-}
-
-fn version() -> usize {
-    // SAFETY: no preconditions.
-    unsafe { cudnnGetVersion() }
-}
-
-fn parsed(text: &str) -> Option<Configuration> {
-    let numbers: Option<Vec<i64>> =
-        text.strip_prefix(MAGIC)?.split_whitespace().map(|word| word.parse().ok()).collect();
-    let numbers = numbers?;
-    let (head, words) = numbers.split_at_checked(2)?;
-    (head[0] == version() as i64).then_some(())?;
-    Some(Configuration { computation: Computation::from_words(words)?, engine: Engine(head[1]) })
 }
 
 impl Pack {

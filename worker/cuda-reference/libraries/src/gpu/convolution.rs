@@ -2,7 +2,7 @@
 
 use crate::gpu::Gpu;
 use crate::gpu::product::tf32;
-use crate::gpu::tensor::{TENSOR_WORDS, Tensor, overlap};
+use crate::gpu::tensor::{Tensor, overlap};
 use crate::numbers::Format;
 use crate::shadow::Stamp;
 use std::ops::Range;
@@ -15,8 +15,6 @@ pub(crate) enum Operation {
     Images,
     Filters,
 }
-
-const OPERATIONS: [Operation; 3] = [Operation::Forward, Operation::Images, Operation::Filters];
 
 /// Height and width of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,34 +69,6 @@ impl Shape {
         };
         let expected = [Some(images.dimensions[0]), Some(filters.dimensions[0]), side(0), side(1)];
         results.dimensions.map(Some) == expected && images.dimensions[1] == filters.dimensions[1]
-    }
-
-    pub(crate) fn words(&self) -> Vec<i64> {
-        let Window { dilations, strides, before, after } = self.window;
-        let operation = OPERATIONS.iter().position(|operation| *operation == self.operation).unwrap_or(0) as i64;
-        let mut words = vec![operation, self.alpha.to_bits().into(), self.beta.to_bits().into()];
-        words.extend([dilations, strides, before, after].concat().iter().map(|number| *number as i64));
-        words.extend([&self.images, &self.filters, &self.results].into_iter().flat_map(Tensor::words));
-        words
-    }
-
-    /// `None` if the words are not a shape.
-    pub(crate) fn from_words(words: &[i64]) -> Option<Shape> {
-        let two = |from: usize| Some([*words.get(from)? as u64, *words.get(from + 1)? as u64]);
-        let factor = |at: usize| Some(f32::from_bits(u32::try_from(*words.get(at)?).ok()?));
-        let tensor = |at: usize| {
-            let from = TENSOR_WORDS * at + 11;
-            Tensor::from_words(words.get(from..from + TENSOR_WORDS)?)
-        };
-        Some(Shape {
-            operation: *OPERATIONS.get(*words.first()? as usize)?,
-            alpha: factor(1)?,
-            beta: factor(2)?,
-            window: Window { dilations: two(3)?, strides: two(5)?, before: two(7)?, after: two(9)? },
-            images: tensor(0)?,
-            filters: tensor(1)?,
-            results: tensor(2)?,
-        })
     }
 
     fn tensors(&self) -> [&Tensor; 3] {

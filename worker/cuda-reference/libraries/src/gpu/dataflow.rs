@@ -1,7 +1,7 @@
 //! Graphs of tensor operations, executed one after another by definition in f32.
 
 use crate::gpu::Gpu;
-use crate::gpu::tensor::{Place, TENSOR_WORDS, Tensor, overlap};
+use crate::gpu::tensor::{Place, Tensor, overlap};
 use crate::shadow::Stamp;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -87,33 +87,6 @@ impl Node {
             (OperationKind::Reshape, [x]) => x.len() == self.output.len(),
             _ => false,
         }
-    }
-
-    fn words(&self) -> Vec<i64> {
-        let kind = match self.kind {
-            OperationKind::Product => [0, 0, 0],
-            OperationKind::Pointwise(mode, axis) => [1, mode, axis as i64],
-            OperationKind::Reduction { max } => [2, max.into(), 0],
-            OperationKind::Reshape => [3, 0, 0],
-        };
-        let tensors = self.inputs.iter().chain([&self.output]).flat_map(Tensor::words);
-        kind.into_iter().chain([self.inputs.len() as i64]).chain(tensors).collect()
-    }
-
-    /// The node, and the remaining words.
-    fn from_words(words: &[i64]) -> Option<(Node, &[i64])> {
-        let [kind, mode, axis, count, rest @ ..] = words else { return None };
-        let kind = match kind {
-            0 => OperationKind::Product,
-            1 => OperationKind::Pointwise(*mode, *axis as u64),
-            2 => OperationKind::Reduction { max: *mode == 1 },
-            _ => OperationKind::Reshape,
-        };
-        let count = usize::try_from(*count).ok()?;
-        let (own, rest) = rest.split_at_checked((count + 1) * TENSOR_WORDS)?;
-        let mut tensors: Vec<Tensor> = own.chunks(TENSOR_WORDS).map(Tensor::from_words).collect::<Option<_>>()?;
-        let output = tensors.pop()?;
-        Some((Node { kind, inputs: tensors, output }, rest))
     }
 
     /// Computes the node from its input tensors, in axis order.
@@ -231,21 +204,6 @@ impl Dataflow {
         }
         [read, made]
     }
-
-    pub(crate) fn words(&self) -> Vec<i64> {
-        self.0.iter().flat_map(Node::words).collect()
-    }
-
-    /// `None` if the words are not a graph.
-    pub(crate) fn from_words(mut words: &[i64]) -> Option<Dataflow> {
-        let mut nodes = Vec::new();
-        while !words.is_empty() {
-            let (node, rest) = Node::from_words(words)?;
-            nodes.push(node);
-            words = rest;
-        }
-        Dataflow::new(nodes).ok()
-    }
 }
 
 impl Bound {
@@ -333,7 +291,6 @@ mod tests {
         let good = vec![add([x.clone(), x.clone()], between.clone()), add([between.clone(), x.clone()], y.clone())];
         let flow = Dataflow::new(good.clone()).unwrap();
         assert_eq!(flow.tensors(Place::Device), [vec![&x], vec![&y]]);
-        assert_eq!(Dataflow::from_words(&flow.words()), Some(flow));
         let refusal = |nodes| Dataflow::new(nodes).unwrap_err();
         assert_eq!(refusal(vec![add([x.clone(), other], y.clone())]), "nothing before makes tensor 4");
         assert_eq!(refusal([good.clone(), good].concat()), "tensor 3 is of the host, or made twice");

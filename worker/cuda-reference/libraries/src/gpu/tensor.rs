@@ -5,9 +5,6 @@ use crate::numbers::{Format, decoded, encoded};
 use crate::shadow::Stamp;
 use std::ops::Range;
 
-const FORMATS: [Format; 3] = [Format::F32, Format::F16, Format::Bf16];
-const PLACES: [Place; 3] = [Place::Device, Place::Host, Place::Between];
-
 /// Where the elements are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -116,31 +113,7 @@ impl Tensor {
             format => decoded(format, &encoded(format, &numbers)),
         }
     }
-
-    pub(crate) fn words(&self) -> Vec<i64> {
-        let format = FORMATS.iter().position(|format| *format == self.format).unwrap_or(0) as u64;
-        let place = PLACES.iter().position(|place| *place == self.place).unwrap_or(0) as u64;
-        let numbers = [format, place, self.alignment].into_iter().chain(self.dimensions).chain(self.strides);
-        [self.id].into_iter().chain(numbers.map(|number| number as i64)).collect()
-    }
-
-    /// `None` if the words are not a tensor.
-    pub(crate) fn from_words(words: &[i64]) -> Option<Tensor> {
-        let [id, format, place, alignment, rest @ ..] = words.get(..TENSOR_WORDS)? else { return None };
-        let four = |from: usize| Some(<[i64; 4]>::try_from(rest.get(from..from + 4)?).ok()?.map(|word| word as u64));
-        Some(Tensor {
-            id: *id,
-            format: *FORMATS.get(*format as usize)?,
-            alignment: *alignment as u64,
-            dimensions: four(0)?,
-            strides: four(4)?,
-            place: *PLACES.get(*place as usize)?,
-        })
-    }
 }
-
-/// Words per tensor in a serialized plan.
-pub(crate) const TENSOR_WORDS: usize = 12;
 
 /// An overlap of written with read memory.
 pub(crate) fn overlap(mut written: Vec<Range<u64>>, mut read: Vec<Range<u64>>) -> Option<Range<u64>> {
@@ -178,7 +151,6 @@ mod tests {
         };
         assert_eq!(tensor.ranges(100), [100..102, 104..106, 108..110, 112..114, 116..118, 120..122]);
         assert_eq!(tensor.places(), [0, 2, 4, 1, 3, 5]);
-        assert_eq!(Tensor::from_words(&tensor.words()), Some(tensor));
     }
 
     #[test]

@@ -4,9 +4,8 @@ use half::{bf16, f16};
 use std::ops::Range;
 use switchyard_cuda::kernels::Format;
 
-/// Allowed difference from the executor. The executor accumulates tensor core products with a
-/// single rounding and computes approximate instructions exactly; a device also contracts products
-/// and sums into FMAs where the compiler may.
+/// Allowed difference from the executor. The executor computes approximate instructions exactly; a
+/// device also contracts products and sums into FMAs where the compiler may.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Tolerance {
     /// Relative to the value.
@@ -17,7 +16,7 @@ pub(super) struct Tolerance {
 }
 
 impl Tolerance {
-    /// In 16-bit formats: one ulp, plus the effect of rounded factors in a sum.
+    /// In 16-bit formats: one ulp, plus the effect of cancellation in a sum.
     pub(super) fn of(format: Format, is_exact: bool) -> Tolerance {
         let [relative, of_largest, absolute] = match format {
             Format::F32 if !is_exact => [2e-5, 2e-5, 1e-6],
