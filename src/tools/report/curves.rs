@@ -188,7 +188,9 @@ pub(super) fn all_reduce(facts: &Facts) -> Option<AllReduce> {
         reduce.map(|reduce| reduce.bytes).filter(|bytes| *bytes > 0.0).or((gradients > 0.0).then_some(gradients));
     let ranks = f64::from(facts.world);
     let alone = facts.reduce_alone_ms.zip(bytes).map(|(ms, bytes)| bytes * 2.0 * (ranks - 1.0) / ranks / (ms * 1e6));
-    let on_ring = 2.0 * (ranks - 1.0) / ranks;
+    // A rank pushes every gradient once; the weights come back.
+    let has_servers = facts.engine.as_ref().is_some_and(|engine| engine.parameter_server.is_some());
+    let on_ring = if has_servers { 1.0 } else { 2.0 * (ranks - 1.0) / ranks };
     let parameters = facts.inspection.as_ref().map(|inspection| inspection.parameters as f64);
     Some(AllReduce {
         transport: facts.transport.map(|transport| transport.word().into()),
