@@ -13,7 +13,7 @@ use crate::text::columns;
 use switchyard_core::units::{binary, counted, grouped};
 use switchyard_local::{RootCause, Survivor};
 use switchyard_plan::local::LocalPlan;
-use switchyard_worker_contract::config::{Device, ParameterServers, SyncPolicy, Updates};
+use switchyard_worker_contract::config::{Device, SyncPolicy};
 use switchyard_worker_contract::event::{Inspection, Ready};
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::nccl;
@@ -74,13 +74,7 @@ pub(super) fn fusion(plan: &LocalPlan, inspection: &Inspection, ranks: &[Ready])
         },
     };
     let over = match servers {
-        Some(ParameterServers { servers, updates }) => {
-            let kind = match updates {
-                Updates::Synchronous => "synchronous parameter server",
-                Updates::Asynchronous { .. } | Updates::Geo { .. } => "asynchronous parameter server",
-            };
-            format!("to {}", counted(servers.into(), kind))
-        }
+        Some(servers) => format!("to {servers}"),
         None => format!("over {}, ~{:.2} ms/step", path(first), first.all_reduce_ms),
     };
     format!("  fusion   {tensors} -> {all} {sizes}{limit}\n           {over}, started {when}{left}")

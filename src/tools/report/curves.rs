@@ -189,11 +189,14 @@ pub(super) fn all_reduce(facts: &Facts) -> Option<AllReduce> {
     let ranks = f64::from(facts.world);
     let alone = facts.reduce_alone_ms.zip(bytes).map(|(ms, bytes)| bytes * 2.0 * (ranks - 1.0) / ranks / (ms * 1e6));
     // A rank pushes every gradient once; the weights come back.
-    let has_servers = facts.engine.as_ref().is_some_and(|engine| engine.parameter_server.is_some());
-    let on_ring = if has_servers { 1.0 } else { 2.0 * (ranks - 1.0) / ranks };
+    let servers = facts.engine.as_ref().and_then(|engine| engine.parameter_server);
+    let on_ring = if servers.is_some() { 1.0 } else { 2.0 * (ranks - 1.0) / ranks };
     let parameters = facts.inspection.as_ref().map(|inspection| inspection.parameters as f64);
     Some(AllReduce {
-        transport: facts.transport.map(|transport| transport.word().into()),
+        transport: facts.transport.map(|transport| match servers {
+            Some(servers) => format!("{}, to {servers}", transport.word()),
+            None => transport.word().into(),
+        }),
         channels: facts.channels.clone(),
         algorithms: facts.algorithms.clone(),
         bucket_bytes: buckets.iter().copied().take(1024).collect(),

@@ -2,6 +2,7 @@
 
 use super::EngineConfig;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// What the ranks exchange, and in which steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -112,6 +113,25 @@ pub struct ParameterServers {
     /// How they update the weights.
     #[serde(default)]
     pub updates: Updates,
+}
+
+impl fmt::Display for ParameterServers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.updates {
+            Updates::Synchronous => "synchronous",
+            Updates::Asynchronous { .. } => "asynchronous",
+            Updates::Geo { .. } => "geo",
+        };
+        let plural = if self.servers == 1 { "" } else { "s" };
+        write!(f, "{} {kind} parameter server{plural}", self.servers)?;
+        match self.updates {
+            Updates::Synchronous => Ok(()),
+            Updates::Asynchronous { max_staleness } => write!(f, ", staleness at most {max_staleness}"),
+            Updates::Geo { every_steps, max_staleness } => {
+                write!(f, ", every {every_steps} steps, staleness at most {max_staleness}")
+            }
+        }
+    }
 }
 
 /// How parameter servers update the weights.
@@ -229,6 +249,16 @@ mod tests {
 
     fn steps(total: u64, is: impl Fn(u64) -> bool) -> Vec<u64> {
         (1..=total).filter(|step| is(*step)).collect()
+    }
+
+    #[test]
+    fn servers_are_one_phrase() {
+        let text = |servers, updates| ParameterServers { servers, updates }.to_string();
+        assert_eq!(text(1, Updates::Synchronous), "1 synchronous parameter server");
+        let asynchronous = Updates::Asynchronous { max_staleness: 4 };
+        assert_eq!(text(2, asynchronous), "2 asynchronous parameter servers, staleness at most 4");
+        let geo = Updates::Geo { every_steps: 16, max_staleness: 1 };
+        assert_eq!(text(2, geo), "2 geo parameter servers, every 16 steps, staleness at most 1");
     }
 
     #[test]

@@ -138,6 +138,7 @@ impl Servers {
         })?;
         let own = (0..hosts.len()).filter(|server| hosts[*server] == group.rank()).collect();
         if group.rank() == 0 {
+            eprintln!("note: {settings}");
             for (server, host) in hosts.iter().enumerate() {
                 let bytes = training.buckets.iter().zip(&owners).filter(|(_, owner)| **owner == server);
                 let bytes: usize = bytes.map(|(bucket, _)| 4 * bucket.range.len()).sum();
