@@ -16,8 +16,8 @@ pub use optimizer::{DecayExclusions, Optimizer, OptimizerType, Schedule, Schedul
 pub use precision::{ComputeType, LossScaling, LossScalingType, Matmul, Precision, PrecisionMode};
 pub use run::{Evaluation, Memory, Overlap, Profile, WireType};
 pub use sync::{
-    Algorithm, Communication, Compression, CompressionType, OuterOptimizer, OuterOptimizerType, Sharding, SyncPolicy,
-    SyncType,
+    Algorithm, Communication, CommunicationMode, Compression, CompressionType, OuterOptimizer, OuterOptimizerType,
+    ParameterServers, Sharding, SyncPolicy, SyncType, Updates,
 };
 
 use kube::KubeSchema;
@@ -66,6 +66,15 @@ const SIGNED_DECIMAL: &str = r"^-?[0-9]{1,12}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2
     .message("sharding needs sync.type EveryStep: with Local each rank has its own optimizer state").field_path(".sharding"))]
 #[x_kube(validation = Rule::new("self.sharding == 'None' || self.communication.compression.type == 'None'")
     .message("sharding needs communication.compression.type None: TopK sends no sums of parts").field_path(".sharding"))]
+#[x_kube(validation = Rule::new("self.sharding == 'None' || self.communication.mode == 'Collective'")
+    .message("sharding needs communication.mode Collective: parameter servers hold the optimizer's state").field_path(".sharding"))]
+#[x_kube(validation = Rule::new("self.sync.type != 'Local' || self.communication.mode == 'Collective'")
+    .message("sync.type Local needs communication.mode Collective: use parameterServer.updates Geo with servers").field_path(".sync.type"))]
+#[x_kube(validation = Rule::new("!has(self.communication.parameterServer) || self.communication.parameterServer.updates == 'Synchronous' \
+    || self.precision.mode == 'FP32' || ((!has(self.precision.computeType) || self.precision.computeType == 'BF16') && !has(self.precision.lossScaling))")
+    .message("asynchronous parameter servers need precision FP32, or BF16 without lossScaling: ranks cannot skip a step together").field_path(".precision"))]
+#[x_kube(validation = Rule::new("self.communication.mode == 'Collective' || self.overlap.wireType == 'FP32'")
+    .message("with communication.mode ParameterServer, overlap.wireType must be FP32: servers take no rounded gradients yet").field_path(".overlap.wireType"))]
 #[x_kube(validation = Rule::new("self.communication.algorithm != 'RecursiveDoubling' || self.overlap.wireType == 'FP32'")
     .message("with communication.algorithm RecursiveDoubling, overlap.wireType must be FP32: every rank rounds its own sum").field_path(".overlap.wireType"))]
 pub struct Engine {
@@ -166,7 +175,7 @@ pub struct Engine {
     #[serde(default)]
     pub sharding: Sharding,
 
-    /// What is sent when ranks exchange gradients, and how. Default: all gradients.
+    /// How ranks exchange gradients, and which. Default: all gradients, without servers.
     #[serde(default)]
     pub communication: Communication,
 

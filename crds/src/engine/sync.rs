@@ -104,10 +104,81 @@ pub enum Algorithm {
     Tree,
 }
 
-/// What is sent when ranks exchange gradients.
+/// Who updates the weights.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum CommunicationMode {
+    /// Every rank, with the gradients of all.
+    #[default]
+    Collective,
+    /// Parameter servers.
+    ParameterServer,
+}
+
+/// How parameter servers update the weights.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Updates {
+    /// With the sum of the gradients of all ranks.
+    #[default]
+    Synchronous,
+    /// With the gradients of each rank, as they arrive.
+    Asynchronous,
+    /// With the change of each rank's weights in several steps, as it arrives.
+    Geo,
+}
+
+/// Servers that hold and update the weights.
+#[derive(KubeSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("self.updates != 'Synchronous' || !has(self.maxStaleness)")
+    .message("maxStaleness is for updates Asynchronous and Geo: synchronous servers wait for all ranks").field_path(".maxStaleness"))]
+#[x_kube(validation = Rule::new("(self.updates == 'Geo') == has(self.everySteps)")
+    .message("everySteps must be set with updates Geo, and with no other").field_path(".everySteps"))]
+pub struct ParameterServers {
+    /// Number of servers. Each holds an equal part of the weights, in buckets of about 1 MiB, and
+    /// the optimizer's state of that part. They run in the processes of the ranks, spread evenly.
+    #[schemars(range(min = 1, max = 1024))]
+    pub servers: i32,
+
+    /// `Synchronous` (default): a server waits for the gradients of all ranks; weights have the
+    /// bits of a collective run on one host. `Asynchronous`: it applies the gradients of each rank
+    /// as they arrive. `Geo`: each rank takes `everySteps` optimizer steps on its own data, then
+    /// sends the change of its weights, without waiting for the others. With the last two, the loss
+    /// can change.
+    #[serde(default)]
+    pub updates: Updates,
+
+    /// Pushes that a rank can be ahead of the slowest one before it waits, with `Asynchronous` and
+    /// `Geo`. Default 4.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub max_staleness: Option<i32>,
+
+    /// Optimizer steps between two pushes of a rank, with `Geo`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub every_steps: Option<i64>,
+}
+
+/// How ranks exchange gradients, and which.
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("(self.mode == 'ParameterServer') == has(self.parameterServer)")
+    .message("parameterServer must be set with mode ParameterServer, and with no other").field_path(".parameterServer"))]
+#[x_kube(validation = Rule::new("self.mode == 'Collective' || self.algorithm == 'Auto'")
+    .message("algorithm is for mode Collective: parameter servers add gradients in rank order").field_path(".algorithm"))]
+#[x_kube(validation = Rule::new("self.mode == 'Collective' || self.compression.type == 'None'")
+    .message("compression is for mode Collective: parameter servers take all gradients").field_path(".compression.type"))]
 pub struct Communication {
+    /// Who updates the weights. `Collective` (default): every rank, with the sum of all gradients.
+    /// `ParameterServer`: servers, to which the ranks send gradients and which send the weights
+    /// back. CPUs only.
+    #[serde(default)]
+    pub mode: CommunicationMode,
+
+    /// Settings of mode `ParameterServer`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parameter_server: Option<ParameterServers>,
+
     /// How gradients are summed between hosts. `Auto` (default): a cost model chooses for each
     /// all-reduce, from its size, the number of hosts and the measured rate. `Ring`: each host link
     /// carries the fewest bytes. `HalvingDoubling`: the same bytes in fewer steps, between distant

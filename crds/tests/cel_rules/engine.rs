@@ -99,6 +99,24 @@ fn exchanges() -> Vec<Case> {
     let outer = |block: Value| sync(json!({"type": "Local", "everySteps": 4, "outerOptimizer": block}));
     let nesterov = |field: &str, value: &str| outer(json!({"type": "Nesterov", (field): value}));
     let top_k = || json!({"type": "TopK", "ratio": "0.01"});
+    let servers = || json!({"mode": "ParameterServer", "parameterServer": {"servers": 2}});
+    let updates = |settings: Value| {
+        let mut block = servers();
+        for (name, value) in settings.as_object().unwrap() {
+            block["parameterServer"][name] = value.clone();
+        }
+        engine(json!({"communication": block}))
+    };
+    let precise = |kind: &str, compute: &str| {
+        let mut job = updates(json!({"updates": kind}));
+        job["spec"]["engine"]["precision"] = json!({"mode": "AMP", "computeType": compute});
+        job
+    };
+    let servers_with = |field: &str, value: Value| {
+        let mut block = servers();
+        block[field] = value;
+        block
+    };
     let wired = |blocks: Value, wire: &str| {
         let mut job = engine(blocks);
         job["spec"]["engine"]["overlap"] = json!({"wireType": wire});
@@ -148,6 +166,51 @@ fn exchanges() -> Vec<Case> {
             "sharding needs communication.compression.type None",
             engine(json!({"sharding": "Optimizer", "communication": {"algorithm": "Ring"}})),
             engine(json!({"sharding": "Optimizer", "communication": {"compression": top_k()}})),
+        ),
+        (
+            "parameterServer must be set with mode ParameterServer",
+            engine(json!({"communication": servers()})),
+            engine(json!({"communication": {"mode": "ParameterServer"}})),
+        ),
+        (
+            "algorithm is for mode Collective",
+            engine(json!({"communication": {"mode": "Collective", "algorithm": "Ring"}})),
+            engine(json!({"communication": servers_with("algorithm", json!("Ring"))})),
+        ),
+        (
+            "compression is for mode Collective",
+            engine(json!({"communication": servers_with("compression", json!({"type": "None"}))})),
+            engine(json!({"communication": servers_with("compression", top_k())})),
+        ),
+        (
+            "maxStaleness is for updates Asynchronous and Geo",
+            updates(json!({"updates": "Asynchronous", "maxStaleness": 0})),
+            updates(json!({"maxStaleness": 2})),
+        ),
+        (
+            "everySteps must be set with updates Geo",
+            updates(json!({"updates": "Geo", "everySteps": 16, "maxStaleness": 1})),
+            updates(json!({"updates": "Geo"})),
+        ),
+        (
+            "asynchronous parameter servers need precision FP32, or BF16 without lossScaling",
+            precise("Asynchronous", "BF16"),
+            precise("Asynchronous", "FP16"),
+        ),
+        (
+            "sharding needs communication.mode Collective",
+            engine(json!({"communication": servers(), "sharding": "None"})),
+            engine(json!({"communication": servers(), "sharding": "Optimizer"})),
+        ),
+        (
+            "sync.type Local needs communication.mode Collective",
+            engine(json!({"communication": {"mode": "Collective"}, "sync": local()})),
+            engine(json!({"communication": servers(), "sync": local()})),
+        ),
+        (
+            "with communication.mode ParameterServer, overlap.wireType must be FP32",
+            wired(json!({"communication": servers()}), "FP32"),
+            wired(json!({"communication": servers()}), "BF16"),
         ),
         (
             "with communication.algorithm RecursiveDoubling, overlap.wireType must be FP32",

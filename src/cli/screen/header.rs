@@ -28,6 +28,10 @@ pub(crate) fn header(plan: &LocalPlan, inspection: &Inspection, run_dir: &str, t
         line("gpu", format!("rank {} on {gpu}", gpu.rank));
     }
     line("place", plan.reason.replace(", out of ", ",\n           out of "));
+    if let Some(servers) = engine.parameter_server {
+        let hosts = (0..servers.servers).map(|server| servers.host(server, plan.world()).to_string());
+        line("servers", format!("{servers}; with ranks {}", hosts.collect::<Vec<_>>().join(", ")));
+    }
     line(
         "steps",
         format!(

@@ -50,7 +50,9 @@ pub(super) fn fusion(plan: &LocalPlan, inspection: &Inspection, ranks: &[Ready])
     let Some((first, last)) = ranks.first().and_then(|first| Some((first, first.bucket_bytes.last()?))) else {
         return format!("  fusion   {tensors}; one rank: nothing is reduced");
     };
-    let all = counted(first.bucket_bytes.len() as u64, "all-reduce");
+    let servers = plan.engine.parameter_server;
+    let exchange = if servers.is_some() { "push" } else { "all-reduce" };
+    let all = counted(first.bucket_bytes.len() as u64, exchange);
     let total: u64 = first.bucket_bytes.iter().sum();
     let largest = first.bucket_bytes.iter().max().copied().unwrap_or_default();
     let sizes = match first.bucket_bytes.len() {
@@ -60,20 +62,22 @@ pub(super) fn fusion(plan: &LocalPlan, inspection: &Inspection, ranks: &[Ready])
     let overlap = plan.engine.overlap;
     let limit = overlap.bucket_size_mib.map_or_else(String::new, |mib| format!(" (limit {mib} MiB)"));
     let after = || ("after backward".to_owned(), String::new());
-    let (when, left) = match (plan.engine.sync, plan.engine.compression) {
+    let clips = plan.engine.optimizer.gradient_clip_norm.is_some();
+    let (when, left) = match (plan.engine.exchange_policy(), plan.engine.compression) {
         (SyncPolicy::Local(local), _) => (format!("every {} steps", local.every_steps), String::new()),
         (SyncPolicy::EveryStep, Some(_)) => after(),
         (SyncPolicy::EveryStep, None) => match (overlap.enabled, overlap.sync_all_reduce) {
+            _ if clips && plan.engine.is_asynchronous() => after(),
             (false, _) => after(),
             (true, true) => ("during backward, which waits for each".to_owned(), String::new()),
             (true, false) => ("during backward".to_owned(), format!("; {} left when it ends", binary(*last))),
         },
     };
-    format!(
-        "  fusion   {tensors} -> {all} {sizes}{limit}\n           over {}, ~{:.2} ms/step, started {when}{left}",
-        path(first),
-        first.all_reduce_ms
-    )
+    let over = match servers {
+        Some(servers) => format!("to {servers}"),
+        None => format!("over {}, ~{:.2} ms/step", path(first), first.all_reduce_ms),
+    };
+    format!("  fusion   {tensors} -> {all} {sizes}{limit}\n           {over}, started {when}{left}")
 }
 
 /// How a rank's gradients travel: `nccl (8 x P2P/CUMEM/read)`, `tcp (3 x ring)`.

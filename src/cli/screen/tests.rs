@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde_json::json;
 use switchyard_local::{Interval, RankLog};
 use switchyard_plan::local::{Devices, LocalPlan, LocalSnapshot, plan};
-use switchyard_worker_contract::config::{Device, EngineConfig, Transport};
+use switchyard_worker_contract::config::{Device, EngineConfig, ParameterServers, Transport, Updates};
 use switchyard_worker_contract::event::{Finished, GpuCalls, Item, MemoryUse, Slowest, Summary};
 use switchyard_worker_contract::fold::Breakdown;
 
@@ -205,6 +205,10 @@ fn the_header_shows_the_model_and_the_16_bit_savings() {
     ] {
         assert!(text.lines().any(|found| found == line), "`{line}` is missing:\n{text}");
     }
+    let mut with_servers = planned();
+    with_servers.engine.parameter_server = Some(ParameterServers { servers: 2, updates: Updates::Synchronous });
+    let text_with_servers = header(&with_servers, &inspection(), "runs/x", &machine());
+    assert!(text_with_servers.contains("  servers  2 synchronous parameter servers; with ranks 0, 1\n"));
     let on_gpu = Inspection { fp32_memory_bytes: None, gpu_memory: Some(inspection().memory), ..inspection() };
     let text_on_gpu = header(&planned(), &on_gpu, "runs/x", &machine());
     assert!(text_on_gpu.contains("  memory   61 MiB per rank, and 61 MiB of its GPU\n"), "{text_on_gpu}");

@@ -188,10 +188,15 @@ pub(super) fn all_reduce(facts: &Facts) -> Option<AllReduce> {
         reduce.map(|reduce| reduce.bytes).filter(|bytes| *bytes > 0.0).or((gradients > 0.0).then_some(gradients));
     let ranks = f64::from(facts.world);
     let alone = facts.reduce_alone_ms.zip(bytes).map(|(ms, bytes)| bytes * 2.0 * (ranks - 1.0) / ranks / (ms * 1e6));
-    let on_ring = 2.0 * (ranks - 1.0) / ranks;
+    // A rank pushes every gradient once; the weights come back.
+    let servers = facts.engine.as_ref().and_then(|engine| engine.parameter_server);
+    let on_ring = if servers.is_some() { 1.0 } else { 2.0 * (ranks - 1.0) / ranks };
     let parameters = facts.inspection.as_ref().map(|inspection| inspection.parameters as f64);
     Some(AllReduce {
-        transport: facts.transport.map(|transport| transport.word().into()),
+        transport: facts.transport.map(|transport| match servers {
+            Some(servers) => format!("{}, to {servers}", transport.word()),
+            None => transport.word().into(),
+        }),
         channels: facts.channels.clone(),
         algorithms: facts.algorithms.clone(),
         bucket_bytes: buckets.iter().copied().take(1024).collect(),

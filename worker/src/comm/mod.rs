@@ -8,6 +8,7 @@
 //! Group, bucket lengths -> connect: shared memory (shm, local) within a host,
 //!                                   plans over TCP (remote) between hosts
 //!             -> Reducer: bucket -> start -> wait (engine): all-reduce, or scatter and gather
+//! Group, hosts of parameter servers -> parameters: client, server
 //! Group       -> mesh: streams in shared memory (fifo) and TCP to every rank
 //!             -> Collectives: all-reduce, reduce-scatter, all-gather, broadcast, all-to-all, send
 //! ```
@@ -58,6 +59,7 @@ mod mesh;
 mod op_context;
 mod operation;
 mod options;
+mod parameters;
 mod plan;
 mod probe;
 mod pulse;
@@ -80,6 +82,9 @@ pub(crate) use error::format_ranks;
 pub use error::{Cause, CauseKind, CommError};
 pub use group::{Aborter, Group};
 pub use options::Options;
+pub use parameters::{
+    Handler, Message, MessageKind, ParameterClient, ParameterLinks, ParameterServer, connect_parameters,
+};
 pub use plan::Algorithm;
 pub use probe::ConnectionRate;
 pub use reducer::Reducer;

@@ -5,6 +5,7 @@ use super::config::most_reader_threads;
 use super::cpu_engine::CpuPlan;
 use super::cuda_engine::CudaPlan;
 use super::digest::DIGEST_CHUNK;
+use super::exchange::check_servers;
 use super::training::{BUCKET, Training};
 use super::{TrainError, memory};
 use crate::data::{Dataset, Prefetcher, Task};
@@ -64,6 +65,7 @@ impl Blueprint {
         };
         let mut blueprint = Blueprint { training, plan };
         blueprint.training.buckets = fuse(blueprint.layout(), BUCKET);
+        check_servers(&blueprint.training)?;
         memory::check(&blueprint.memory(), config)?;
         Ok(blueprint)
     }
@@ -110,10 +112,12 @@ impl Blueprint {
         let Training { config, world, .. } = &self.training;
         let weights = 4 * self.layout().len as u64;
         let moments = Optimizer::memory_bytes(self.layout().len, &config.optimizer.rule) as u64;
+        let has_own = config.parameter_server.is_some_and(|servers| !servers.has_state());
         let (common, own) = match (config.sync.local().map(|local| local.outer_optimizer), config.compression) {
             (Some(OuterOptimizer::Nesterov(_)), _) => (2 * weights, moments),
             (Some(OuterOptimizer::Average), _) => (weights, moments),
             (None, Some(_)) => (weights + moments, weights),
+            (None, None) if has_own => (weights, moments),
             (None, None) => (weights + moments, 0),
         };
         common / u64::from(*world) + own

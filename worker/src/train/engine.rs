@@ -38,6 +38,13 @@ pub(super) struct Flags {
     pub times: [f32; REPORTED_TIMES],
 }
 
+impl Flags {
+    /// Whether they concern all ranks, beyond their times.
+    pub fn needs_all_ranks(&self) -> bool {
+        [self.stop, self.due, self.written, self.failed].iter().any(|flag| *flag > 0.0)
+    }
+}
+
 /// Input of a step.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StepInput {
@@ -47,6 +54,8 @@ pub(super) struct StepInput {
     pub flags: Flags,
     /// All ranks hold the same weights after this step.
     pub synchronise: bool,
+    /// Ranks exchange gradients or weights after this step.
+    pub exchange: bool,
 }
 
 /// The outcome of a step.
@@ -57,6 +66,8 @@ pub(super) struct StepOutcome {
     pub flags: Flags,
     /// Steps skipped so far in mixed precision.
     pub skipped_steps: Option<u64>,
+    /// All ranks hold the same weights after this step, and `flags` are those of all.
+    pub synchronised: bool,
 }
 
 /// An optimizer array.

@@ -35,6 +35,9 @@ pub struct StepReport {
     pub read: Duration,
     /// Gradient bytes not yet reduced when backward ended; 0 with a single rank.
     pub left_bytes: u64,
+    /// Pushes of the slowest rank that this rank's weights lack after the step, with asynchronous
+    /// parameter servers.
+    pub staleness: u64,
 }
 
 impl StepReport {

@@ -144,6 +144,9 @@ pub(super) fn restore(
     let (got, expected) = (training.world, checkpoint.manifest().plan().world());
     if !private.is_empty() && got as usize != expected {
         let field = match config.sync {
+            _ if config.is_asynchronous() => {
+                "communication.parameterServer.updates Geo: each rank has its own optimizer state"
+            }
             SyncPolicy::Local(_) => "sync.type Local: each rank has its own optimizer state",
             SyncPolicy::EveryStep => "communication.compression: each rank has its own unsent gradients",
         };

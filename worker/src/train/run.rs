@@ -204,6 +204,7 @@ impl<W: Write> Run<'_, W> {
         let mut interval = Interval::default();
         let mut step_times: Vec<f32> = Vec::with_capacity(usize::try_from(total).unwrap_or(0).min(1 << 20));
         let (mut first_loss, mut last_loss) = (None, None);
+        let mut staleness = 0;
         let (mut recent, mut straggler) = ([0.0; MEDIAN_STEPS], None);
         while self.trainer.steps_done() < total {
             let next = self.trainer.steps_done() + 1;
@@ -220,6 +221,7 @@ impl<W: Write> Run<'_, W> {
             if step_times.len() < step_times.capacity() {
                 step_times.push(report.total.as_secs_f32() * 1e3);
             }
+            staleness = staleness.max(report.staleness);
             recent[(report.step % MEDIAN_STEPS as u64) as usize] = report.total.as_secs_f64();
             if report.step % MEDIAN_STEPS as u64 == 0 && recent.iter().all(|time| *time > 0.0) {
                 self.trainer.recorder.set_median(median(recent));
@@ -247,6 +249,9 @@ impl<W: Write> Run<'_, W> {
             if self.trainer.is_due(config.evaluation.every_steps) && report.step != total {
                 self.evaluate(&mut recording)?;
             }
+        }
+        if config.is_asynchronous() {
+            eprintln!("note: the weights of rank {rank} lacked at most {staleness} pushes of the slowest rank");
         }
         self.trainer.save_checkpoint()?;
         let validation = self.evaluate(&mut recording)?;

@@ -6,6 +6,9 @@
 //! non-finite loss) take effect after the step that has begun meanwhile. All ranks have begun the
 //! same steps when they learn of these events, so all do the same.
 //!
+//! With asynchronous parameter servers, ranks hold the same weights only where they meet: where
+//! something is due, or at a step that a server announces because a rank requested it.
+//!
 //! With local steps, ranks hold different weights between two averages. Checkpoints, evaluations
 //! and stops that become due there wait for the next average.
 
@@ -39,10 +42,13 @@ impl Trainer {
     pub fn step(&mut self, request: StepRequest) -> Result<(StepReport, StepConsensus), TrainError> {
         let start = Instant::now();
         let outcome = self.next_outcome(request);
-        let StepOutcome { mut report, flags, skipped_steps } =
+        let StepOutcome { mut report, flags, skipped_steps, synchronised } =
             outcome.inspect_err(|error| self.report_failure(error))?;
         self.done = report.step;
-        self.pace.add(report.step, &flags.times, report.busy());
+        self.synchronised = synchronised;
+        if !self.training.config.is_asynchronous() {
+            self.pace.add(report.step, &flags.times, report.busy());
+        }
         self.skipped_steps = skipped_steps;
         self.stopping |= flags.stop > 0.0;
         let at = Instant::now();
@@ -51,7 +57,7 @@ impl Trainer {
         }
         self.recorder.begin(Operation::Between, 0);
         report.total = start.elapsed();
-        let can_stop = self.is_settled() && self.is_synchronised();
+        let can_stop = self.is_settled() && self.synchronised;
         Ok((report, StepConsensus { stop: self.stopping && can_stop }))
     }
 
@@ -73,7 +79,8 @@ impl Trainer {
                     times: self.pace.report(self.begun + 1),
                     ..self.checkpoint_flags()
                 },
-                synchronise: config.sync.synchronises(self.begun + 1, self.training.total_steps),
+                synchronise: config.synchronises(self.begun + 1, self.training.total_steps),
+                exchange: config.exchanges(self.begun + 1, self.training.total_steps),
             };
             self.recorder.set_step(input.step);
             self.begun += 1;
@@ -88,20 +95,15 @@ impl Trainer {
         self.begun == self.done
     }
 
-    /// Whether all ranks hold the same weights after the steps done.
-    fn is_synchronised(&self) -> bool {
-        self.training.config.sync.synchronises(self.done, self.training.total_steps)
-    }
-
     /// Whether something due every `every` steps (0: never) is due after the steps done.
     pub(super) fn is_due(&self, every: u64) -> bool {
-        self.training.config.sync.is_due(every, self.done, self.training.total_steps)
+        self.training.config.exchange_policy().is_due(every, self.done, self.training.total_steps)
     }
 
     /// Whether all begun steps must complete before the next one begins.
     fn must_settle(&self) -> bool {
         let (config, begun) = (&self.training.config, self.begun);
-        let every = |steps: u64| config.sync.is_due(steps, begun, self.training.total_steps);
+        let every = |steps: u64| config.exchange_policy().is_due(steps, begun, self.training.total_steps);
         let saves = config.checkpoint.as_ref().is_some_and(|checkpoint| every(checkpoint.every_steps));
         // The engine's spans are those of its last step.
         let profiled = config.profile.is_some_and(|profile| {
@@ -130,7 +132,7 @@ impl Trainer {
             self.settled = self.begun;
         }
         self.due |= flags.due > 0.0;
-        let due = self.due && self.is_synchronised() || self.is_due(every);
+        let due = self.due && self.synchronised || self.is_due(every);
         // The end of the run saves a checkpoint anyway.
         let starts = due && self.is_settled() && self.done < self.training.total_steps;
         if starts {

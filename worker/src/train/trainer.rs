@@ -57,6 +57,8 @@ pub struct Trainer {
     pub(super) stopping: bool,
     /// A checkpoint is due by rank 0's clock.
     pub(super) due: bool,
+    /// All ranks hold the same weights after the steps done.
+    pub(super) synchronised: bool,
     pub(super) checkpoints: Option<Checkpoints>,
     /// Steps that had begun when the last checkpoint was completed or abandoned.
     pub(super) settled: u64,
@@ -184,6 +186,7 @@ impl Trainer {
             pace: Pace::new((config.rank(), config.world(), config.procs_per_node), done),
             stopping: false,
             due: false,
+            synchronised: true,
             checkpoints,
             settled: done,
             validation,
@@ -266,7 +269,7 @@ impl Trainer {
     /// Bytes of gradients or weights reduced in a step; 0 with a single rank.
     pub(super) fn reduced_bytes(&self, step: u64) -> u64 {
         let Training { config, world, buckets, total_steps, .. } = &self.training;
-        if *world == 1 || !config.sync.synchronises(step, *total_steps) {
+        if *world == 1 || !config.exchanges(step, *total_steps) {
             return 0;
         }
         4 * match config.compression {
@@ -281,7 +284,8 @@ impl Trainer {
     /// # Errors
     /// The group failed.
     pub fn measure_all_reduce(&mut self) -> Result<f64, TrainError> {
-        if self.group.world() == 1 {
+        // Parameter servers reduce nothing without updating weights.
+        if self.group.world() == 1 || self.training.config.parameter_server.is_some() {
             return Ok(0.0);
         }
         let mut best = f64::INFINITY;

@@ -11,6 +11,7 @@ mod gpu_seeds;
 mod local;
 mod mixed;
 mod options;
+mod parameter_servers;
 #[path = "../plain/mod.rs"]
 mod plain;
 #[path = "../ranks/mod.rs"]

@@ -72,6 +72,7 @@ pub(super) fn config(
     let precision = precision::precision(&engine.precision, check);
     let sync = sync::sync(&engine.sync, device, check);
     let sharding = sync::sharding(engine.sharding, device, check);
+    let parameter_server = sync::parameter_server(&engine.communication, device, check);
     let algorithm = sync::algorithm(engine.communication.algorithm, device, check);
     let compression = sync::compression(&engine.communication.compression, device, check);
     let schedule = optimizer::schedule(engine.schedule.as_ref(), optimizer.learning_rate, check);
@@ -101,6 +102,7 @@ pub(super) fn config(
         },
         sync,
         sharding,
+        parameter_server,
         algorithm,
         compression,
         memory: Memory { fraction, release_every_steps: engine.memory.release_every_steps.unsigned_abs() },

@@ -3,7 +3,8 @@
 use super::Check;
 use switchyard_crds as api;
 use switchyard_worker_contract::config::{
-    Algorithm, Compression, Device, LocalSteps, Nesterov, OuterOptimizer, Sharding, SyncPolicy, TopK,
+    Algorithm, Compression, Device, LocalSteps, Nesterov, OuterOptimizer, ParameterServers, Sharding, SyncPolicy, TopK,
+    Updates,
 };
 
 /// Translates the block. The defaults of Nesterov are DiLoCo's (Douillard et al. 2023,
@@ -56,6 +57,35 @@ pub(super) fn algorithm(algorithm: api::Algorithm, device: Device, check: &mut C
         check.fault("communication.algorithm", format!("{found:?} on GPUs"), "Auto: on GPUs, NCCL chooses");
     }
     Some(found)
+}
+
+/// See `parameterServer.maxStaleness`.
+const DEFAULT_STALENESS: u32 = 4;
+
+/// Translates the block.
+pub(super) fn parameter_server(
+    communication: &api::Communication,
+    device: Device,
+    check: &mut Check<'_>,
+) -> Option<ParameterServers> {
+    let (api::CommunicationMode::ParameterServer, Some(settings)) =
+        (communication.mode, &communication.parameter_server)
+    else {
+        return None;
+    };
+    if device == Device::Cuda {
+        let expected = "Collective: only ranks on CPUs send gradients to servers yet";
+        check.fault("communication.mode", "ParameterServer on GPUs", expected);
+    }
+    let max_staleness = settings.max_staleness.map_or(DEFAULT_STALENESS, i32::unsigned_abs);
+    let updates = match (settings.updates, settings.every_steps) {
+        (api::Updates::Asynchronous, _) => Updates::Asynchronous { max_staleness },
+        (api::Updates::Geo, Some(every_steps)) => {
+            Updates::Geo { every_steps: every_steps.unsigned_abs(), max_staleness }
+        }
+        (api::Updates::Geo, None) | (api::Updates::Synchronous, _) => Updates::Synchronous,
+    };
+    Some(ParameterServers { servers: settings.servers.unsigned_abs(), updates })
 }
 
 /// Translates the field.

@@ -18,7 +18,9 @@ pub use optimizer::{
     Adam, Amp, DecayExclusions, HalfType, Lars, LossScaling, Momentum, Optimizer, Precision, Rule, Schedule,
     ScheduleKind,
 };
-pub use sync::{Algorithm, Compression, LocalSteps, Nesterov, OuterOptimizer, Sharding, SyncPolicy, TopK};
+pub use sync::{
+    Algorithm, Compression, LocalSteps, Nesterov, OuterOptimizer, ParameterServers, Sharding, SyncPolicy, TopK, Updates,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -60,6 +62,9 @@ pub struct EngineConfig {
     /// What each rank holds a part of.
     #[serde(default, skip_serializing_if = "Sharding::is_default")]
     pub sharding: Sharding,
+    /// Servers that hold and update the weights. `None`: every rank does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parameter_server: Option<ParameterServers>,
     /// How gradients are summed between hosts. `None`: chosen for each all-reduce.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub algorithm: Option<Algorithm>,

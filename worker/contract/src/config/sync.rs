@@ -1,6 +1,8 @@
 //! What the ranks exchange, and in which steps.
 
+use super::EngineConfig;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// What the ranks exchange, and in which steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -101,6 +103,126 @@ impl SyncPolicy {
     }
 }
 
+/// Servers that hold and update the weights (Li et al. 2014, "Scaling Distributed Machine Learning
+/// with the Parameter Server").
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ParameterServers {
+    /// At least 1.
+    pub servers: u32,
+    /// How they update the weights.
+    #[serde(default)]
+    pub updates: Updates,
+}
+
+impl fmt::Display for ParameterServers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.updates {
+            Updates::Synchronous => "synchronous",
+            Updates::Asynchronous { .. } => "asynchronous",
+            Updates::Geo { .. } => "geo",
+        };
+        let plural = if self.servers == 1 { "" } else { "s" };
+        write!(f, "{} {kind} parameter server{plural}", self.servers)?;
+        match self.updates {
+            Updates::Synchronous => Ok(()),
+            Updates::Asynchronous { max_staleness } => write!(f, ", staleness at most {max_staleness}"),
+            Updates::Geo { every_steps, max_staleness } => {
+                write!(f, ", every {every_steps} steps, staleness at most {max_staleness}")
+            }
+        }
+    }
+}
+
+/// How parameter servers update the weights.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Updates {
+    /// With the sum of the gradients of all ranks.
+    #[default]
+    Synchronous,
+    /// With the gradients of each rank, as they arrive.
+    #[serde(rename_all = "camelCase")]
+    Asynchronous {
+        /// Steps that a rank can be ahead of the slowest one.
+        max_staleness: u32,
+    },
+    /// With the change of each rank's weights in several steps, as it arrives.
+    #[serde(rename_all = "camelCase")]
+    Geo {
+        /// Steps between two exchanges of a rank, at least 1.
+        every_steps: u64,
+        /// Exchanges that a rank can be ahead of the slowest one.
+        max_staleness: u32,
+    },
+}
+
+impl Updates {
+    /// Pushes that a rank can be ahead of the slowest one.
+    pub fn max_staleness(self) -> u32 {
+        match self {
+            Updates::Synchronous => 0,
+            Updates::Asynchronous { max_staleness } | Updates::Geo { max_staleness, .. } => max_staleness,
+        }
+    }
+
+    /// Geo updates as local steps.
+    pub fn geo(self) -> Option<LocalSteps> {
+        match self {
+            Updates::Geo { every_steps, .. } => {
+                Some(LocalSteps { every_steps, outer_optimizer: OuterOptimizer::Average })
+            }
+            Updates::Synchronous | Updates::Asynchronous { .. } => None,
+        }
+    }
+}
+
+impl EngineConfig {
+    /// Whether parameter servers update the weights without waiting for all ranks.
+    pub fn is_asynchronous(&self) -> bool {
+        self.parameter_server.is_some_and(|servers| servers.updates != Updates::Synchronous)
+    }
+
+    /// The steps at which ranks exchange gradients or weights.
+    pub fn exchange_policy(&self) -> SyncPolicy {
+        let geo = self.parameter_server.and_then(|servers| servers.updates.geo());
+        geo.map_or(self.sync, SyncPolicy::Local)
+    }
+
+    /// Whether ranks exchange gradients or weights after this step of `total`, counted from 1.
+    pub fn exchanges(&self, step: u64, total: u64) -> bool {
+        let policy = self.exchange_policy();
+        policy.synchronises(step, total)
+    }
+
+    /// Whether all ranks hold the same weights after this step of `total`, counted from 1, because
+    /// of the configuration: asynchronous ranks meet where something is due.
+    pub fn synchronises(&self, step: u64, total: u64) -> bool {
+        let policy = self.exchange_policy();
+        let is_due = |every| policy.is_due(every, step, total);
+        let saves = self.checkpoint.as_ref().is_some_and(|checkpoint| is_due(checkpoint.every_steps));
+        let meets = step == total || saves || is_due(self.evaluation.every_steps);
+        policy.synchronises(step, total) && (meets || !self.is_asynchronous())
+    }
+}
+
+impl ParameterServers {
+    /// Whether servers have the optimizer's state; otherwise each rank has its own.
+    pub fn has_state(&self) -> bool {
+        self.updates.geo().is_none()
+    }
+
+    /// The rank in whose process a server runs: servers are spread evenly over the ranks.
+    pub fn host(&self, server: u32, world: u32) -> u32 {
+        let world = world.max(1);
+        if self.servers > world {
+            return server % world;
+        }
+        let rank = u64::from(server) * u64::from(world) / u64::from(self.servers.max(1));
+        u32::try_from(rank).unwrap_or(0).min(world - 1)
+    }
+}
+
 /// Which gradients are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -127,6 +249,30 @@ mod tests {
 
     fn steps(total: u64, is: impl Fn(u64) -> bool) -> Vec<u64> {
         (1..=total).filter(|step| is(*step)).collect()
+    }
+
+    #[test]
+    fn servers_are_one_phrase() {
+        let text = |servers, updates| ParameterServers { servers, updates }.to_string();
+        assert_eq!(text(1, Updates::Synchronous), "1 synchronous parameter server");
+        let asynchronous = Updates::Asynchronous { max_staleness: 4 };
+        assert_eq!(text(2, asynchronous), "2 asynchronous parameter servers, staleness at most 4");
+        let geo = Updates::Geo { every_steps: 16, max_staleness: 1 };
+        assert_eq!(text(2, geo), "2 geo parameter servers, every 16 steps, staleness at most 1");
+    }
+
+    #[test]
+    fn servers_are_spread_over_the_ranks() {
+        let hosts = |servers, world| -> Vec<u32> {
+            (0..servers)
+                .map(|server| ParameterServers { servers, updates: Updates::default() }.host(server, world))
+                .collect()
+        };
+        assert_eq!(hosts(2, 8), [0, 4]);
+        assert_eq!(hosts(3, 4), [0, 1, 2]);
+        assert_eq!(hosts(4, 4), [0, 1, 2, 3]);
+        assert_eq!(hosts(3, 2), [0, 1, 0]);
+        assert_eq!(hosts(2, 1), [0, 0]);
     }
 
     #[test]

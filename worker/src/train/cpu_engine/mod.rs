@@ -7,12 +7,16 @@
 //!
 //! With sharding, a rank gets and updates only its part of each bucket, and then exchanges weights.
 //!
+//! With parameter servers, a rank pushes its gradients and gets the updated weights.
+//!
 //! With local steps, no gradients are reduced; `outer` averages the changes of the weights instead.
 
+mod asynchronous;
 mod exchanges;
 mod kernel;
 mod outer;
 mod plan;
+mod servers;
 mod shards;
 mod sink;
 mod state;
@@ -22,7 +26,7 @@ pub(super) use plan::CpuPlan;
 
 use super::TrainError;
 use super::engine::{AddSpan, Array, Counters, Engine, Measure, Moment, Reductions, StepInput, StepOutcome};
-use super::exchange::Exchange;
+use super::exchange::{Exchange, Servers};
 use super::training::Training;
 use crate::comm::Group;
 use crate::cpu::{Cpu, HalfKernel};
@@ -75,11 +79,22 @@ impl CpuEngine {
         let half_kernel = plan.half_kernel(training);
         let CpuPlan { network, cpu, .. } = plan;
         recorder.track_layers(&network);
-        let exchange = Exchange::connect(training, network.batch_statistics().len(), group)?;
+        let mut exchange = Exchange::connect(training, network.batch_statistics().len(), group)?;
+        let mut ownership = exchange.ownership();
+        if training.config.parameter_server.is_some_and(|servers| servers.has_state()) {
+            ownership.own.clear();
+        }
+        let state = State::new(&training.config, &network, &cpu, &ownership);
+        if let Some(settings) = training.config.parameter_server {
+            let settings = (training, settings);
+            let mut servers = Servers::connect(settings, network.layout(), (&exchange, &cpu), group)?;
+            servers.start(&state.weights, 0)?;
+            exchange.servers = Some(servers);
+        }
         Ok(CpuEngine {
             config: training.config.clone(),
             world: training.world,
-            state: State::new(&training.config, &network, &cpu, &exchange.ownership()),
+            state,
             exchange,
             slots: GradientSlots::new(network.layout(), &training.buckets),
             statistics: vec![0.0; network.batch_statistics().len()],
@@ -120,7 +135,12 @@ impl Engine for CpuEngine {
     }
 
     fn read(&self, array: Array, from: usize, into: &mut [f32]) -> Result<(), TrainError> {
-        self.state.read(array, from, into);
+        match (&self.exchange.servers, array) {
+            (Some(servers), Array::Moments(index)) if self.state.geo.is_none() => {
+                servers.get(index, from, into, false)?
+            }
+            _ => self.state.read(array, from, into),
+        }
         Ok(())
     }
 
@@ -129,7 +149,10 @@ impl Engine for CpuEngine {
     }
 
     fn write(&mut self, array: Array, from: usize, numbers: &[f32]) -> Result<(), TrainError> {
-        self.state.write(array, from, numbers);
+        match (&self.exchange.servers, array) {
+            (Some(servers), Array::Moments(index)) if self.state.geo.is_none() => servers.put(index, from, numbers),
+            _ => self.state.write(array, from, numbers),
+        }
         Ok(())
     }
 
@@ -140,6 +163,9 @@ impl Engine for CpuEngine {
     fn resume(&mut self, counters: &Counters) -> Result<Option<String>, TrainError> {
         let changed = self.state.resume(counters, self.config.precision)?;
         self.state.begin(&self.cpu);
+        if let Some(servers) = &mut self.exchange.servers {
+            servers.start(&self.state.weights, counters.optimizer_steps)?;
+        }
         Ok(changed)
     }
 

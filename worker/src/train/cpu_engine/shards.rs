@@ -45,13 +45,23 @@ impl CpuEngine {
         Ok(())
     }
 
-    /// See [`super::Engine::collect`]. The values travel in the buckets of the gradients, so that
-    /// no rank needs memory for a whole array.
+    /// See [`super::Engine::collect`]. Parameter servers send the values; otherwise they travel in
+    /// the buckets of the gradients, so that no rank needs memory for a whole array.
     pub(super) fn collect_parts(
         &mut self,
         wanted: &[(Array, usize, Range<usize>)],
         into: &mut [f32],
     ) -> Result<(), TrainError> {
+        if let Some(servers) = self.exchange.servers.as_ref().filter(|_| self.state.geo.is_none()) {
+            for (array, from, place) in wanted {
+                let into = &mut into[place.clone()];
+                match array {
+                    Array::Moments(index) => servers.get(*index, *from, into, true)?,
+                    _ => self.state.read(*array, *from, into),
+                }
+            }
+            return self.await_readers();
+        }
         for (array, from, place) in wanted {
             self.state.read(*array, *from, &mut into[place.clone()]);
         }

@@ -4,7 +4,7 @@
 use crate::comm::{CommError, Reducer};
 use crate::nn::{Bucket, GradientSink, Layout};
 use crate::train::engine::Flags;
-use crate::train::exchange::Buckets;
+use crate::train::exchange::{Buckets, Push, Servers};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,8 @@ pub(super) struct GradientSlots {
     slots: Vec<(usize, Range<usize>)>,
     /// Ordinal of each bucket's last parameter.
     last: Vec<usize>,
+    /// Elements of each bucket.
+    lens: Vec<usize>,
 }
 
 impl GradientSlots {
@@ -24,7 +26,8 @@ impl GradientSlots {
                 slots.push((index, range.start - bucket.range.start..range.end - bucket.range.start));
             }
         }
-        GradientSlots { slots, last: buckets.iter().map(|bucket| bucket.last).collect() }
+        let lens = buckets.iter().map(|bucket| bucket.range.len()).collect();
+        GradientSlots { slots, last: buckets.iter().map(|bucket| bucket.last).collect(), lens }
     }
 }
 
@@ -53,6 +56,8 @@ pub(super) struct Metrics<'a> {
 pub(super) struct BucketSink<'a> {
     pub reducer: &'a mut Reducer,
     pub slots: &'a GradientSlots,
+    /// With parameter servers: they get the gradients.
+    pub servers: Option<(&'a Servers, Push)>,
     /// Add to the gradients of earlier micro-batches of this step.
     pub accumulate: bool,
     pub mode: ReduceMode,
@@ -71,6 +76,13 @@ impl BucketSink<'_> {
         if run.contains(&buckets.metrics_bucket()) {
             buckets.write_metrics(self.reducer, loss, flags, statistics);
         }
+        if let Some((servers, push)) = self.servers.filter(|_| run.end <= buckets.gradients) {
+            for bucket in run {
+                let len = self.slots.lens[bucket];
+                servers.push(bucket, &self.reducer.bucket(bucket)[..len], push);
+            }
+            return;
+        }
         if buckets.shards.is_some() && run.end <= buckets.gradients {
             self.reducer.scatter_all(run, lane);
         } else {
@@ -82,7 +94,10 @@ impl BucketSink<'_> {
     pub fn wait(&mut self, mut run: Range<usize>) {
         if self.failed.is_none() {
             let at = Instant::now();
-            self.failed = run.find_map(|bucket| self.reducer.wait(bucket).err());
+            self.failed = run.find_map(|bucket| match self.servers {
+                Some((servers, _)) => servers.arrive(bucket).err(),
+                None => self.reducer.wait(bucket).err(),
+            });
             self.waited += at.elapsed();
         }
     }

@@ -8,6 +8,7 @@ use crate::nn::{Layout, Network, Weights};
 use crate::optimizer::{Optimizer, Ownership};
 use crate::train::TrainError;
 use crate::train::engine::{Array, Counters, Held, Moment};
+use crate::train::exchange::most_hosted;
 use crate::train::scales::Scales;
 use crate::train::statistics::update_running;
 use crate::train::training::Training;
@@ -15,7 +16,7 @@ use std::ops::Range;
 use switchyard_worker_contract::config::{EngineConfig, HalfType, Precision, Sharding};
 
 /// 16-bit working copies of the weights.
-enum Half {
+pub(super) enum Half {
     None,
     Bf16(Vec<bf16>),
     F16(Vec<f16>),
@@ -25,7 +26,7 @@ enum Half {
 /// [`Moment`] says is a rank's own, and with local steps between two averages.
 pub(super) struct State {
     pub weights: AlignedBuffer,
-    half: Half,
+    pub half: Half,
     /// Running statistics of batch norms.
     pub statistics: Vec<f32>,
     pub optimizer: Optimizer,
@@ -33,6 +34,8 @@ pub(super) struct State {
     is_sharded: bool,
     /// With local steps.
     pub outer: Option<Outer>,
+    /// The weights after the last exchange, with geo updates.
+    pub geo: Option<Outer>,
     /// Gradients that this rank has not sent yet, with top-k.
     pub residual: Option<AlignedBuffer>,
     pub scales: Scales,
@@ -56,7 +59,12 @@ impl State {
             half,
             statistics: network.initial_statistics(),
             optimizer: Optimizer::sharded(layout, &config.optimizer, cpu.isa, ownership),
-            is_sharded: config.sharding == Sharding::Optimizer,
+            is_sharded: config.sharding == Sharding::Optimizer
+                || config.parameter_server.is_some_and(|servers| servers.has_state()),
+            geo: config
+                .parameter_server
+                .and_then(|servers| servers.updates.geo())
+                .map(|geo| Outer::new(geo, layout.len)),
             outer: config.sync.local().map(|local| Outer::new(local, layout.len)),
             residual: config.compression.map(|_| AlignedBuffer::zeroed(layout.len)),
             scales: Scales::new(config),
@@ -70,6 +78,15 @@ impl State {
         let config = &training.config;
         let outer = config.sync.local().map_or(0, |local| Outer::memory_bytes(local, layout.len));
         let residual = config.compression.map_or(0, |_| 4 * layout.len as u64);
+        if let Some(servers) = config.parameter_server {
+            // A server has weights and state, the gradients of all ranks, and their sum; each rank
+            // has a copy of the gradients that it pushes and of the weights that it receives.
+            let hosted = most_hosted(training, servers);
+            let (held, anchor) =
+                if servers.has_state() { (hosted, 0) } else { (layout.len as u64, 4 * layout.len as u64) };
+            let moments = Optimizer::memory_bytes(held as usize, &config.optimizer.rule) as u64;
+            return moments + anchor + 4 * hosted * (2 + u64::from(training.world)) + 8 * layout.len as u64;
+        }
         let own = match config.sharding {
             Sharding::None => layout.len,
             // Parts are whole cache lines.
@@ -83,7 +100,7 @@ impl State {
 
     /// Derives everything that follows from the weights after they were set.
     pub fn begin(&mut self, cpu: &Cpu) {
-        if let Some(outer) = &mut self.outer {
+        for outer in self.outer.iter_mut().chain(&mut self.geo) {
             outer.begin(&self.weights);
         }
         self.round(cpu);
@@ -150,7 +167,7 @@ impl State {
 
     /// The optimizer's arrays, in the order of [`Array::Moments`].
     pub fn moments(&self) -> impl Iterator<Item = Moment> {
-        let held = match (self.outer.is_some(), self.is_sharded) {
+        let held = match (self.outer.is_some() || self.geo.is_some(), self.is_sharded) {
             (true, _) => Held::ByEach,
             (false, true) => Held::InParts,
             (false, false) => Held::ByAll,
@@ -199,7 +216,7 @@ impl State {
     }
 }
 
-fn half_weights(half: &mut Half) -> Option<HalfWeights<'_>> {
+pub(super) fn half_weights(half: &mut Half) -> Option<HalfWeights<'_>> {
     match half {
         Half::None => None,
         Half::Bf16(half) => Some(HalfWeights::Bf16(half)),

@@ -8,7 +8,8 @@
 //! all             overflow? skip : unscale, clip, optimizer step; running statistics
 //! ```
 //!
-//! Local steps and top-k have other ways from gradients to the optimizer: see `exchanges`.
+//! Local steps and top-k have other ways from gradients to the optimizer: see `exchanges`; so have
+//! parameter servers: see `servers`.
 
 use super::CpuEngine;
 use super::sink::{BucketSink, Metrics, ReduceMode};
@@ -16,6 +17,7 @@ use crate::data::Prefetcher;
 use crate::optimizer::{gradient_scale, is_layer_wise, sum_of_squares};
 use crate::train::TrainError;
 use crate::train::engine::{StepInput, StepOutcome};
+use crate::train::exchange::{Push, Servers};
 use crate::train::report::StepReport;
 use crate::train::statistics::add_share;
 use std::time::{Duration, Instant};
@@ -44,9 +46,15 @@ impl CpuEngine {
         if let Some(wire) = &self.state.scales.wire {
             self.exchange.reducer.set_wire_scale(wire.scale());
         }
+        let meets = self.begin_on_servers(input);
         self.compute(reader, input, scale, &mut report)?;
         report.left_bytes = self.exchange.pending_bytes();
-        let gradients = if self.state.outer.is_some() {
+        if self.is_asynchronous() {
+            return self.finish_asynchronous(input, meets, report);
+        }
+        let gradients = if self.exchange.servers.is_some() {
+            self.collect_updated(scale, &mut report)?
+        } else if self.state.outer.is_some() {
             self.collect_own(input, &mut report)?
         } else if self.exchange.top_k.is_some() {
             self.collect_largest(&mut report)?
@@ -68,7 +76,7 @@ impl CpuEngine {
         }
         report.reduce = self.exchange.reduction_time();
         let skipped_steps = self.state.scales.skipped_steps();
-        Ok(StepOutcome { report, flags, skipped_steps })
+        Ok(StepOutcome { report, flags, skipped_steps, synchronised: input.synchronise })
     }
 
     /// Runs all micro-batches and starts all reductions.
@@ -81,19 +89,29 @@ impl CpuEngine {
     ) -> Result<(), TrainError> {
         let config = &self.config;
         let merge = config.batch_merge;
+        let push = Push {
+            learning_rate: input.learning_rate,
+            scale: gradient_scale(0.0, None, f64::from(scale)),
+            direct: self.can_update_per_bucket(),
+            staleness: self.exchange.servers.as_ref().map_or(0, Servers::staleness),
+            meet: input.flags.needs_all_ranks(),
+        };
+        let pushes = self.pushes_in_backward();
         // The loss is the mean over the global batch, so every micro-batch of every rank has the
         // same weight; with local steps, gradients are those of the rank's own batch.
-        let is_local = self.state.outer.is_some();
+        let is_local = self.state.outer.is_some() || self.is_asynchronous();
         let loss_share = 1.0 / (merge as f32 * self.world as f32);
         let share = if is_local { 1.0 / merge as f32 } else { loss_share };
-        let is_whole = !is_local && self.exchange.top_k.is_none();
-        let mode = match (config.overlap.enabled, config.overlap.sync_all_reduce) {
+        let is_whole =
+            if self.exchange.servers.is_some() { pushes } else { !is_local && self.exchange.top_k.is_none() };
+        // An asynchronous server replies to all of its buckets at once.
+        let sync = config.overlap.sync_all_reduce && !self.is_asynchronous();
+        let mode = match (config.overlap.enabled, sync) {
             _ if !is_whole => ReduceMode::Deferred,
             (false, _) => ReduceMode::Deferred,
             (true, false) => ReduceMode::Overlapped,
             (true, true) => ReduceMode::Blocking,
         };
-        let sync = config.overlap.sync_all_reduce;
         let mut loss = 0.0;
         self.statistics.fill(0.0);
         self.makings.clear();
@@ -111,6 +129,7 @@ impl CpuEngine {
             let mut sink = BucketSink {
                 reducer: &mut self.exchange.reducer,
                 slots: &self.slots,
+                servers: self.exchange.servers.as_ref().filter(|_| pushes).map(|servers| (servers, push)),
                 accumulate: micro_batch > 0,
                 mode: if last { mode } else { ReduceMode::Deferred },
                 metrics: Metrics {
@@ -155,7 +174,7 @@ impl CpuEngine {
 
     /// Whether the optimizer can update a bucket before the others have arrived, because nothing
     /// depends on all of them.
-    fn can_update_per_bucket(&self) -> bool {
+    pub(super) fn can_update_per_bucket(&self) -> bool {
         let optimizer = &self.config.optimizer;
         let scales = &self.state.scales;
         let is_whole = self.state.outer.is_none() && self.exchange.top_k.is_none();
@@ -214,6 +233,9 @@ impl CpuEngine {
     fn update(&mut self, gradients: &Gradients, report: &mut StepReport) -> Result<(), TrainError> {
         let Gradients { norm, scale, agreed } = *gradients;
         report.gradient_norm = self.state.scales.check_overflow(agreed, report)?;
+        if self.exchange.servers.is_some() {
+            return self.finish_on_servers(gradients, report);
+        }
         if report.gradient_norm.is_none() {
             return Ok(());
         }

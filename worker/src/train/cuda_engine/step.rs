@@ -311,7 +311,7 @@ impl CudaEngine {
         let end = Instant::now();
         report.optimizer += end - start;
         self.spans.push(DeviceSpan { name: "update", start, end });
-        Ok(Some(StepOutcome { report, flags, skipped_steps: self.scales.skipped_steps() }))
+        Ok(Some(StepOutcome { report, flags, skipped_steps: self.scales.skipped_steps(), synchronised: true }))
     }
 
     /// Reads the outcome of a step, and updates scales, step count and statistics.

@@ -11,8 +11,9 @@
 //!
 //! If all gradients are sent as f32 in every step, the metrics of a step are part of the last
 //! gradient bucket and need no message of their own. With sharding they do, because every rank
-//! needs them; the last bucket keeps its length, which decides the order of its sums. With local
-//! steps, the gradient buckets also carry the changes of the weights.
+//! needs them, and with parameter servers, which get gradients only. The last bucket keeps its
+//! length, which decides the order of its sums. With local steps, the gradient buckets also carry
+//! the changes of the weights.
 
 use super::shards::Shards;
 use super::top_k::TopKExchange;
@@ -84,7 +85,8 @@ impl Buckets {
             (gradients - 1, *last - FLAGS - sums)
         });
         let is_sharded = training.config.sharding == Sharding::Optimizer;
-        let metrics = shared.filter(|_| !is_sharded).unwrap_or((gradients, 0));
+        let has_own_metrics = is_sharded || training.config.parameter_server.is_some();
+        let metrics = shared.filter(|_| !has_own_metrics).unwrap_or((gradients, 0));
         lens.push(FLAGS + sums);
         let shards = is_sharded.then(|| {
             lens.extend(Shards::bucket_lens(training));

@@ -3,11 +3,13 @@
 
 mod buckets;
 mod fusion;
+mod servers;
 mod shards;
 mod top_k;
 
 pub(super) use buckets::{Buckets, CHECK, check_bytes, top_k_bytes};
 pub(super) use fusion::default_runs;
+pub(super) use servers::{Push, Servers, check as check_servers, most_hosted};
 pub(super) use top_k::TopKExchange;
 
 use shards::Shards;
@@ -21,7 +23,7 @@ use crate::profile::Row;
 use serde_json::json;
 use std::ops::Range;
 use std::time::{Duration, Instant};
-use switchyard_worker_contract::config::Compression;
+use switchyard_worker_contract::config::{Compression, Transport};
 
 /// The buckets and their reducer.
 pub(super) struct Exchange {
@@ -33,6 +35,8 @@ pub(super) struct Exchange {
     pub top_k: Option<TopKExchange>,
     /// With sharding.
     pub shards: Option<Shards>,
+    /// With parameter servers, which then get the gradients.
+    pub servers: Option<Servers>,
     /// Buckets that carried gradients or weights in the last step.
     pub reduced: Range<usize>,
     world: u32,
@@ -55,8 +59,8 @@ impl Exchange {
         let reduced = buckets.entries.map_or(0..buckets.gradients, |bucket| bucket..bucket + 1);
         let (ranges, world) = (training.buckets.clone(), training.world);
         let shards = buckets.shards.map(|buckets| Shards::new(group.rank(), buckets));
-        let mut exchange = Exchange { reducer, buckets, ranges, top_k, shards, reduced, world };
-        if exchange.top_k.is_none() {
+        let mut exchange = Exchange { reducer, buckets, ranges, top_k, shards, servers: None, reduced, world };
+        if exchange.top_k.is_none() && training.config.parameter_server.is_none() {
             exchange.fuse(training.config.overlap, group)?;
         }
         Ok(exchange)
@@ -75,7 +79,7 @@ impl Exchange {
         let buckets = Buckets::without_gradients(statistics);
         let reducer = Reducer::connect(group, &buckets.lens, &buckets.options)?;
         let (ranges, world) = (Vec::new(), training.world);
-        Ok(Exchange { reducer, buckets, ranges, top_k: None, shards: None, reduced: 0..0, world })
+        Ok(Exchange { reducer, buckets, ranges, top_k: None, shards: None, servers: None, reduced: 0..0, world })
     }
 
     /// See [`super::engine::Engine::reductions`].
@@ -91,6 +95,10 @@ impl Exchange {
             }
         };
         let algorithm = |bucket| Some(self.reducer.algorithm(bucket)?.to_string());
+        if let Some(servers) = self.servers.as_ref().filter(|_| self.world > 1) {
+            let (links, probed) = (servers.links.clone(), self.reducer.probed());
+            return Reductions { transport: Transport::Tcp, links, probed, algorithms: Vec::new(), bytes };
+        }
         Reductions {
             transport: self.reducer.transport(),
             links: self.reducer.links().to_vec(),
@@ -104,6 +112,9 @@ impl Exchange {
     pub fn reduce(&mut self, what: Measure) -> Result<(), TrainError> {
         match (what, self.buckets.check) {
             (Measure::Gradients, _) => {
+                if self.servers.is_some() {
+                    return Ok(());
+                }
                 if let Some(bucket) = self.buckets.entries {
                     return Ok(self.reducer.all_reduce(bucket)?);
                 }
@@ -119,8 +130,20 @@ impl Exchange {
 
     /// Gradient bytes that are not reduced yet.
     pub fn pending_bytes(&self) -> u64 {
-        let left = (0..self.buckets.gradients).filter(|&bucket| self.reducer.is_running(bucket));
+        let is_running = |bucket: usize| match &self.servers {
+            Some(servers) => servers.is_waiting(bucket),
+            None => self.reducer.is_running(bucket),
+        };
+        let left = (0..self.buckets.gradients).filter(|bucket| is_running(*bucket));
         left.map(|bucket| 4 * self.ranges[bucket].range.len() as u64).sum()
+    }
+
+    /// Times of a bucket's last reduction.
+    fn timing(&self, bucket: usize) -> Option<Timing> {
+        match &self.servers {
+            Some(servers) => servers.timing(bucket),
+            None => self.reducer.timing(bucket),
+        }
     }
 
     /// Time during which at least one of the step's reductions was running.
@@ -131,7 +154,7 @@ impl Exchange {
         // only the time after that.
         let gathers = if self.shards.is_some() { self.reduced.clone() } else { 0..0 };
         let gathers = gathers.filter_map(|bucket| self.reducer.gather_timing(bucket));
-        for timing in self.reduced.clone().filter_map(|bucket| self.reducer.timing(bucket)).chain(gathers) {
+        for timing in self.reduced.clone().filter_map(|bucket| self.timing(bucket)).chain(gathers) {
             let from = reached.map_or(timing.began, |reached| reached.max(timing.began));
             total += timing.ended.saturating_duration_since(from);
             reached = Some(reached.map_or(timing.ended, |reached| reached.max(timing.ended)));
@@ -147,8 +170,12 @@ impl Exchange {
             let arguments = json!({"bytes": bytes, "sentBytes": sent, "queuedMilliseconds": queued});
             add(Row::Communicator(lane), &format!("{name} {bucket}"), began, ended, arguments);
         };
-        let name = if self.shards.is_some() { "reduce-scatter" } else { "all-reduce" };
-        self.reduced.clone().for_each(|bucket| span(name, bucket, self.reducer.timing(bucket)));
+        let name = match (&self.shards, &self.servers) {
+            (Some(_), _) => "reduce-scatter",
+            (None, Some(_)) => "push and pull",
+            (None, None) => "all-reduce",
+        };
+        self.reduced.clone().for_each(|bucket| span(name, bucket, self.timing(bucket)));
         if self.shards.is_some() {
             self.reduced.clone().for_each(|bucket| span("all-gather", bucket, self.reducer.gather_timing(bucket)));
         }

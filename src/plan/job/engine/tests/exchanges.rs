@@ -43,6 +43,32 @@ fn sharding_needs_cpus() {
 }
 
 #[test]
+fn parameter_servers_need_cpus() {
+    let block = json!({"communication": {"mode": "ParameterServer", "parameterServer": {"servers": 2}}});
+    assert_eq!(config(json!({})).parameter_server, None);
+    let updates = |settings: Value| {
+        let mut block = block.clone();
+        for (name, value) in settings.as_object().unwrap() {
+            block["communication"]["parameterServer"][name] = value.clone();
+        }
+        config(block).parameter_server
+    };
+    let expected = |updates| Some(ParameterServers { servers: 2, updates });
+    assert_eq!(config(block.clone()).parameter_server, expected(Updates::Synchronous));
+    assert_eq!(updates(json!({"updates": "Asynchronous"})), expected(Updates::Asynchronous { max_staleness: 4 }));
+    assert_eq!(
+        updates(json!({"updates": "Geo", "everySteps": 16, "maxStaleness": 1})),
+        expected(Updates::Geo { every_steps: 16, max_staleness: 1 })
+    );
+    let mut engine = block;
+    engine["device"] = json!("Cuda");
+    assert_eq!(
+        on(json!({}), engine).unwrap_err(),
+        "spec.engine.communication.mode: got ParameterServer on GPUs; expected Collective: only ranks on CPUs send gradients to servers yet"
+    );
+}
+
+#[test]
 fn compression_has_a_ratio_and_needs_cpus() {
     let block = json!({"compression": {"type": "TopK", "ratio": "0.01"}});
     let found = config(json!({"communication": block})).compression;
