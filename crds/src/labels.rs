@@ -18,6 +18,10 @@ pub const ATTEMPT: &str = "training.switchyard.dev/attempt";
 pub const NODE_RANK: &str = "training.switchyard.dev/node-rank";
 /// Label of a pod: its lowest global rank.
 pub const RANK: &str = "training.switchyard.dev/rank";
+/// Label of a pod in a job with roles: the name of its role.
+pub const ROLE: &str = "training.switchyard.dev/role";
+/// Label of a pod in a job with roles: its index in the role, from 0.
+pub const ROLE_INDEX: &str = "training.switchyard.dev/role-index";
 /// Annotation of a pod with GPUs, set when it is placed: CPU lists of its ranks, separated by `;`.
 pub const RANK_CPUS: &str = "training.switchyard.dev/rank-cpus";
 /// Scheduling gate of every pod, lifted for the whole gang at once.

@@ -6,6 +6,7 @@ use crate::checkpoint::Checkpoint;
 use crate::engine::Engine;
 use crate::fabric::FabricPolicy;
 use crate::failure_policy::FailurePolicy;
+use crate::role::{Role, SuccessPolicy};
 use crate::topology_policy::TopologyPolicy;
 use crate::train_job_status::TrainJobStatus;
 use k8s_openapi::api::core::v1::PodTemplateSpec;
@@ -45,7 +46,7 @@ use std::collections::BTreeMap;
     printcolumn(name = "ETA", type_ = "integer", json_path = ".status.trainerStatus.estimatedRemainingSeconds", priority = 1, description = "Estimated remaining seconds")
 )]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("self.trainer == oldSelf.trainer && self.topologyPolicy == oldSelf.topologyPolicy && self.fabric == oldSelf.fabric && self.gangPolicy == oldSelf.gangPolicy && self.failurePolicy == oldSelf.failurePolicy && self.managedBy == oldSelf.managedBy && has(self.queue) == has(oldSelf.queue) && (!has(self.queue) || self.queue == oldSelf.queue) && has(self.template) == has(oldSelf.template) && (!has(self.template) || self.template == oldSelf.template) && has(self.checkpoint) == has(oldSelf.checkpoint) && (!has(self.checkpoint) || self.checkpoint == oldSelf.checkpoint) && has(self.engine) == has(oldSelf.engine) && (!has(self.engine) || self.engine == oldSelf.engine)")
+#[x_kube(validation = Rule::new("self.trainer == oldSelf.trainer && self.topologyPolicy == oldSelf.topologyPolicy && self.fabric == oldSelf.fabric && self.gangPolicy == oldSelf.gangPolicy && self.failurePolicy == oldSelf.failurePolicy && self.managedBy == oldSelf.managedBy && has(self.queue) == has(oldSelf.queue) && (!has(self.queue) || self.queue == oldSelf.queue) && has(self.template) == has(oldSelf.template) && (!has(self.template) || self.template == oldSelf.template) && has(self.checkpoint) == has(oldSelf.checkpoint) && (!has(self.checkpoint) || self.checkpoint == oldSelf.checkpoint) && has(self.engine) == has(oldSelf.engine) && (!has(self.engine) || self.engine == oldSelf.engine) && has(self.roles) == has(oldSelf.roles) && (!has(self.roles) || self.roles == oldSelf.roles) && has(self.successPolicy) == has(oldSelf.successPolicy) && (!has(self.successPolicy) || self.successPolicy == oldSelf.successPolicy)")
     .message("spec is immutable but for suspend, activeDeadlineSeconds and ttlSecondsAfterFinished: delete the TrainJob and create it again with the new values"))]
 #[x_kube(validation = Rule::new("(self.trainer.framework == 'Switchyard') == has(self.engine)")
     .message("engine must be set with trainer.framework Switchyard, and with no other framework").field_path(".engine"))]
@@ -61,6 +62,20 @@ use std::collections::BTreeMap;
     || !has(self.trainer.resourcesPerNode.limits) || !('nvidia.com/gpu' in self.trainer.resourcesPerNode.limits)")
     .message("with engine.device Cpu the GPUs of trainer.resourcesPerNode would stay unused: remove nvidia.com/gpu, or set engine.device to Auto")
     .field_path(".engine.device"))]
+#[x_kube(validation = Rule::new("!has(self.roles) || self.trainer.framework != 'Switchyard'")
+    .message("roles are for other frameworks: with framework Switchyard, engine describes all processes").field_path(".roles"))]
+#[x_kube(validation = Rule::new("!has(self.roles) || (self.trainer.numNodes == 1 && !has(self.trainer.numProcPerNode) && !has(self.trainer.cpuThreads) \
+    && !has(self.trainer.resourcesPerNode) && !has(self.trainer.command) && !has(self.trainer.args))")
+    .message("with roles, pods are described in each role: use replicas instead of trainer.numNodes, and move trainer.numProcPerNode, resourcesPerNode, command and args into the roles; cpuThreads has no effect")
+    .field_path(".roles"))]
+#[x_kube(validation = Rule::new("!has(self.roles) || self.roles.all(role, !has(role.near) || self.roles.exists(other, other.name == role.near && !has(other.near)))")
+    .message("near must name another role of the job that has no near itself").field_path(".roles"))]
+#[x_kube(validation = Rule::new("!has(self.successPolicy) || (has(self.roles) && self.roles.exists(role, role.name == self.successPolicy.role))")
+    .message("successPolicy.role must name one of the roles").field_path(".successPolicy.role"))]
+#[x_kube(validation = Rule::new("!has(self.roles) || self.roles.all(role, !has(role.onFailure) || role.onFailure != 'Ignore' || (has(self.successPolicy) && self.successPolicy.role != role.name))")
+    .message("onFailure Ignore is for roles that the job does not wait for: set successPolicy.role to another role").field_path(".roles"))]
+#[x_kube(validation = Rule::new("!has(self.roles) || !(self.trainer.framework in ['TensorFlow', 'Paddle']) || !self.roles.exists(role, role.name == 'ps') || (has(self.successPolicy) && self.successPolicy.role != 'ps')")
+    .message("parameter servers never end by themselves: set successPolicy.role to the role whose completion completes the job").field_path(".roles"))]
 pub struct TrainJobSpec {
     /// `true`: the job has no pods; those of a running attempt are deleted, which frees their
     /// resources. Setting it to `false` starts a new attempt, which does not count as a restart.
@@ -99,6 +114,18 @@ pub struct TrainJobSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "pod_template_schema")]
     pub template: Option<PodTemplateSpec>,
+
+    /// Groups of pods that run different programs, such as parameter servers and workers. The pods
+    /// of all roles are one gang. Only with frameworks other than Switchyard. Default: none, all
+    /// pods are alike.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(min = 1, max = MAX_ROLES))]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["name".into()]))]
+    pub roles: Vec<Role>,
+
+    /// When a job with roles is complete. Default: once all pods of all roles have succeeded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub success_policy: Option<SuccessPolicy>,
 
     /// Gang scheduling: all pods of an attempt are scheduled, or none.
     #[serde(default)]
@@ -289,6 +316,8 @@ fn pod_template_schema(generator: &mut SchemaGenerator) -> Schema {
 
 /// Maximum number of nodes of a job.
 pub const MAX_NODES: i32 = 4096;
+/// Maximum number of roles of a job. Kueue admits at most eight kinds of pods in a group.
+pub const MAX_ROLES: usize = 8;
 /// Maximum number of processes on a node.
 pub const MAX_PROC_PER_NODE: i32 = 64;
 
@@ -405,7 +434,7 @@ pub struct EnvVar {
     pub value: String,
 }
 
-fn one() -> i32 {
+pub(crate) fn one() -> i32 {
     1
 }
 fn three_hundred() -> i32 {

@@ -60,6 +60,12 @@ pub struct TrainJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<NodeCounts>,
 
+    /// Pods of the current attempt by role. Empty in a job without roles.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8))]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["name".into()]))]
+    pub roles: Vec<RoleCounts>,
+
     /// Conditions. `Succeeded` is the summary: its reason is the stage.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
@@ -130,6 +136,19 @@ pub struct NodeCounts {
     /// Nodes whose pod has failed.
     #[schemars(range(min = 0))]
     pub failed: i32,
+}
+
+/// Pods of a role by state.
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RoleCounts {
+    /// Name of the role.
+    #[schemars(length(max = 20))]
+    pub name: String,
+
+    /// Its pods.
+    #[serde(flatten)]
+    pub counts: NodeCounts,
 }
 
 /// Restarts so far, by the class of their cause.

@@ -8,10 +8,13 @@ use serde_json::{Value, json};
 
 /// Exceptions: Kubernetes' own types, maps whose keys Kubernetes or a user's program defines, and
 /// two fields named as in `batch/v1` Job.
-const EXEMPT: [&str; 6] = [
+const EXEMPT: [&str; 9] = [
     ".status.conditions",
     ".spec.trainer.resourcesPerNode.limits",
     ".spec.template",
+    ".spec.roles[].resourcesPerNode.limits",
+    ".spec.roles[].nodeSelector",
+    ".spec.roles[].tolerations",
     ".spec.engine.model.custom.parameters",
     ".spec.suspend",
     ".spec.managedBy",

@@ -5,6 +5,8 @@
 
 #[path = "cel_rules/engine.rs"]
 mod engine;
+#[path = "cel_rules/roles.rs"]
+mod roles;
 
 use kube::CustomResourceExt;
 use kube::core::cel::{CompiledSchema, ValidationErrors, Validator, compile_schema};
@@ -149,7 +151,7 @@ fn outer_cases() -> Vec<Case> {
 
 #[test]
 fn every_rule_accepts_and_rejects() {
-    for (message, accepted, rejected) in [outer_cases(), engine::cases()].concat() {
+    for (message, accepted, rejected) in [outer_cases(), engine::cases(), roles::cases()].concat() {
         if let Err(errors) = validate(&read(&accepted), None) {
             panic!("{message}: the neighbour was rejected: {errors}");
         }
@@ -221,11 +223,12 @@ fn every_rule_has_a_case() {
     }
     let mut found = Vec::new();
     messages(&serde_json::to_value(TrainJob::crd()).unwrap(), &mut found);
-    let cases = [outer_cases(), engine::cases()].concat();
+    let cases = [outer_cases(), engine::cases(), roles::cases()].concat();
     for message in &found {
         let covered =
             message.starts_with("spec is immutable") || cases.iter().any(|(case, ..)| message.starts_with(case));
         assert!(covered, "no case for the rule: {message}");
     }
-    assert_eq!(found.len(), cases.len() + 1, "{found:#?}");
+    // Besides the immutable spec: a variable of a role has the same rule as one of the trainer.
+    assert_eq!(found.len(), cases.len() + 2, "{found:#?}");
 }

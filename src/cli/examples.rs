@@ -5,6 +5,7 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use switchyard_crds::gpu_topology::{Cpus, GPUTopology, GPUTopologySpec, GPUTopologyStatus, NumaNode};
 use switchyard_plan::local::{Devices, LocalSnapshot, plan};
+use switchyard_plan::objects;
 
 /// A machine with four cores.
 pub(super) fn machine() -> GPUTopology {
@@ -65,6 +66,40 @@ fn every_other_framework_has_a_valid_example() {
         switchyard_plan::validate(&job).unwrap_or_else(|faults| panic!("{name}: {faults:?}"));
         assert_eq!(format!("{:?}", job.spec.trainer.framework).to_lowercase(), name);
     }
+}
+
+/// The pods that each example with roles would have: the first pod of every role.
+#[test]
+fn every_example_with_roles_has_its_pods() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/roles");
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let mut job = manifest::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        job.metadata.namespace = Some("team".into());
+        let valid = switchyard_plan::validate(&job).unwrap_or_else(|faults| panic!("{}: {faults:?}", path.display()));
+        let pods: Vec<_> = valid
+            .roles
+            .iter()
+            .map(|role| {
+                let pod = objects::pod(&job, &valid, &objects::Defaults::default(), 1, role.first_node);
+                let spec = pod.spec.unwrap();
+                let container = &spec.containers[0];
+                json!({
+                    "role": role.name, "pods": role.pods(), "name": pod.metadata.name, "labels": pod.metadata.labels,
+                    "command": container.command, "env": container.env, "resources": container.resources,
+                })
+            })
+            .collect();
+        let mut settings = insta::Settings::clone_current();
+        settings.set_omit_expression(true);
+        settings.set_prepend_module_to_snapshot(false);
+        let name = format!("roles_{}", path.file_stem().unwrap_or_default().to_string_lossy());
+        let shown = json!({"hostfile": switchyard_plan::frameworks::hostfile(&job, &valid, 1), "pods": pods});
+        settings.bind(|| insta::assert_yaml_snapshot!(name, shown));
+        count += 1;
+    }
+    assert_eq!(count, 5);
 }
 
 /// The example of docs/frameworks.md.

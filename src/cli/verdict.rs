@@ -15,6 +15,7 @@ use switchyard_plan::cluster::queue_order::recent_preemptions;
 use switchyard_plan::cluster::{Excluded, NoPlacement};
 use switchyard_plan::job::gpus;
 use switchyard_plan::resources::{bytes_per_second, gigabytes_per_second};
+use switchyard_plan::validate;
 
 /// Most nodes named per reason.
 const NAMED: usize = 4;
@@ -93,9 +94,18 @@ fn placement(text: &mut String, status: &PlacementStatus, job: &TrainJob, cluste
     let per_node = status.nodes.get(1).map_or(1, |second| second.first_rank.max(1));
     let shown = if verbose { status.nodes.len() } else { status.nodes.len().min(LISTED) };
     let gpus = gpus(job) as i32;
+    let valid = (!job.spec.roles.is_empty()).then(|| validate(job).ok()).flatten();
+    let role_of = |node_rank: usize| valid.as_ref()?.role_of(u32::try_from(node_rank).ok()?);
+    let width = job.spec.roles.iter().map(|role| role.name.len() + 1).max().unwrap_or(0);
     for (number, node) in status.nodes[..shown].iter().enumerate() {
-        let count = if status.nodes.len() > 1 { per_node } else { gpus.max(1) };
-        let line = format!("{:<11} {}", ranks(node.first_rank, count), devices(node, cluster));
+        let role = role_of(number);
+        let count = match role {
+            Some(role) => role.valid.request.processes_per_node as i32,
+            None if status.nodes.len() > 1 => per_node,
+            None => gpus.max(1),
+        };
+        let name = role.map_or("", |role| &role.name);
+        let line = format!("{name:<width$}{:<11} {}", ranks(node.first_rank, count), devices(node, cluster));
         row(text, if number == 0 { "ranks" } else { "" }, &line);
     }
     if shown < status.nodes.len() {
@@ -144,15 +154,10 @@ fn left_out(text: &mut String, excluded: &[(String, Excluded)]) {
 }
 
 fn refusal(text: &mut String, job: &TrainJob, why: &NoPlacement, (verdict, cluster): (&PlacementVerdict, &Cluster)) {
-    let nodes = job.spec.trainer.num_nodes;
-    let gpus = match gpus(job) {
-        0 => String::new(),
-        gpus => format!(" x {gpus} GPU{}", plural(gpus.into())),
-    };
     let required =
         job.spec.topology_policy.domains.iter().find(|domain| domain.mode == switchyard_crds::DomainMode::Required);
     let within = required.map_or_else(String::new, |domain| format!(" in one {}", domain.key));
-    let what = format!("{nodes} node{}{gpus}{within}", plural(nodes.unsigned_abs().into()));
+    let what = needed(job) + &within;
     text.push_str(&format!("not placeable: {} needs {what}\n", name_of(job)));
     for (number, part) in why.sentence.split("; ").enumerate() {
         row(text, if number == 0 { "binding" } else { "" }, part);
@@ -180,6 +185,20 @@ fn refusal(text: &mut String, job: &TrainJob, why: &NoPlacement, (verdict, clust
         let rate = change.bandwidth.map_or_else(|| "-".to_string(), |rate| format!("{} GB/s", gigabytes(rate)));
         text.push_str(&format!("   {letter}  {:<width$}  {rate}\n", change.field));
     }
+}
+
+/// `2 nodes x 8 GPUs`; in a job with roles, `chief: 1 pod, worker: 2 pods x 8 GPUs`.
+fn needed(job: &TrainJob) -> String {
+    let of = |count: u32, what: &str, gpus: u32| {
+        let each = if gpus == 0 { String::new() } else { format!(" x {gpus} GPU{}", plural(gpus.into())) };
+        format!("{count} {what}{}{each}", plural(count.into()))
+    };
+    let Some(valid) = validate(job).ok().filter(|valid| !valid.roles.is_empty()) else {
+        return of(job.spec.trainer.num_nodes.unsigned_abs(), "node", gpus(job));
+    };
+    let roles = valid.roles.iter();
+    let roles = roles.map(|role| format!("{}: {}", role.name, of(role.pods(), "pod", role.valid.pod.gpus)));
+    roles.collect::<Vec<_>>().join(", ")
 }
 
 /// Why a job is where it is, formatted for people.

@@ -27,8 +27,8 @@ const ROLE: &str = "kueue.x-k8s.io/role-hash";
 /// Pod label: its index in the group. Kueue's topology-aware scheduling assigns nodes in this
 /// order.
 const INDEX: &str = "kueue.x-k8s.io/pod-group-pod-index";
-/// Role of all pods of a gang. Differences between them, such as claim names, are irrelevant to the
-/// queue.
+/// Role of all pods of a gang without roles. Differences between them, such as claim names, are
+/// irrelevant to the queue.
 const ONLY_ROLE: &str = "main";
 /// Prefix of Kueue's scheduling gates.
 pub const GATES: &str = "kueue.x-k8s.io/";
@@ -65,7 +65,8 @@ pub(crate) fn join(
     labels.insert(INDEX.into(), node_rank.to_string());
     annotations.insert(GROUP_COUNT.into(), valid.request.nodes.to_string());
     annotations.insert(RETRIABLE.into(), "false".into());
-    annotations.insert(ROLE.into(), ONLY_ROLE.into());
+    let role = valid.role_of(node_rank).map_or(ONLY_ROLE, |role| &role.name);
+    annotations.insert(ROLE.into(), role.into());
 }
 
 /// Group name of an attempt. It contains the UID to avoid the Workload of an earlier job of the

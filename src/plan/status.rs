@@ -171,6 +171,9 @@ impl<'a> Draft<'a> {
         if let Some(counts) = self.next.nodes.take() {
             self.counts(NodeCounts { ready: 0, active: 0, ..counts });
         }
+        for role in &mut self.next.roles {
+            (role.counts.ready, role.counts.active) = (0, 0);
+        }
     }
 
     /// Copies figures. A newer time alone does not count as a change.

@@ -14,7 +14,17 @@ pub fn validate(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
         Ok(valid) => (Some(valid), Vec::new()),
         Err(faults) => (None, faults),
     };
-    faults.extend(objects::faults(job));
+    if job.spec.roles.is_empty() {
+        faults.extend(objects::faults(job));
+    }
+    for (role, alone) in job::alone(job) {
+        // The template is the same for all roles.
+        for fault in objects::faults(&alone).into_iter().map(|fault| job::fault_of(role, fault)) {
+            if !faults.contains(&fault) {
+                faults.push(fault);
+            }
+        }
+    }
     if let Some(valid) = valid.as_ref().filter(|_| faults.is_empty()) {
         faults.extend(frameworks::faults(job, valid));
     }

@@ -10,7 +10,7 @@ mod export;
 mod pods;
 
 use anyhow::{Context, Result, ensure};
-use pods::{Launch, fields, python, run, script, version};
+use pods::{Launch, fields, python, run, run_spec, script, version};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -171,6 +171,30 @@ fn mpirun_without_ssh_on_six_nodes_and_on_one() -> Result<()> {
     let count = printed[0].lines().filter(|line| line.contains("world=3") && line.contains("sum=6")).count();
     ensure!(count == 3, "{printed:?}");
     record("mpi-one-node", json!({"launcher": "mpirun", "nodes": 1, "processes": 3, "passed": true}))
+}
+
+#[test]
+#[ignore = "needs Open MPI: cargo xtask test --frameworks"]
+fn a_launcher_role_starts_all_ranks_on_the_workers() -> Result<()> {
+    let _serial = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
+    let programs = python("SWITCHYARD_FRAMEWORKS_PYTHON")?;
+    let env: Vec<Value> = AS_ROOT.iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
+    let spec = json!({
+        "trainer": {"framework": "MPI", "image": "image", "env": env},
+        "roles": [
+            {"name": "launcher", "command": ["mpirun", "python3", script("mpi_sum.py")]},
+            {"name": "worker", "replicas": 2, "numProcPerNode": 2},
+        ],
+        "successPolicy": {"role": "launcher"},
+    });
+    let printed = run_spec(&spec, &programs)?;
+    let lines: Vec<_> = printed[0].lines().map(fields).filter(|line| line.contains_key("sum")).collect();
+    let on = |node: &str| lines.iter().filter(|line| line["node"] == node && line["sum"] == "10").count();
+    ensure!((on("0"), on("1"), on("2")) == (0, 2, 2), "{printed:?}");
+    record(
+        "mpi-launcher",
+        json!({"launcher": "mpirun in a role of its own", "nodes": 3, "processes": 4, "passed": true}),
+    )
 }
 
 /// TensorFlow's wheel is larger than all others together, so this parses TF_CONFIG the way

@@ -70,12 +70,14 @@ fn manifests_from_the_field_are_converted_with_their_notes() {
         (&pod["serviceAccountName"], &pod["nodeSelector"]["node-type"]),
         (&"training-sa".into(), &"training".into())
     );
+    let workers = read("pass-convert-tfjob").unwrap_or_else(|error| panic!("{error}"));
+    let trainer = &workers.jobs[0].job["spec"]["trainer"];
+    assert_eq!((&trainer["framework"], &trainer["numNodes"]), (&"TensorFlow".into(), &2.into()), "{trainer:#}");
     let tests = read("pass-convert-mpi-nccl-tests").unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(tests.jobs[0].job["spec"]["activeDeadlineSeconds"], 666);
     for (name, words) in [
         ("convert-helm-template", "it is a template: render it first"),
         ("convert-unset-placeholders", "Worker.replicas: got ${NUM_WORKERS}; expected a number of pods"),
-        ("pass-convert-tfjob", "got TFJob of kubeflow.org/v1; expected a PyTorchJob"),
         ("pass-convert-volcano-job", "got Job of batch.volcano.sh/v1alpha1; expected a PyTorchJob"),
     ] {
         let error = read(name).err().unwrap().message;

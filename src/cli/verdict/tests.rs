@@ -39,6 +39,18 @@ fn a_job_that_does_not_fit() {
     insta::assert_snapshot!(planned(&strict));
 }
 
+/// Two workers, and parameter servers near them; with four workers one role lacks room.
+#[test]
+fn a_job_with_roles() {
+    const ROLES: &str = include_str!("../../../examples/roles/tensorflow-ps.yaml");
+    let with = |workers: u32| {
+        let mut document: Value = serde_saphyr::from_str(ROLES).unwrap();
+        document["spec"]["roles"][0]["replicas"] = workers.into();
+        planned(&train_job(&document).unwrap())
+    };
+    insta::assert_snapshot!(with(1) + "\n" + &with(9));
+}
+
 #[test]
 fn a_job_that_runs_is_explained() {
     let mut cluster = open();

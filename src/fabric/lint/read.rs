@@ -42,21 +42,39 @@ fn collect(top: &Cursor<'_>, depth: usize, found: &mut Vec<Workload>) {
 
 type Parsed = (Kind, Option<u64>, Vec<Group>);
 
-/// Our TrainJob: the template, with the settings of `trainer` applied to its container.
+/// Our TrainJob: the template, with the settings of `trainer`, or of each role, applied to its
+/// container.
 fn switchyard(top: &Cursor<'_>) -> Parsed {
     let template = top.at(&["spec", "template", "spec"]);
-    let mut group = template.as_ref().map(of_pod).unwrap_or_default();
-    let mut nodes = Some(1);
-    if let Some(trainer) = top.at(&["spec", "trainer"]) {
-        nodes = trainer.number("numNodes").or(nodes);
-        group.processes = field(&trainer, "numProcPerNode");
+    let trainer = top.at(&["spec", "trainer"]);
+    let roles = top.get("spec").map(|spec| spec.list("roles")).unwrap_or_default();
+    if roles.is_empty() {
+        let nodes = trainer.as_ref().and_then(|trainer| trainer.number("numNodes")).unwrap_or(1);
+        return (Kind::TrainJob, Some(nodes), vec![with_trainer(template.as_ref(), trainer.as_ref())]);
+    }
+    let nodes = roles.iter().map(|role| role.number("replicas").unwrap_or(1)).sum();
+    let mut groups: Vec<Group> = roles.iter().map(|role| with_trainer(template.as_ref(), Some(role))).collect();
+    // Variables of all roles, reported once.
+    groups.extend(
+        trainer
+            .iter()
+            .map(|trainer| Group { containers: vec![of_container(trainer, "resourcesPerNode")], ..Group::default() }),
+    );
+    (Kind::TrainJob, Some(nodes), groups)
+}
+
+/// Pods of a template whose training container has the settings of `trainer`.
+fn with_trainer(template: Option<&Cursor<'_>>, trainer: Option<&Cursor<'_>>) -> Group {
+    let mut group = template.map(of_pod).unwrap_or_default();
+    if let Some(trainer) = trainer {
+        group.processes = field(trainer, "numProcPerNode");
         // The training container of the template, or the one that will be added.
         let names: Vec<Option<&str>> = template
             .iter()
             .flat_map(|spec| spec.list("initContainers").into_iter().chain(spec.list("containers")))
             .map(|container| container.text("name"))
             .collect();
-        let trainer_container = of_container(&trainer, "resourcesPerNode");
+        let trainer_container = of_container(trainer, "resourcesPerNode");
         match names.iter().position(|name| *name == Some(TRAINER)).and_then(|index| group.containers.get_mut(index)) {
             Some(container) => {
                 container.variables.extend(trainer_container.variables);
@@ -67,7 +85,7 @@ fn switchyard(top: &Cursor<'_>) -> Parsed {
             None => group.containers.push(trainer_container),
         }
     }
-    (Kind::TrainJob, nodes, vec![group])
+    group
 }
 
 /// Kubeflow Trainer: the trainer on top of a runtime defined elsewhere, and overrides of its pods.

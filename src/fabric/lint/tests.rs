@@ -302,6 +302,34 @@ fn switchyard_owns_framework_variables() {
     assert_eq!(severities("Plain", 2, "LOCAL_RANK"), [(owned, Severity::Error)]);
 }
 
+/// Each role is linted with its own settings over the shared template.
+#[test]
+fn roles_are_linted_one_by_one() {
+    let limits = |gpus: u32| json!({"limits": {"nvidia.com/gpu": gpus}});
+    let job = |env: Value| {
+        json!({
+            "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "j"},
+            "spec": {
+                "trainer": {"framework": "Torch", "image": "i"},
+                "template": {"spec": {"containers": [{"name": "trainer", "env": [{"name": "NCCL_P2P_DISABLE", "value": "1"}]}]}},
+                "roles": [
+                    {"name": "trainer", "replicas": 2, "numProcPerNode": 9, "resourcesPerNode": limits(8)},
+                    {"name": "eval", "numProcPerNode": 1, "resourcesPerNode": limits(1), "env": env},
+                ],
+            },
+        })
+    };
+    let fields = |env: Value| {
+        let linted = lint(&job(env), Options::default()).into_iter().flat_map(|linted| linted.findings);
+        linted.map(|finding| (finding.rule, finding.field.to_string())).collect::<Vec<_>>()
+    };
+    let without = fields(json!([]));
+    assert!(without.contains(&("process-count", "spec.roles[0].numProcPerNode".into())), "{without:?}");
+    assert!(without.iter().all(|(_, field)| !field.starts_with("spec.roles[1]")), "{without:?}");
+    let with = fields(json!([{"name": "PET_NODE_RANK", "value": "0"}]));
+    assert!(with.contains(&("launcher-owned", "spec.roles[1].env[0].value".into())), "{with:?}");
+}
+
 #[test]
 fn hiding_gpus_from_a_container_without_any_is_fine() {
     let of = |gpus: u64, value: &str| {

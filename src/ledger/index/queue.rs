@@ -266,7 +266,11 @@ impl Index {
         let position = self.queue_position(job);
         let update_entry = |index: &mut Index, request: &PlacementRequest<'_>| {
             if let Some(entry) = index.queue.entries.get_mut(key) {
-                entry.wake_condition = WakeCondition::nodes(Demand::of(request), request.valid.request.nodes, open);
+                entry.wake_condition = match request.valid.roles.is_empty() {
+                    true => WakeCondition::nodes(Demand::of(request), request.valid.request.nodes, open),
+                    // Room for a pod of any role can help.
+                    false => WakeCondition::Anything,
+                };
             }
             if index.head().as_ref() == Some(key) {
                 index.reserve_for_head(request, &position)

@@ -73,13 +73,12 @@ impl Index {
         Some(f(self, &request))
     }
 
-    /// Gives each taker the share of one pod of the job, on one of these nodes each.
+    /// Gives each taker the share of one pod of the job, in rank order, on one of these nodes each.
     pub fn hold(&mut self, request: &PlacementRequest<'_>, takers: impl Iterator<Item = String>, nodes: &[PlacedNode]) {
-        let amount = &request.admitted.requests;
-        for (taker, placed) in takers.zip(nodes) {
+        for ((taker, placed), rank) in takers.zip(nodes).zip(0..) {
             let share = Share {
                 node: placed.node_name.clone(),
-                amount: amount.clone(),
+                amount: request.admitted.requests_of(request.valid, rank).clone(),
                 gpus: placed.gpus.clone(),
                 ..Share::default()
             };

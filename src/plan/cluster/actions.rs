@@ -103,7 +103,9 @@ pub(super) fn claims(
         return Vec::new();
     }
     let nodes = placement.map(|placement| placement.nodes.as_slice()).unwrap_or_default();
-    let claims = (0_u32..).zip(nodes).filter_map(|(rank, node)| {
+    let has_gpus = |rank: u32| attempt.valid.role_of(rank).is_none_or(|role| role.valid.pod.gpus > 0);
+    let with_gpus = (0_u32..).zip(nodes).filter(|(rank, _)| has_gpus(*rank));
+    let claims = with_gpus.filter_map(|(rank, node)| {
         let claim = objects::claim(job, attempt.valid, rules.defaults, attempt.number, rank, node);
         create_missing(Object::Claim(Box::new(claim)), existing, name_conflicts)
     });

@@ -5,6 +5,7 @@
 use super::view::PodView;
 use crate::ValidJob;
 use crate::eligible::NodeRules;
+use crate::job::Role;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use switchyard_core::quantity::Resources;
@@ -19,6 +20,9 @@ pub struct Admitted {
     /// Index into `rules` by node rank if the pods' rules differ: Kueue may pin each pod to a
     /// different node.
     pub rule_of_rank: Vec<usize>,
+    /// The same for each role, in rank order. The other fields are then those of the role that
+    /// needs most.
+    pub roles: Vec<Admitted>,
 }
 
 impl Admitted {
@@ -41,11 +45,14 @@ impl Admitted {
         if rules.len() < 2 {
             rule_of_rank.clear();
         }
-        Admitted { requests, rules, rule_of_rank }
+        Admitted { requests, rules, rule_of_rank, roles: Vec::new() }
     }
 
     /// Derives it from the template, for pods that do not exist yet.
     pub fn of_template(valid: &ValidJob, status: Option<&TrainJobStatus>) -> Admitted {
+        if !valid.roles.is_empty() {
+            return Admitted::of_roles(valid, |role| Admitted::of_template(&role.valid, role.job.status.as_ref()));
+        }
         Admitted::new(valid.pod.requests(status), [Arc::new(NodeRules::of(&valid.pod.spec))])
     }
 
@@ -55,15 +62,41 @@ impl Admitted {
         status: Option<&TrainJobStatus>,
         pods: impl IntoIterator<Item = &'a PodView>,
     ) -> Admitted {
+        let pods: Vec<&PodView> = pods.into_iter().collect();
+        if valid.roles.is_empty() {
+            return Admitted::of_alike(valid, status, 0, &pods);
+        }
+        Admitted::of_roles(valid, |role| {
+            let own: Vec<&PodView> =
+                pods.iter().copied().filter(|pod| role.node_ranks().contains(&pod.node_rank)).collect();
+            Admitted::of_alike(&role.valid, role.job.status.as_ref(), role.first_node, &own)
+        })
+    }
+
+    fn of_roles(valid: &ValidJob, of: impl Fn(&Role) -> Admitted) -> Admitted {
+        let roles = valid.roles.iter().map(&of).collect();
+        let lead = valid.lead().map(of).unwrap_or_else(|| Admitted::new(Resources::default(), []));
+        Admitted { roles, ..lead }
+    }
+
+    /// Requests of the pod of this node rank.
+    pub fn requests_of(&self, valid: &ValidJob, node_rank: u32) -> &Resources {
+        let mut roles = valid.roles.iter().zip(&self.roles);
+        let own = roles.find(|(role, _)| role.node_ranks().contains(&node_rank));
+        own.map_or(&self.requests, |(_, admitted)| &admitted.requests)
+    }
+
+    /// Derives it from pods that are alike, of which the first has the node rank `first`.
+    fn of_alike(valid: &ValidJob, status: Option<&TrainJobStatus>, first: u32, pods: &[&PodView]) -> Admitted {
         let mut requests = Resources::default();
         let mut by_rank: BTreeMap<u32, Arc<NodeRules>> = BTreeMap::new();
         for pod in pods {
             let Some(own) = &pod.rules else { continue };
             requests = requests.max(&pod.requests);
-            by_rank.insert(pod.node_rank, own.clone());
+            by_rank.insert(pod.node_rank.saturating_sub(first), own.clone());
         }
-        let Some(first) = by_rank.values().next().cloned() else { return Admitted::of_template(valid, status) };
-        let rule_of_rank = |rank| by_rank.get(&rank).unwrap_or(&first).clone();
+        let Some(any) = by_rank.values().next().cloned() else { return Admitted::of_template(valid, status) };
+        let rule_of_rank = |rank| by_rank.get(&rank).unwrap_or(&any).clone();
         Admitted::new(requests, (0..valid.request.nodes).map(rule_of_rank))
     }
 }

@@ -1,7 +1,7 @@
 //! GPU allocation for an attempt's pods: by claims or by the device plugin.
 
 use super::view::NodeView;
-use crate::job::gpus;
+use crate::job::total_gpus;
 use std::collections::BTreeMap;
 use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{DeviceAllocation, TrainJob};
@@ -9,7 +9,7 @@ use switchyard_crds::{DeviceAllocation, TrainJob};
 /// Chooses the mechanism for a new attempt: claims if at least as many nodes offer them as have the
 /// extended resource.
 pub fn allocation(job: &TrainJob, nodes: &BTreeMap<String, NodeView>) -> Option<DeviceAllocation> {
-    if gpus(job) == 0 {
+    if total_gpus(job) == 0 {
         return None;
     }
     let offering = nodes.values().filter(|node| node.offered.is_some()).count();

@@ -3,6 +3,7 @@
 use super::view::{DEFAULT_SCHEDULER, PodView};
 use super::{JobSnapshot, clock};
 use crate::ValidJob;
+use crate::job::Role;
 use crate::status::Draft;
 use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::{PlacedNode, conditions};
@@ -77,10 +78,31 @@ impl<'a> Attempt<'a> {
         draft
     }
 
+    /// Whether the job is complete: all pods of the role that it waits for have succeeded.
+    pub fn is_complete(&self) -> bool {
+        let policy = self.snapshot.job.spec.success_policy.as_ref();
+        let awaited = self.valid.roles.iter().find(|role| policy.is_some_and(|policy| policy.role == role.name));
+        let ranks = awaited.map_or(0..self.valid.request.nodes, Role::node_ranks);
+        let pods = self.pods.get(ranks.start as usize..ranks.end as usize).unwrap_or_default();
+        !pods.is_empty() && pods.iter().all(|pod| pod.is_some_and(PodView::has_succeeded))
+    }
+
+    /// Whether the job continues when the pod of this rank fails.
+    pub fn ignores_failure(&self, node_rank: u32) -> bool {
+        self.valid.role_of(node_rank).is_some_and(|role| role.ignores_failures)
+    }
+
+    /// Whether the pod of this rank belongs to a role that the job does not wait for.
+    pub fn is_dependent(&self, node_rank: u32) -> bool {
+        let policy = self.snapshot.job.spec.success_policy.as_ref();
+        let role = self.valid.role_of(node_rank);
+        role.zip(policy).is_some_and(|(role, policy)| role.name != policy.role)
+    }
+
     /// Planned node and devices of a pod.
     pub fn planned(&self, node_rank: u32) -> Option<&'a PlacedNode> {
         let nodes = &self.snapshot.job.status.as_ref()?.placement.as_ref()?.nodes;
-        let first = i32::try_from(node_rank * self.valid.request.processes_per_node).ok()?;
+        let first = i32::try_from(self.valid.first_rank(node_rank)).ok()?;
         // The list is written in rank order, but check the rank because a status can be edited.
         let by_rank = nodes.get(node_rank as usize).filter(|node| node.first_rank == first);
         by_rank.or_else(|| nodes.iter().find(|node| node.first_rank == first))
@@ -103,7 +125,7 @@ impl<'a> Attempt<'a> {
         let is_silent = pod.node.is_none() && !pod.gated && pod.unschedulable.is_none();
         let by = self.scheduler_report_due(self.placed_at()?);
         (is_silent && clock::is_over(by, SCHEDULER_RESPONSE_TIME, self.now())).then(|| {
-            let name = self.valid.pod.spec.scheduler_name.as_deref().unwrap_or(DEFAULT_SCHEDULER);
+            let name = self.valid.of_pod(pod.node_rank).pod.spec.scheduler_name.as_deref().unwrap_or(DEFAULT_SCHEDULER);
             if self.snapshot.scheduler_is_known {
                 return format!("the scheduler {name} has not reported on it yet");
             }

@@ -11,10 +11,10 @@ use switchyard_crds::Disruption;
 /// A pod of a placed job whose node has been cordoned since.
 fn cordoned<'a>(attempt: &Attempt<'a>) -> Option<(&'a PodView, &'a str)> {
     // A job that tolerates the cordon could be placed on the same node again.
-    let rules = NodeRules::of(&attempt.valid.pod.spec);
     let mut pods = attempt.existing().into_iter().filter(|pod| attempt.placed && !pod.is_done() && !pod.deleting);
     pods.find_map(|pod| {
         let node = attempt.snapshot.nodes.get(pod.node.as_ref()?)?;
+        let rules = NodeRules::of(&attempt.valid.of_pod(pod.node_rank).pod.spec);
         (can_run(&rules, &node.facts) == Err(Unfit::Cordoned)).then_some((pod, node.facts.name.as_str()))
     })
 }

@@ -3,6 +3,7 @@
 use super::attempt::Attempt;
 use super::events::{self, EventDraft};
 use super::gang;
+use crate::job::GangPod;
 use crate::status::Draft;
 use switchyard_crds::{PlacementStatus, conditions};
 
@@ -20,7 +21,8 @@ pub(super) fn report(
         .filter_map(|(rank, actual)| {
             let planned = nodes.get(*rank as usize)?;
             let machine = attempt.snapshot.nodes.get(&planned.node_name)?.described()?;
-            let what = gang::compare(machine, nodes.len(), &planned.gpus, actual)?;
+            let (_, members) = GangPod::new(attempt.snapshot.job, attempt.valid, attempt.number, *rank).collective();
+            let what = gang::compare(machine, members as usize, &planned.gpus, actual)?;
             Some(format!("pod {rank} on {}: {what}", planned.node_name))
         })
         .collect();

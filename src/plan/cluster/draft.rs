@@ -4,24 +4,23 @@
 use super::events::EventDraft;
 use super::view::PodView;
 use super::{FIGURES_PERIOD, JobSnapshot, Reconciliation, clock, waiting_period};
+use crate::job::role_ranks;
 use crate::status::{Draft, reason_of, time};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use switchyard_crds::conditions::{self, Stage};
-use switchyard_crds::{NodeCounts, TrainJobStatus};
+use switchyard_crds::{NodeCounts, RoleCounts, TrainJobStatus};
 
 impl Draft<'_> {
     /// Counts the pods of the current attempt.
     pub(super) fn count(&mut self, pods: &[&PodView], desired: i32) {
-        let count = |is: fn(&PodView) -> bool| pods.iter().filter(|pod| is(pod)).count() as i32;
-        self.counts(NodeCounts {
-            // Negative in a job that was never validated. The server rejects a negative count.
-            desired: desired.max(0),
-            ready: count(|pod| pod.ready && !pod.is_done()),
-            active: count(|pod| !pod.is_done()),
-            succeeded: count(PodView::has_succeeded),
-            failed: count(PodView::has_failed),
-        });
+        self.counts(counts(pods.iter().copied(), desired));
+        let mut roles = Vec::new();
+        for (name, ranks) in role_ranks(self.job) {
+            let own = pods.iter().copied().filter(|pod| ranks.contains(&pod.node_rank));
+            roles.push(RoleCounts { name, counts: counts(own, ranks.len() as i32) });
+        }
+        self.next.roles = roles;
     }
 
     /// Copies the latest figures from the worker's termination message, else from the log that was
@@ -73,6 +72,19 @@ impl Draft<'_> {
             _ => result.status = Some(self.next),
         }
         result
+    }
+}
+
+/// Counts pods by state.
+fn counts<'a>(pods: impl Iterator<Item = &'a PodView> + Clone, desired: i32) -> NodeCounts {
+    let count = |is: fn(&PodView) -> bool| pods.clone().filter(|pod| is(pod)).count() as i32;
+    NodeCounts {
+        // Negative in a job that was never validated. The server rejects a negative count.
+        desired: desired.max(0),
+        ready: count(|pod| pod.ready && !pod.is_done()),
+        active: count(|pod| !pod.is_done()),
+        succeeded: count(PodView::has_succeeded),
+        failed: count(PodView::has_failed),
     }
 }
 

@@ -41,6 +41,7 @@ pub fn pod_resources(
     defaults: &objects::Defaults,
     nodes: &BTreeMap<String, NodeView>,
 ) -> Option<FabricStatus> {
+    let Some((job, valid, _)) = collective(job, valid) else { return None };
     let gpus = valid.pod.gpus;
     if valid.request.nodes < 2 || gpus == 0 && job.spec.trainer.framework == Framework::Switchyard {
         return None;
@@ -60,6 +61,15 @@ pub fn pod_resources(
     Some(FabricStatus { profile: profile.map(|profile| profile.name.clone()), resources, ..FabricStatus::default() })
 }
 
+/// The job that the pods that exchange data would be alone, and the node rank of the first of them.
+/// The whole job if it has no roles.
+fn collective<'a>(job: &'a TrainJob, valid: &'a ValidJob) -> Option<(&'a TrainJob, &'a ValidJob, u32)> {
+    if valid.roles.is_empty() {
+        return Some((job, valid, 0));
+    }
+    valid.collective().map(|role| (&role.job, &role.valid, role.first_node))
+}
+
 fn site(node: &NodeView) -> Site<'_> {
     let facts = node.described().map(|machine| &*machine.facts);
     Site { labels: &node.facts.labels, allocatable: &node.allocatable, facts }
@@ -74,7 +84,27 @@ pub fn decide(
     nodes: &BTreeMap<String, NodeView>,
     placement: &PlacementStatus,
 ) -> Result<Option<FabricDecisions>, FabricRefusal> {
-    let PlacementRequest { job, valid, rules: PlacementRules { defaults, now, .. }, .. } = *request;
+    let Some((job, valid, first)) = collective(request.job, request.valid) else { return Ok(None) };
+    let ranks = first as usize..(first + valid.request.nodes) as usize;
+    let nodes_of = PlacementStatus {
+        nodes: placement.nodes.get(ranks).map(<[_]>::to_vec).unwrap_or_default(),
+        ..placement.clone()
+    };
+    let in_gang = |ranks: Vec<u32>| ranks.into_iter().map(|rank| first + rank).collect::<Vec<u32>>();
+    match decide_alike(job, valid, request.rules, nodes, &nodes_of) {
+        Ok(decided) => Ok(decided.map(|decided| FabricDecisions { blamed: in_gang(decided.blamed), ..decided })),
+        Err(refused) => Err(FabricRefusal { ranks: in_gang(refused.ranks), ..refused }),
+    }
+}
+
+/// The decisions for pods that are alike.
+fn decide_alike(
+    job: &TrainJob,
+    valid: &ValidJob,
+    PlacementRules { defaults, now, .. }: PlacementRules<'_>,
+    nodes: &BTreeMap<String, NodeView>,
+    placement: &PlacementStatus,
+) -> Result<Option<FabricDecisions>, FabricRefusal> {
     let gpus = valid.pod.gpus;
     let framework = job.spec.trainer.framework;
     // Without GPUs our own engine uses TCP and shared memory, which need no settings.
@@ -261,7 +291,9 @@ pub(super) fn report(draft: &mut Draft<'_>, decided: Option<FabricDecisions>) {
 }
 
 /// The network interface to set for this rank's pod if it uses the host network.
-pub(super) fn interface<'a>(job: &'a TrainJob, valid: &ValidJob, rank: u32) -> Option<&'a str> {
+pub(super) fn interface<'a>(job: &'a TrainJob, valid: &'a ValidJob, rank: u32) -> Option<&'a str> {
+    let (job, valid, first) = collective(job, valid)?;
+    let rank = rank.checked_sub(first).filter(|rank| *rank < valid.request.nodes)?;
     let uses_host_network = valid.pod.spec.host_network == Some(true);
     let fabric = job.status.as_ref().and_then(|status| status.fabric.as_ref()).filter(|_| uses_host_network)?;
     fabric::interface(&fabric.decisions, rank)

@@ -132,6 +132,8 @@ pub(super) fn assess(attempt: &Attempt<'_>) -> Assessment {
     let mut recheck_at: Option<Timestamp> = None;
     for (rank, pod) in (0_u32..).zip(&attempt.pods) {
         match pod {
+            // Before it is placed, a gang lacks such a pod like any other.
+            _ if attempt.placed && attempt.ignores_failure(rank) => {}
             Some(pod) => match assess_pod(pod, attempt) {
                 Assessment::Healthy => {}
                 Assessment::Recheck(at) => recheck_at = Some(recheck_at.map_or(at, |recheck_at| recheck_at.min(at))),
@@ -152,18 +154,22 @@ pub(super) fn assess(attempt: &Attempt<'_>) -> Assessment {
     let earliest = |peer_failure: bool| {
         failures.iter().filter(|f| is_peer_failure(f) == peer_failure).min_by_key(|f| f.at.unwrap_or(Timestamp::MAX))
     };
-    if let Some(first) = earliest(false) {
-        return Assessment::Failed(first.clone());
-    }
-    match earliest(true) {
-        Some(peer_failure) => {
-            let until =
-                peer_failure.at.unwrap_or(attempt.now()).saturating_add(ROOT_CAUSE_GRACE).unwrap_or(attempt.now());
-            let others_run = attempt.existing().iter().any(|pod| !pod.is_done());
-            let must_wait = others_run && !clock::is_over(until, ROOT_CAUSE_GRACE, attempt.now());
-            if must_wait { Assessment::Recheck(until) } else { Assessment::Failed(peer_failure.clone()) }
-        }
-        None => recheck_at.map_or(Assessment::Healthy, Assessment::Recheck),
+    // Something else may become visible: the failure of the peer, or the end of the awaited role,
+    // after which pods of other roles can fail.
+    let unless_explained = |failed: &PodFailure| {
+        let until = failed.at.unwrap_or(attempt.now()).saturating_add(ROOT_CAUSE_GRACE).unwrap_or(attempt.now());
+        let others_run = attempt.existing().iter().any(|pod| !pod.is_done());
+        let must_wait = others_run && !clock::is_over(until, ROOT_CAUSE_GRACE, attempt.now());
+        if must_wait { Assessment::Recheck(until) } else { Assessment::Failed(failed.clone()) }
+    };
+    let is_dependent = |failed: &PodFailure| {
+        attempt.existing().iter().any(|pod| pod.name == failed.pod && attempt.is_dependent(pod.node_rank))
+    };
+    match (earliest(false), earliest(true)) {
+        (Some(first), _) if is_dependent(first) => unless_explained(first),
+        (Some(first), _) => Assessment::Failed(first.clone()),
+        (None, Some(peer_failure)) => unless_explained(peer_failure),
+        (None, None) => recheck_at.map_or(Assessment::Healthy, Assessment::Recheck),
     }
 }
 

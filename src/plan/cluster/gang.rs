@@ -2,6 +2,7 @@
 //! placement.
 
 mod placement_status;
+mod roles;
 #[cfg(test)]
 mod tests;
 
@@ -16,6 +17,7 @@ use super::ranks::Shortage;
 use super::refusal::{self, NoPlacement};
 use super::view::NodeView;
 use placement_status::{PlacementStatusBuilder, ranges};
+pub use roles::role_requests;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 use switchyard_core::model::NodeOrd;
@@ -41,6 +43,11 @@ pub struct Placed {
 /// # Errors
 /// Why there is no placement, and the smallest changes that would make one possible.
 pub fn place(request: &PlacementRequest<'_>, nodes: &BTreeMap<String, NodeView>) -> Result<Placed, NoPlacement> {
+    if request.valid.roles.is_empty() { place_alike(request, nodes) } else { roles::place(request, nodes) }
+}
+
+/// Chooses nodes and GPUs for pods that are alike.
+fn place_alike(request: &PlacementRequest<'_>, nodes: &BTreeMap<String, NodeView>) -> Result<Placed, NoPlacement> {
     let demand = GangDemand::of(request);
     if demand.gpus() as usize > MAX_GPUS {
         let gpus = demand.gpus();
@@ -80,6 +87,9 @@ pub fn place(request: &PlacementRequest<'_>, nodes: &BTreeMap<String, NodeView>)
 /// Whether a placement exists. Much cheaper than `place`, which also computes the placement and the
 /// reasons.
 pub fn fits(request: &PlacementRequest<'_>, nodes: &BTreeMap<String, NodeView>) -> bool {
+    if !request.valid.roles.is_empty() {
+        return roles::place(request, nodes).is_ok();
+    }
     let demand = GangDemand::of(request);
     if demand.gpus() as usize > MAX_GPUS {
         return false;

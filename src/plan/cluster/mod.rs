@@ -68,7 +68,7 @@ pub use excluded::Excluded;
 pub use placement_request::{Avoided, PlacementRequest, PlacementRules};
 pub use refusal::{Change, NoPlacement};
 
-use super::job::LAST_ATTEMPT;
+use super::job::{LAST_ATTEMPT, pods};
 use super::objects::{self, Kind, Object};
 use super::status::{self, Draft, Ending};
 use super::{ValidJob, validate};
@@ -340,7 +340,7 @@ fn start_first_attempt(snapshot: &JobSnapshot<'_>, valid: &ValidJob, resumed: bo
     (draft.next.placement, draft.next.placed_time, draft.next.placed_limit_seconds) = (None, None, None);
     draft.next.device_allocation = allocation::allocation(snapshot.job, snapshot.nodes);
     draft.next.fabric = fabric::pod_resources(snapshot.job, valid, snapshot.rules.defaults, snapshot.nodes);
-    draft.count(&[], snapshot.job.spec.trainer.num_nodes);
+    draft.count(&[], pods(snapshot.job));
     draft.start_over();
     draft.stage(Stage::Placing, "creating the pods".into());
     draft.condition(conditions::PLACED, "False", "Placing", "the pods are not created yet".into());
@@ -371,7 +371,7 @@ fn plan_suspended(snapshot: &JobSnapshot<'_>) -> Reconciliation {
     draft.next.attempt_time = None;
     let attempt = attempt_number(snapshot);
     let current: Vec<&PodView> = snapshot.pods.iter().copied().filter(|pod| Some(pod.attempt) == attempt).collect();
-    draft.count(&current, snapshot.job.spec.trainer.num_nodes);
+    draft.count(&current, pods(snapshot.job));
     if is_new {
         return draft
             .decide(vec![EventDraft::normal(events::SUSPENDED, "the job is suspended; its pods are deleted".into())]);
@@ -400,7 +400,7 @@ fn end(snapshot: &JobSnapshot<'_>, ending: Ending) -> Reconciliation {
     let mut draft = Draft::new(snapshot.job, now);
     let attempt = attempt_number(snapshot);
     let current: Vec<&PodView> = snapshot.pods.iter().copied().filter(|pod| Some(pod.attempt) == attempt).collect();
-    draft.count(&current, snapshot.job.spec.trainer.num_nodes);
+    draft.count(&current, pods(snapshot.job));
     // Pods that still run are deleted right after this, and the status of a finished job does not
     // change again.
     draft.clear_running();

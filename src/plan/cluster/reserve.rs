@@ -17,10 +17,12 @@ pub fn reserve(
     held: &[PlacedNode],
 ) -> Option<Vec<PlacedNode>> {
     let demand = Demand::of(request);
-    let order = least_used(request, &demand, nodes, held);
+    let demands: Vec<Demand> = gang::role_requests(request).iter().map(Demand::of).collect();
+    let order =
+        least_used(request, if demands.is_empty() { std::slice::from_ref(&demand) } else { &demands }, nodes, held);
     let open = order.iter().filter(|node| demand.has_room(node)).count();
-    let gains = order.iter().map(|node| usize::from(!demand.has_room(node)));
-    let steps_until_room = steps_until_room(open, request.valid.request.nodes, gains)?;
+    let gains = order.iter().map(|node| usize::from(!demand.has_room(node) && demand.has_room(&empty(node))));
+    let steps_until_room = steps_until_room(open, request.valid.min_nodes(), gains)?;
     let mut emptied = Emptied { nodes: nodes.clone(), order, count: 0 };
     let placement = |nodes: &BTreeMap<String, NodeView>| {
         place_with_fabric(request, nodes).ok().map(|found| found.placed.status.nodes)
@@ -66,11 +68,11 @@ pub fn smallest_fitting(least: usize, most: usize, mut fits_with: impl FnMut(usi
     Some(enough)
 }
 
-/// Nodes that would have room for a pod after all pods that end by themselves have ended. Least
-/// used first, then those that are already reserved.
+/// Nodes that would have room for a pod of any of these kinds after all pods that end by themselves
+/// have ended. Least used first, then those that are already reserved.
 fn least_used<'a>(
     request: &PlacementRequest<'_>,
-    demand: &Demand,
+    demands: &[Demand],
     nodes: &'a BTreeMap<String, NodeView>,
     held: &[PlacedNode],
 ) -> Vec<&'a NodeView> {
@@ -84,8 +86,7 @@ fn least_used<'a>(
     let is_held = |node: &NodeView| held.iter().any(|held| held.node_name == node.facts.name);
     let is_candidate = |node: &&NodeView| {
         request.avoided_nodes.get(&node.facts.name).is_none_or(|avoided| avoided.is_last_resort)
-            && demand.can_use(node)
-            && demand.has_room(&empty(node))
+            && demands.iter().any(|demand| demand.can_use(node) && demand.has_room(&empty(node)))
     };
     let mut order: Vec<&NodeView> = nodes.values().filter(is_candidate).collect();
     order.sort_by_cached_key(|node| (used(node), !is_held(node), node.facts.name.clone()));

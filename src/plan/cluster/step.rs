@@ -29,9 +29,13 @@ use switchyard_crds::{DeviceAllocation, TrainJob, TrainJobStatus};
 /// Plans the next step of an attempt.
 pub(super) fn step(snapshot: &JobSnapshot<'_>, valid: &ValidJob, number: u32) -> Reconciliation {
     let attempt = Attempt::of(snapshot, valid, number);
-    if attempt.placed && attempt.all(PodView::has_succeeded) {
+    if attempt.placed && attempt.is_complete() {
         let pods = attempt.pods.len();
-        let subject = if pods == 1 { "the node is".to_string() } else { format!("all {pods} nodes are") };
+        let subject = match &snapshot.job.spec.success_policy {
+            Some(policy) => format!("role {} is", policy.role),
+            None if pods == 1 => "the node is".to_string(),
+            None => format!("all {pods} nodes are"),
+        };
         let text = format!("{subject} done in attempt {number}");
         return end(snapshot, Ending::complete(text));
     }
@@ -301,7 +305,10 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
         return result;
     }
     let desired = attempt.pods.len();
-    let running = attempt.count(|pod| pod.phase == Phase::Running || pod.has_succeeded());
+    let is_settled = |pod: &PodView| pod.has_succeeded() || pod.is_done() && attempt.ignores_failure(pod.node_rank);
+    let gone =
+        (0_u32..).zip(&attempt.pods).filter(|(rank, pod)| pod.is_none() && attempt.ignores_failure(*rank)).count();
+    let running = gone + attempt.count(|pod| pod.phase == Phase::Running || is_settled(pod));
     let mut draft = attempt.draft();
     if attempt.all(|pod| !pod.gated) && draft.next.is(conditions::OBJECTS_REFUSED) {
         let text = "the API server has accepted the objects that the pods need".to_string();

@@ -9,6 +9,7 @@ mod provisioning;
 mod quota;
 mod refused;
 mod replacement;
+mod roles;
 mod scheduler;
 mod starting;
 mod surroundings;

@@ -28,9 +28,12 @@ fn observed(job: &TrainJob) -> Option<&FabricObservation> {
     job.status.as_ref()?.fabric.as_ref()?.observed.as_ref()
 }
 
-/// Predicted transport of a placed job. `None` if there is no prediction or only one possible
-/// transport. `per_node` is the number of ranks per node.
+/// Predicted transport of a placed job without roles. `None` if there is no prediction or only one
+/// possible transport. `per_node` is the number of ranks per node.
 fn prediction(job: &TrainJob, per_node: u32) -> Option<Prediction> {
+    if !job.spec.roles.is_empty() {
+        return None;
+    }
     let several_nodes = job.spec.trainer.num_nodes > 1;
     if job.spec.trainer.framework == Framework::Switchyard && gpus(job) == 0 {
         // Without GPUs the engine has one transport between hosts and one within a host.

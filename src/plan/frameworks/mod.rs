@@ -18,7 +18,7 @@ mod tensorflow;
 mod tests;
 mod torch;
 
-use crate::job::{GangPod, Invalid, LAST_ATTEMPT, ValidJob};
+use crate::job::{GangPod, Invalid, LAST_ATTEMPT, ValidJob, identity};
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
 use switchyard_crds::{Framework, TrainJob};
 
@@ -65,6 +65,15 @@ fn set(name: &'static str, value: impl ToString, reason: &'static str) -> Entry 
 /// Variables of the framework's launcher on this node, without duplicates, in the order they are
 /// set.
 pub fn environment(pod: &GangPod<'_>) -> Vec<Entry> {
+    // These two tell roles apart by their names.
+    match pod.job.spec.trainer.framework {
+        Framework::TensorFlow if pod.role().is_some() => return tensorflow::of_roles(pod),
+        Framework::Paddle if paddle::has_servers(pod.valid) => return paddle::with_servers(pod),
+        _ => {}
+    }
+    if pod.role().is_some_and(|role| !role.in_rendezvous) {
+        return Vec::new();
+    }
     match pod.job.spec.trainer.framework {
         Framework::Switchyard | Framework::Plain => Vec::new(),
         Framework::Torch => torch::environment(pod),
@@ -78,12 +87,12 @@ pub fn environment(pod: &GangPod<'_>) -> Vec<Entry> {
 
 /// Command that a node runs instead of the user's, `None` for the user's command.
 pub fn command(pod: &GangPod<'_>) -> Option<Vec<String>> {
-    (uses_mpirun(pod.job) && pod.node_rank > 0).then(mpi::daemon)
+    (uses_mpirun(pod.job) && pod.rendezvous_rank() > 0).then(mpi::daemon)
 }
 
 /// Hosts and slots for frameworks that are started by `mpirun`.
 pub fn hostfile(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Option<String> {
-    uses_mpirun(job).then(|| mpi::hostfile(&GangPod { job, valid, attempt, node_rank: 0 }))
+    uses_mpirun(job).then(|| mpi::hostfile(&GangPod::new(job, valid, attempt, 0)))
 }
 
 /// Whether `mpirun` on node 0 starts the processes of all nodes.
@@ -94,15 +103,18 @@ pub fn uses_mpirun(job: &TrainJob) -> bool {
 /// Variables that exceed Linux's limit.
 pub fn faults(job: &TrainJob, valid: &ValidJob) -> Vec<Invalid> {
     // The highest attempt number, because names grow with it.
-    let pod = GangPod { job, valid, attempt: LAST_ATTEMPT, node_rank: valid.request.nodes.saturating_sub(1) };
-    let too_long = |entry: &Entry| match &entry.source {
-        Source::Value(value) => entry.name.len() + value.len() + 2 > MAX_VARIABLE,
-        Source::Field(_) => false,
-    };
-    let fault = |entry: Entry| Invalid {
-        field: "spec.trainer.numNodes".into(),
-        got: format!("{} with the names of as many nodes in {}", valid.request.nodes, entry.name),
+    let last = valid.request.nodes.saturating_sub(1);
+    let pod = GangPod::new(job, valid, LAST_ATTEMPT, if valid.roles.is_empty() { last } else { 0 });
+    let own = identity(valid, LAST_ATTEMPT, pod.node_rank).into_iter().map(|entry| (entry.name, entry.value));
+    let launchers = environment(&pod).into_iter().filter_map(|entry| match entry.source {
+        Source::Value(value) => Some((entry.name.to_string(), value)),
+        Source::Field(_) => None,
+    });
+    let too_long = |(name, value): &(String, String)| name.len() + value.len() + 2 > MAX_VARIABLE;
+    let fault = |(name, _): (String, String)| Invalid {
+        field: if valid.roles.is_empty() { "spec.trainer.numNodes" } else { "spec.roles" }.into(),
+        got: format!("{} with the names of as many nodes in {name}", valid.request.nodes),
         expected: "fewer nodes, or shorter names of job and namespace: Linux takes 128 KiB for a variable".into(),
     };
-    environment(&pod).into_iter().filter(too_long).map(fault).collect()
+    own.chain(launchers).filter(too_long).map(fault).collect()
 }

@@ -74,12 +74,14 @@ pub(super) fn daemon() -> Vec<String> {
     ["sh", "-c", DAEMON].map(str::to_string).into()
 }
 
-/// Lines in node rank order. Hosts have the names that they give themselves. These names are never
-/// resolved.
+/// Lines in node rank order, without a launcher. Hosts have the names that they give themselves.
+/// These names are never resolved.
 pub(super) fn hostfile(pod: &GangPod<'_>) -> String {
-    let slots = pod.processes();
     if pod.nodes() == 1 {
-        return format!("localhost slots={slots}\n");
+        return format!("localhost slots={}\n", pod.processes());
     }
-    (0..pod.nodes()).map(|rank| format!("{}-{rank} slots={slots}\n", pod.id())).collect()
+    // A launcher is not listed, so mpirun starts no ranks beside itself.
+    let computing = (0..pod.nodes()).filter(|rank| !pod.is_launcher(*rank));
+    let slots = |rank| pod.valid.of_pod(rank).request.processes_per_node;
+    computing.map(|rank| format!("{}-{rank} slots={}\n", pod.id(), slots(rank))).collect()
 }

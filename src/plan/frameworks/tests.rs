@@ -1,6 +1,8 @@
 //! Environment of each framework, reviewed as YAML in `snapshots/`, and precedence over user
 //! settings.
 
+mod roles;
+
 use super::*;
 use crate::objects::{self, Defaults};
 use crate::validate;
@@ -36,7 +38,7 @@ fn of(framework: &str, nodes: u32, gpus: u32) -> (TrainJob, ValidJob) {
 }
 
 fn entries(job: &(TrainJob, ValidJob), node_rank: u32) -> Vec<Entry> {
-    environment(&GangPod { job: &job.0, valid: &job.1, attempt: 3, node_rank })
+    environment(&GangPod::new(&job.0, &job.1, 3, node_rank))
 }
 
 /// The trainer container in the pod of a node.
@@ -84,7 +86,7 @@ fn attempts_have_distinct_host_names_despite_dns_caches() {
     for framework in FRAMEWORKS {
         let job = of(framework, 2, 1);
         let hosts = |attempt: u32| -> Vec<String> {
-            let pod = GangPod { job: &job.0, valid: &job.1, attempt, node_rank: 1 };
+            let pod = GangPod::new(&job.0, &job.1, attempt, 1);
             let is_name = |text: &String| text.contains(&format!("job-{attempt}"));
             let values = environment(&pod).into_iter().filter_map(|entry| match entry.source {
                 Source::Value(value) => Some(value),

@@ -16,7 +16,7 @@ pub(super) fn environment(pod: &GangPod<'_>) -> Vec<Entry> {
     ];
     // With several processes per node only their launcher can set these. With one, no launcher is
     // needed.
-    if pod.processes() == 1 {
+    if (0..pod.nodes()).all(|rank| pod.valid.of_pod(rank).request.processes_per_node == 1) {
         entries.push(set("WORLD_SIZE", pod.nodes(), "one process per node: no launcher is needed"));
         entries.push(set("RANK", pod.node_rank, "one process per node: its rank is that of the node"));
     }

@@ -1,7 +1,7 @@
 //! The environment that identifies a process as a rank. Every executor sets it first. Further
 //! variables depend on the location of files and sockets.
 
-use super::ValidJob;
+use super::{GangPod, ValidJob};
 use serde::Serialize;
 use switchyard_worker_contract::env;
 
@@ -23,11 +23,35 @@ impl EnvEntry {
 
 /// Variables that all processes of a node share: job, attempt, position in the gang.
 pub(crate) fn identity(valid: &ValidJob, attempt: u32, node_rank: u32) -> Vec<EnvEntry> {
-    vec![
+    let mut entries = vec![
         EnvEntry::new(env::JOB, &valid.name, "metadata.name"),
         EnvEntry::new(env::ATTEMPT, attempt, "fences off processes of older attempts"),
         EnvEntry::new(env::NODE_RANK, node_rank, "position of the node in the ring of nodes"),
         EnvEntry::new(env::NUM_NODES, valid.request.nodes, "spec.trainer.numNodes"),
-        EnvEntry::new(env::PROCS_PER_NODE, valid.request.processes_per_node, "spec.trainer.numProcPerNode"),
-    ]
+        EnvEntry::new(
+            env::PROCS_PER_NODE,
+            valid.of_pod(node_rank).request.processes_per_node,
+            "spec.trainer.numProcPerNode",
+        ),
+    ];
+    let Some(own) = valid.role_of(node_rank) else { return entries };
+    entries.push(EnvEntry::new(ROLE, &own.name, "spec.roles[].name"));
+    entries.push(EnvEntry::new(ROLE_INDEX, node_rank - own.first_node, "index of the pod in its role"));
+    for role in &valid.roles {
+        let host = |rank| GangPod::new(&role.job, valid, attempt, rank).host(rank);
+        let hosts: Vec<String> = role.node_ranks().map(host).collect();
+        let reason = format!("hosts of role {}, by index", role.name);
+        entries.push(EnvEntry::new(&hosts_variable(&role.name), hosts.join(","), reason));
+    }
+    entries
+}
+
+/// Name of the pod's role.
+const ROLE: &str = "SWITCHYARD_ROLE";
+/// Index of the pod in its role, from 0.
+const ROLE_INDEX: &str = "SWITCHYARD_ROLE_INDEX";
+
+/// Variable with the hosts of a role: `SWITCHYARD_HOSTS_ACTOR_GPU` for `actor-gpu`.
+fn hosts_variable(role: &str) -> String {
+    format!("SWITCHYARD_HOSTS_{}", role.to_ascii_uppercase().replace('-', "_"))
 }

@@ -1,6 +1,6 @@
 //! One pod of the gang, and its address for the other pods.
 
-use super::ValidJob;
+use super::{LAUNCHER, RequestedPod, Role, ValidJob};
 use switchyard_crds::TrainJob;
 use switchyard_worker_contract::pod::RENDEZVOUS_PORT;
 
@@ -8,10 +8,12 @@ use switchyard_worker_contract::pod::RENDEZVOUS_PORT;
 /// below Linux's ephemeral ports (32768 up) and Kubernetes' node ports (30000 to 32767).
 const HOST_PORTS: u16 = 600;
 
-/// One pod of an attempt: a node of the job.
+/// One pod of an attempt.
 #[derive(Debug, Clone, Copy)]
 pub struct GangPod<'a> {
+    /// The job, or in a job with roles the job that the pod's role would be alone.
     pub job: &'a TrainJob,
+    /// The whole job.
     pub valid: &'a ValidJob,
     /// Attempt number, from 1.
     pub attempt: u32,
@@ -19,13 +21,60 @@ pub struct GangPod<'a> {
     pub node_rank: u32,
 }
 
-impl GangPod<'_> {
+impl<'a> GangPod<'a> {
+    /// The pod of this rank.
+    pub fn new(job: &'a TrainJob, valid: &'a ValidJob, attempt: u32, node_rank: u32) -> GangPod<'a> {
+        let job = valid.role_of(node_rank).map_or(job, |role| &role.job);
+        GangPod { job, valid, attempt, node_rank }
+    }
+
+    pub(crate) fn role(&self) -> Option<&'a Role> {
+        self.valid.role_of(self.node_rank)
+    }
+
+    /// Requirements of this pod.
+    pub(crate) fn requested(&self) -> &'a RequestedPod {
+        &self.valid.of_pod(self.node_rank).pod
+    }
+
+    /// Number of nodes in the pod's rendezvous: 1 for a pod that does not join it.
     pub(crate) fn nodes(&self) -> u32 {
-        self.valid.request.nodes
+        match self.role() {
+            Some(role) if role.in_rendezvous => {
+                self.valid.roles.iter().filter(|role| role.in_rendezvous).map(Role::pods).sum()
+            }
+            Some(_) => 1,
+            None => self.valid.request.nodes,
+        }
+    }
+
+    /// Rank in the pod's rendezvous.
+    pub(crate) fn rendezvous_rank(&self) -> u32 {
+        match self.role() {
+            Some(role) if !role.in_rendezvous => 0,
+            _ => self.node_rank,
+        }
+    }
+
+    /// Position among the pods that exchange data by NCCL, Gloo or MPI, and the number of those
+    /// pods: `(0, 1)` for any other pod.
+    pub(crate) fn collective(&self) -> (u32, u32) {
+        match (self.role(), self.valid.collective()) {
+            (None, _) => (self.node_rank, self.valid.request.nodes),
+            (Some(own), Some(role)) if own.first_node == role.first_node => {
+                (self.node_rank - role.first_node, role.pods())
+            }
+            _ => (0, 1),
+        }
     }
 
     pub(crate) fn processes(&self) -> u32 {
-        self.valid.request.processes_per_node
+        self.valid.of_pod(self.node_rank).request.processes_per_node
+    }
+
+    /// Whether the pod only runs `mpirun`.
+    pub(crate) fn is_launcher(&self, node_rank: u32) -> bool {
+        node_rank == 0 && self.nodes() > 1 && self.valid.role_of(0).is_some_and(|role| role.name == LAUNCHER)
     }
 
     /// Distinguishes the attempts of a job, so that a late process of an older attempt is not taken
@@ -41,7 +90,7 @@ impl GangPod<'_> {
     /// Host name under which other nodes reach a node. A single node needs no name: its loopback
     /// address always works, even before DNS does.
     pub(crate) fn host(&self, node_rank: u32) -> String {
-        if self.nodes() == 1 {
+        if self.valid.request.nodes == 1 {
             return "127.0.0.1".into();
         }
         let namespace = self.job.metadata.namespace.as_deref().unwrap_or_default();
@@ -53,17 +102,11 @@ impl GangPod<'_> {
     /// the scheduler rejects a node where another pod has it, and the next attempt uses another
     /// one.
     pub(crate) fn port(&self) -> u16 {
-        if !uses_host_network(self.job) {
+        if self.valid.of_pod(0).pod.spec.host_network != Some(true) {
             return RENDEZVOUS_PORT;
         }
         let uid = self.job.metadata.uid.as_deref().unwrap_or_default();
         let mixed = uid.bytes().fold(self.attempt, |mixed, byte| mixed.wrapping_mul(31).wrapping_add(byte.into()));
         RENDEZVOUS_PORT + (mixed % u32::from(HOST_PORTS)) as u16
     }
-}
-
-/// Whether the pods of a job use the host network.
-fn uses_host_network(job: &TrainJob) -> bool {
-    let spec = job.spec.template.as_ref().and_then(|template| template.spec.as_ref());
-    spec.is_some_and(|spec| spec.host_network == Some(true))
 }

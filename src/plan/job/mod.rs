@@ -14,6 +14,7 @@ mod engine;
 mod environment;
 mod gang_pod;
 mod pod;
+mod roles;
 mod size;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -24,6 +25,8 @@ pub(crate) use environment::identity;
 pub use gang_pod::GangPod;
 pub use pod::{RequestedPod, gpus};
 pub(crate) use pod::{set_devices, trainer, trainer_mut};
+pub(crate) use roles::{LAUNCHER, alone, fault_of, field_of, role_ranks};
+pub use roles::{Role, pods, total_gpus};
 pub use size::too_large;
 
 use switchyard_core::placement::{Mode, NumaBinding, Request};
@@ -36,19 +39,22 @@ use switchyard_worker_contract::config::{BandwidthCheck, EngineConfig};
 pub struct ValidJob {
     /// Name of the job.
     pub name: String,
-    /// Placement request.
+    /// Placement request. In a job with roles, the nodes are the pods of all roles, and the
+    /// processes those of the role that needs most.
     pub request: Request,
     /// Engine configuration except the number of threads, which placement decides. Only with
     /// framework Switchyard.
     pub engine: Option<EngineConfig>,
     /// The user's environment, in manifest order.
     pub env: Vec<(String, String)>,
-    /// Each pod's requirements of its node.
+    /// Each pod's requirements of its node; in a job with roles, of the role that needs most.
     pub pod: RequestedPod,
     /// Memory limit of a node, in bytes.
     pub memory_limit: Option<u64>,
     /// Maximum number of restarts after application failures.
     pub max_restarts: u32,
+    /// The roles in rank order. Empty if all pods are alike.
+    pub roles: Vec<Role>,
 }
 
 /// Highest attempt number. With more digits a pod name could exceed the 63 characters of a host
@@ -77,6 +83,11 @@ pub struct Invalid {
 /// # Errors
 /// All faults of the job itself.
 pub(crate) fn read(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
+    if job.spec.roles.is_empty() { read_alike(job) } else { roles::read(job) }
+}
+
+/// Reads a job without roles, whose pods are alike.
+fn read_alike(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
     let mut faults = Vec::new();
     let spec = &job.spec;
     // The schema has the same bounds, but a job that was stored without them must not request a
@@ -152,6 +163,7 @@ pub(crate) fn read(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
         pod: RequestedPod::of(job),
         memory_limit: memory.map(|bytes| bytes as u64),
         max_restarts: spec.failure_policy.max_restarts.unsigned_abs(),
+        roles: Vec::new(),
     })
 }
 

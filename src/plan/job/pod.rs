@@ -2,6 +2,8 @@
 
 use crate::resources;
 use k8s_openapi::api::core::v1::{Container, PodSpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use std::collections::BTreeMap;
 use switchyard_core::quantity::Resources;
 use switchyard_crds::names::{GPU_RESOURCE, TRAINER};
 use switchyard_crds::{DeviceAllocation, TrainJob, TrainJobStatus};
@@ -61,7 +63,7 @@ pub(crate) fn set_devices(trainer: &mut Container, status: &TrainJobStatus) {
     }
 }
 
-/// GPUs that each pod's trainer requests. The template takes precedence over
+/// GPUs that each pod's trainer requests in a job without roles. The template takes precedence over
 /// `spec.trainer.resourcesPerNode`, as in the pod.
 pub fn gpus(job: &TrainJob) -> u32 {
     let template = job.spec.template.as_ref().and_then(|template| template.spec.as_ref());
@@ -69,8 +71,15 @@ pub fn gpus(job: &TrainJob) -> u32 {
     let of_template =
         resources.and_then(|resources| resources.limits.as_ref()).filter(|l| l.contains_key(GPU_RESOURCE));
     let limits = of_template.or(job.spec.trainer.resources_per_node.as_ref().map(|resources| &resources.limits));
-    let count = limits.map_or(0, |limits| resources::of_quantities(limits).get(GPU_RESOURCE) / 1000);
-    u32::try_from(count.max(0)).unwrap_or(u32::MAX)
+    limits.and_then(gpus_of).unwrap_or(0)
+}
+
+/// GPUs among these limits, `None` if they do not mention any.
+pub(super) fn gpus_of(limits: &BTreeMap<String, Quantity>) -> Option<u32> {
+    limits.contains_key(GPU_RESOURCE).then(|| {
+        let count = resources::of_quantities(limits).get(GPU_RESOURCE) / 1000;
+        u32::try_from(count.max(0)).unwrap_or(u32::MAX)
+    })
 }
 
 /// The trainer container.

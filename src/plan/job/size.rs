@@ -2,7 +2,7 @@
 //! thousands of nodes would fill etcd, and hundreds of them would fill the controller's memory, for
 //! all namespaces.
 
-use super::{Invalid, count};
+use super::{Invalid, count, pods};
 use switchyard_crds::{MAX_NODES, TrainJob};
 
 /// Maximum size of a job's spec as JSON, in bytes.
@@ -19,7 +19,7 @@ pub fn too_large(job: &TrainJob) -> Option<Invalid> {
         return Some(Invalid { field: "spec".into(), got: format!("{bytes} bytes"), expected });
     }
     // A number that is out of range is reported as a different fault.
-    let nodes = u64::from(count(job.spec.trainer.num_nodes.min(MAX_NODES)));
+    let nodes = u64::from(count(pods(job).min(MAX_NODES)));
     let repeated = bytes.saturating_mul(nodes);
     (repeated > MAX_POD_BYTES).then(|| Invalid {
         field: "spec".into(),

@@ -39,13 +39,14 @@ pub(super) fn attach(spec: &mut PodSpec, builder: &PodBuilder<'_>) {
         // Otherwise cluster names would be looked up at the node's own resolver.
         spec.dns_policy.get_or_insert_with(|| "ClusterFirstWithHostNet".into());
     }
-    let count = builder.pod.valid.pod.gpus;
+    let count = builder.pod.requested().gpus;
     let is_own = framework == Framework::Switchyard;
     if is_own && count == 0 {
         return;
     }
     let profile = profile(builder);
-    let several = builder.pod.valid.request.nodes > 1;
+    let several = builder.pod.nodes() > 1;
+    let (position, members) = builder.pod.collective();
     let mut volumes = Vec::new();
     let Some(trainer) = trainer_mut(spec) else { return };
     if several {
@@ -64,7 +65,7 @@ pub(super) fn attach(spec: &mut PodSpec, builder: &PodBuilder<'_>) {
         volumes.push(Volume { name: SHARED_MEMORY.into(), empty_dir: Some(memory), ..Volume::default() });
         mount(trainer, SHARED_MEMORY, SHM, false);
     }
-    if several && count > 0 {
+    if members > 1 && count > 0 {
         set_unless_set(trainer, EnvVar { name: CONF_FILE.into(), value: Some(CONF_PATH.into()), value_from: None });
         if is_own {
             // The worker image has no NCCL file of its own to merge, and no shell to do it.
@@ -88,8 +89,8 @@ pub(super) fn attach(spec: &mut PodSpec, builder: &PodBuilder<'_>) {
         }
         let item = |key: String, path: &str| KeyToPath { key, path: path.into(), mode: None };
         let plan = ConfigMapVolumeSource {
-            name: config_name(builder.pod.valid, builder.pod.attempt, builder.pod.node_rank / CONFIG_NODES),
-            items: Some(vec![item(key(builder.pod.node_rank), CONF), item(REASONS.into(), REASONS)]),
+            name: config_name(builder.pod.valid, builder.pod.attempt, position / CONFIG_NODES),
+            items: Some(vec![item(key(position), CONF), item(REASONS.into(), REASONS)]),
             ..ConfigMapVolumeSource::default()
         };
         volumes.push(Volume { name: FABRIC_PLAN.into(), config_map: Some(plan), ..Volume::default() });
@@ -106,8 +107,7 @@ fn profile<'a>(builder: &PodBuilder<'a>) -> Option<&'a Profile> {
 /// The secondary networks that a gang's pods join. `None` if there are none, or if the pods use the
 /// host network.
 pub(super) fn networks<'a>(spec: &PodSpec, builder: &PodBuilder<'a>) -> Option<&'a str> {
-    let is_gang = builder.pod.valid.request.nodes > 1;
-    let joins = is_gang && builder.pod.valid.pod.gpus > 0 && spec.host_network != Some(true);
+    let joins = builder.pod.collective().1 > 1 && builder.pod.requested().gpus > 0 && spec.host_network != Some(true);
     profile(builder).filter(|_| joins)?.networks.as_deref()
 }
 
@@ -146,7 +146,9 @@ fn key(rank: u32) -> String {
 /// NCCL files for the nodes of a placed attempt, `CONFIG_NODES` nodes per ConfigMap. Empty if the
 /// job needs none.
 pub fn fabric_configs(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Vec<ConfigMap> {
-    if valid.pod.gpus == 0 || valid.request.nodes < 2 {
+    let members = valid.collective().map_or(valid, |role| &role.valid);
+    let is_alone = !valid.roles.is_empty() && valid.collective().is_none();
+    if is_alone || members.pod.gpus == 0 || members.request.nodes < 2 {
         return Vec::new();
     }
     // A job placed by an older version has no decisions: its files exist, but are empty.
@@ -155,7 +157,7 @@ pub fn fabric_configs(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Vec<Con
     let decisions = decisions.unwrap_or_default();
     let config = |number: u32| {
         let first = number * CONFIG_NODES;
-        let nodes = first..valid.request.nodes.min(first + CONFIG_NODES);
+        let nodes = first..members.request.nodes.min(first + CONFIG_NODES);
         let files = nodes.map(|rank| (key(rank), fabric::conf(decisions, rank)));
         let reasons = (REASONS.to_string(), fabric::reasons(decisions));
         let data: BTreeMap<String, String> = files.chain([reasons]).collect();
@@ -163,5 +165,5 @@ pub fn fabric_configs(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Vec<Con
         metadata.labels.get_or_insert_default().insert(labels::ATTEMPT.into(), attempt.to_string());
         object(metadata, json!({"immutable": true, "data": data}))
     };
-    (0..valid.request.nodes.div_ceil(CONFIG_NODES)).map(config).collect()
+    (0..members.request.nodes.div_ceil(CONFIG_NODES)).map(config).collect()
 }

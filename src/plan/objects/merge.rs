@@ -5,8 +5,9 @@ use super::Defaults;
 use super::builder::PodBuilder;
 use super::pod::{CONFIG, KEY, mounted};
 use crate::frameworks::{self, Entry, Source};
-use crate::job::{GangPod, Invalid, ValidJob, trainer};
+use crate::job::{GangPod, Invalid, Role, ValidJob, field_of, trainer};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use switchyard_crds::names::TRAINER;
 use switchyard_crds::{Framework, TrainJob, labels};
 use switchyard_worker_contract::pod as paths;
@@ -36,7 +37,41 @@ pub enum MergeConflict {
 
 /// Every ignored template setting, and every framework variable that the user overrides.
 pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<MergeConflict> {
-    let mut found = taken_variables(job, valid);
+    if valid.roles.is_empty() {
+        return conflicts_of(job, valid, defaults, 0..valid.request.nodes);
+    }
+    let of_role = |role: &Role| {
+        let found = conflicts_of(&role.job, valid, defaults, role.node_ranks());
+        found.into_iter().map(|conflict| conflict.in_role(&role.name)).collect::<Vec<_>>()
+    };
+    let mut all: Vec<MergeConflict> = Vec::new();
+    for conflict in valid.roles.iter().flat_map(of_role) {
+        // The template is the same for all roles.
+        if !all.contains(&conflict) {
+            all.push(conflict);
+        }
+    }
+    all
+}
+
+impl MergeConflict {
+    /// The conflict of a role's own job, as a conflict of the whole job.
+    fn in_role(self, role: &str) -> MergeConflict {
+        match self {
+            MergeConflict::NotTaken { field, theirs, ours } => {
+                MergeConflict::NotTaken { field: field_of(role, &field), theirs, ours }
+            }
+            MergeConflict::Taken { field, consequence } => {
+                MergeConflict::Taken { field: field_of(role, &field), consequence }
+            }
+        }
+    }
+}
+
+/// Conflicts of pods with the same template. `job` is the job that their role would be alone, and
+/// `ranks` are their node ranks.
+fn conflicts_of(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, ranks: Range<u32>) -> Vec<MergeConflict> {
+    let mut found = taken_variables(job, valid, &ranks);
     let Some(template) = &job.spec.template else { return found };
     let mut conflict = |field: String, theirs: String, ours: &str| {
         found.push(MergeConflict::NotTaken { field: format!("spec.template.{field}"), theirs, ours: ours.to_string() });
@@ -114,7 +149,7 @@ pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<M
             "the cause of a failure is read from the default path",
         );
     }
-    let builder = PodBuilder { pod: GangPod { job, valid, attempt: 1, node_rank: 0 }, defaults };
+    let builder = PodBuilder { pod: GangPod::new(job, valid, 1, ranks.start), defaults };
     let ours: BTreeSet<String> = builder.environment().into_iter().map(|entry| entry.name).collect();
     let users: BTreeSet<&str> = job.spec.trainer.env.iter().map(|entry| entry.name.as_str()).collect();
     for entry in trainer.env.iter().flatten() {
@@ -132,16 +167,16 @@ pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<M
 }
 
 /// Variables of the framework's launcher that the user sets.
-fn taken_variables(job: &TrainJob, valid: &ValidJob) -> Vec<MergeConflict> {
-    let environment = |node_rank| frameworks::environment(&GangPod { job, valid, attempt: 1, node_rank });
-    let (first, last) = (environment(0), environment(valid.request.nodes - 1));
+fn taken_variables(job: &TrainJob, valid: &ValidJob, ranks: &Range<u32>) -> Vec<MergeConflict> {
+    let environment = |node_rank| frameworks::environment(&GangPod::new(job, valid, 1, node_rank));
+    let (first, last) = (environment(ranks.start), environment(ranks.end.saturating_sub(1)));
     let consequence = |name: &str| {
         let source_in =
             |entries: &[Entry]| entries.iter().find(|entry| entry.name == name).map(|entry| entry.source.clone());
         let sources = (source_in(&first), source_in(&last));
         match sources {
             (None, None) => None,
-            (first, last) if valid.request.nodes > 1 && (first != last || matches!(first, Some(Source::Field(_)))) => {
+            (first, last) if ranks.len() > 1 && (first != last || matches!(first, Some(Source::Field(_)))) => {
                 Some("it differs from node to node, and with a single value the nodes cannot find each other")
             }
             _ => Some("keeping it correct is now up to you"),

@@ -10,7 +10,7 @@
 //! | Service, headless | `JOB` | more than one node |
 //! | NetworkPolicy | `JOB` | more than one node |
 //! | ResourceClaim | `JOB-ATTEMPT-NODERANK` | GPUs by claims; created when the gang is placed |
-//! | PodTemplate, ProvisioningRequest | `JOB-ATTEMPT` | while a gang waits for nodes that the cluster autoscaler may add |
+//! | PodTemplate, ProvisioningRequest | `JOB-ATTEMPT`; with roles, the PodTemplates are `JOB-ATTEMPT-ROLE` | while a gang waits for nodes that the cluster autoscaler may add |
 //! | Secret, immutable | `JOB-key-UID8` | more than one node and framework Switchyard |
 //!
 //! All of them have the job's labels and owner reference. A job of one pod gets only what it needs.

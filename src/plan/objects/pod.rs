@@ -36,8 +36,10 @@ const GRACE_SECONDS: i64 = env::DEFAULT_GRACE_SECONDS as i64;
 const UNREACHABLE_TAINTS: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
 const NO_EXECUTE: &str = "NoExecute";
 
-/// The gated pod of one node of an attempt.
+/// The gated pod of this node rank in an attempt.
 pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, node_rank: u32) -> Pod {
+    let (gang_pod, whole) = (GangPod::new(job, valid, attempt, node_rank), job);
+    let job = gang_pod.job;
     let template_metadata =
         job.spec.template.as_ref().and_then(|template| template.metadata.clone()).unwrap_or_default();
     let name = valid.pod_name(attempt, node_rank);
@@ -45,11 +47,10 @@ pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, 
     let mut merged = template_metadata.labels.unwrap_or_default();
     merged.extend(pod_labels(job, valid, attempt, node_rank));
     let mut annotations = template_metadata.annotations.unwrap_or_default();
-    kueue::join(job, valid, (attempt, node_rank), &mut merged, &mut annotations);
+    kueue::join(whole, valid, (attempt, node_rank), &mut merged, &mut annotations);
     meta.labels = Some(merged);
     annotations.entry("kubectl.kubernetes.io/default-container".into()).or_insert_with(|| TRAINER.into());
-    let mut spec = valid.pod.spec.clone();
-    let gang_pod = GangPod { job, valid, attempt, node_rank };
+    let mut spec = gang_pod.requested().spec.clone();
     let builder = PodBuilder { pod: gang_pod, defaults };
     if valid.request.nodes > 1 {
         spec.hostname = Some(name);
@@ -67,7 +68,7 @@ pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, 
     builder.trainer(&mut spec);
     builder.worker_image(&mut spec);
     fabric::attach(&mut spec, &builder);
-    if spec.host_network == Some(true) && valid.request.nodes > 1 {
+    if spec.host_network == Some(true) && gang_pod.nodes() > 1 {
         declare_port(&mut spec, gang_pod.port());
     }
     if let Some(networks) = fabric::networks(&spec, &builder) {
@@ -81,12 +82,13 @@ pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, 
 
 fn pod_labels(job: &TrainJob, valid: &ValidJob, attempt: u32, node_rank: u32) -> BTreeMap<String, String> {
     let mut all = job_labels(job);
-    let pod_values = [
-        (labels::ATTEMPT, attempt),
-        (labels::NODE_RANK, node_rank),
-        (labels::RANK, node_rank * valid.request.processes_per_node),
-    ];
+    let pod_values =
+        [(labels::ATTEMPT, attempt), (labels::NODE_RANK, node_rank), (labels::RANK, valid.first_rank(node_rank))];
     all.extend(pod_values.map(|(label, value)| (label.to_string(), value.to_string())));
+    if let Some(role) = valid.role_of(node_rank) {
+        all.insert(labels::ROLE.into(), role.name.clone());
+        all.insert(labels::ROLE_INDEX.into(), (node_rank - role.first_node).to_string());
+    }
     all
 }
 
@@ -309,7 +311,7 @@ impl PodBuilder<'_> {
                 paths::TERMINATION_LOG.into(),
                 "the root cause and the last figures, for the status",
             );
-            let grace = self.pod.valid.pod.spec.termination_grace_period_seconds;
+            let grace = self.pod.requested().spec.termination_grace_period_seconds;
             if let Some(seconds) = grace.filter(|seconds| *seconds != GRACE_SECONDS) {
                 let reason = "terminationGracePeriodSeconds of the template: how long a save may take";
                 set(env::GRACE_SECONDS, seconds.to_string(), reason);

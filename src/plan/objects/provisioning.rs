@@ -25,12 +25,12 @@ const CONSUMES: &str = "autoscaling.x-k8s.io/consume-provisioning-request";
 /// Pod annotation: the class of that request.
 const CLASS: &str = "autoscaling.x-k8s.io/provisioning-class-name";
 
-/// Name of an attempt's request and of its template.
+/// Name of an attempt's request, and of its template in a job without roles.
 pub fn provisioning_name(valid: &ValidJob, attempt: u32) -> String {
     config_name(valid, attempt)
 }
 
-/// The objects of an attempt's request. The template comes first because the request references it.
+/// The objects of an attempt's request. Templates come first because the request references them.
 pub fn provisioning(
     job: &TrainJob,
     valid: &ValidJob,
@@ -38,27 +38,41 @@ pub fn provisioning(
     attempt: u32,
     admitted: &Admitted,
     class: &str,
-) -> [Object; 2] {
+) -> Vec<Object> {
     let name = provisioning_name(valid, attempt);
-    let template_pod = pod(job, valid, defaults, attempt, 0);
-    let labels = template_pod.metadata.labels.clone();
-    let spec = scheduling_spec(template_pod.spec.unwrap_or_default(), admitted);
-    let template = PodTemplate {
-        metadata: metadata(job, name.clone()),
-        template: Some(PodTemplateSpec {
-            // Labels by which the pods' spread and anti-affinity terms select each other.
-            metadata: Some(ObjectMeta { labels, ..ObjectMeta::default() }),
-            spec: Some(spec),
-        }),
+    let template = |name: &str, first_node: u32, admitted: &Admitted| {
+        let template_pod = pod(job, valid, defaults, attempt, first_node);
+        let labels = template_pod.metadata.labels.clone();
+        let spec = scheduling_spec(template_pod.spec.unwrap_or_default(), admitted);
+        let template = PodTemplate {
+            metadata: metadata(job, name.to_string()),
+            template: Some(PodTemplateSpec {
+                // Labels by which the pods' spread and anti-affinity terms select each other.
+                metadata: Some(ObjectMeta { labels, ..ObjectMeta::default() }),
+                spec: Some(spec),
+            }),
+        };
+        Object::PodTemplate(Box::new(template))
     };
-    let pods = PodSet {
-        pod_template_ref: PodTemplateRef { name: name.clone() },
-        count: i32::try_from(valid.request.nodes).unwrap_or(i32::MAX),
+    let pods = |name: &str, count: u32| PodSet {
+        pod_template_ref: PodTemplateRef { name: name.to_string() },
+        count: i32::try_from(count).unwrap_or(i32::MAX),
     };
-    let spec = ProvisioningRequestSpec { provisioning_class_name: class.into(), pod_sets: vec![pods] };
+    let (mut objects, mut pod_sets) = (Vec::new(), Vec::new());
+    if valid.roles.is_empty() {
+        objects.push(template(&name, 0, admitted));
+        pod_sets.push(pods(&name, valid.request.nodes));
+    }
+    for (role, admitted) in valid.roles.iter().zip(&admitted.roles) {
+        let name = format!("{name}-{}", role.name);
+        objects.push(template(&name, role.first_node, admitted));
+        pod_sets.push(pods(&name, role.pods()));
+    }
+    let spec = ProvisioningRequestSpec { provisioning_class_name: class.into(), pod_sets };
     let mut request = ProvisioningRequest::new(&name, spec);
     request.metadata = metadata(job, name);
-    [Object::PodTemplate(Box::new(template)), Object::ProvisioningRequest(Box::new(request))]
+    objects.push(Object::ProvisioningRequest(Box::new(request)));
+    objects
 }
 
 /// Resource requests of a pod as a single container, including sidecars and overhead.

@@ -458,7 +458,8 @@ fn a_provisioning_request_has_the_admitted_scheduling_fields() {
     let admitted = crate::cluster::admitted::Admitted::new(requests, [std::sync::Arc::new(rules(&made))]);
     let class = "check-capacity.autoscaling.x-k8s.io";
     let asked = provisioning(&job.0, &job.1, &defaults(), 2, &admitted, class);
-    let asked = asked.map(|object| json!({"kind": object.kind(), "object": object.content()}));
+    let asked: Vec<Value> =
+        asked.iter().map(|object| json!({"kind": object.kind(), "object": object.content()})).collect();
     let text = serde_json::to_string(&asked).unwrap();
     for private in ["TOKEN", "mine", "schedulingGates", "env"] {
         assert!(!text.contains(private), "{private}: {text}");

@@ -68,7 +68,7 @@ fn of_job(job: &TrainJob) -> FinishedJob {
     let namespace = job.metadata.namespace.clone().unwrap_or_default();
     FinishedJob {
         name: format!("TrainJob {namespace}/{}", job.metadata.name.as_deref().unwrap_or_default()),
-        gpus: u64::from(job::gpus(job)) * u64::from(job.spec.trainer.num_nodes.unsigned_abs()),
+        gpus: job::total_gpus(job),
         submit: job.metadata.creation_timestamp.as_ref().map(|time| time.0),
         start: placed.map(|time| time.0),
         end: status.and_then(|status| status.completion_time.as_ref()).map(|time| time.0),

@@ -19,7 +19,7 @@ const ADVICE: [(&str, &str); 30] = [
     ("minAvailable", "all pods of a TrainJob are placed together or none is"),
     ("minResources", "all pods of a TrainJob are placed together: their requests are what is needed"),
     ("queue", "for Kueue: metadata.labels[kueue.x-k8s.io/queue-name]"),
-    ("successPolicy", "a TrainJob is complete when all its pods are"),
+    ("successPolicy", "a TrainJob is complete when all its pods are, or those of spec.successPolicy.role"),
     ("sshAuthMountPath", "nothing uses ssh: delete what else is for it"),
     ("launcherCreationPolicy", "all pods are created together"),
     ("mainContainer", "the container that trains is called `trainer`"),

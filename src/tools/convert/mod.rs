@@ -2,7 +2,7 @@
 //! TrainJob and notes about fields without a counterpart.
 //!
 //! ```text
-//! PyTorchJob, PaddleJob, MPIJob, Kubeflow TrainJob ─> reader (takes fields) ─> TrainJob
+//! PyTorchJob, TFJob, PaddleJob, MPIJob, Kubeflow TrainJob ─> reader (takes fields) ─> TrainJob
 //!                                                       └─ remaining fields ─> one note each
 //! ```
 //!
@@ -15,6 +15,8 @@ mod mpi;
 mod pods;
 mod reader;
 mod replicas;
+mod roles;
+mod tensorflow;
 #[cfg(test)]
 mod tests;
 
@@ -49,7 +51,7 @@ pub struct Converted {
 pub enum ConvertError {
     /// An unknown kind.
     #[error(
-        "got {0}; expected a PyTorchJob, PaddleJob or MPIJob of kubeflow.org, or a TrainJob of trainer.kubeflow.org"
+        "got {0}; expected a PyTorchJob, TFJob, PaddleJob or MPIJob of kubeflow.org, or a TrainJob of trainer.kubeflow.org"
     )]
     UnknownKind(String),
     /// A required field is missing or unusable.
@@ -77,6 +79,7 @@ pub fn convert(document: &Value, others: &[Value]) -> Result<Converted, ConvertE
     match (api.split('/').next().unwrap_or_default(), kind) {
         ("kubeflow.org", "PyTorchJob") => replicas::convert(&replicas::PYTORCH, &top, &mut reader, &mut draft)?,
         ("kubeflow.org", "PaddleJob") => replicas::convert(&replicas::PADDLE, &top, &mut reader, &mut draft)?,
+        ("kubeflow.org", "TFJob") => tensorflow::convert(&top, &mut reader, &mut draft)?,
         ("kubeflow.org", "MPIJob") => mpi::convert(&top, &mut reader, &mut draft)?,
         ("trainer.kubeflow.org", "TrainJob") => kubeflow::convert(&top, others, &mut reader, &mut draft)?,
         (labels::GROUP, "TrainJob") => {

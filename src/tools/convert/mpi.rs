@@ -1,7 +1,8 @@
-//! MPIJob: the Launcher's command runs on node 0, and the pods are the Worker's.
+//! MPIJob: the roles launcher and worker. A Launcher that computes too is the first of equal pods.
 
 use super::pods::{self, Draft};
 use super::reader::Reader;
+use super::roles::{self, Source};
 use super::{ConvertError, replicas};
 use serde_json::{Value, json};
 use switchyard_fabric::lint::Cursor;
@@ -18,27 +19,79 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
     let roles = roles.ok_or_else(|| pods::unusable(&spec, "mpiReplicaSpecs", "the roles Launcher and Worker"))?;
     let launcher =
         roles.get("Launcher").ok_or_else(|| pods::unusable(&roles, "Launcher", "the role that calls mpirun"))?;
-    // Without workers, only the launcher runs.
     let worker = roles.get("Worker");
-    let main = worker.clone().unwrap_or_else(|| launcher.clone());
     draft.trainer.insert("framework".into(), "MPI".into());
-    let mut nodes = pods::pod_count(&main, "replicas", reader)?.unwrap_or(1);
     let launches_and_works = spec.get("runLauncherAsWorker").filter(|field| field.value == true);
     if let Some(field) = spec.get("runLauncherAsWorker") {
         reader.done(&field);
     }
-    pods::number(&launcher, "replicas", reader);
-    if launches_and_works.is_some() && worker.is_some() {
-        nodes += 1;
+    let container =
+        |role: &Cursor<'a>| role.at(&["template", "spec"]).and_then(|spec| spec.list("containers").into_iter().next());
+    match &worker {
+        Some(worker) if launches_and_works.is_none() => with_launcher(&spec, &launcher, worker, reader, draft)?,
+        _ => alike(&spec, &launcher, worker.as_ref(), reader, draft)?,
     }
+    hosts(&launcher, container(&launcher).as_ref(), reader);
+    for role in [Some(&launcher), worker.as_ref()].into_iter().flatten() {
+        pods::restart_policy(role, reader, draft);
+    }
+    if let Some(field) = spec.get("mpiImplementation") {
+        if field.value == "OpenMPI" {
+            reader.done(&field);
+        } else {
+            reader.note(&field, "the image needs Open MPI 5: other implementations are started by ssh only");
+        }
+    }
+    pods::run_policy(&spec, reader, draft);
+    Ok(())
+}
+
+/// A launcher that computes nothing is a role of its own.
+fn with_launcher<'a>(
+    spec: &Cursor<'a>,
+    launcher: &Cursor<'a>,
+    worker: &Cursor<'a>,
+    reader: &mut Reader<'a>,
+    draft: &mut Draft,
+) -> Result<(), ConvertError> {
+    let sources = [
+        Source { name: "worker", replicas: worker.clone(), runs_program: false },
+        Source { name: "launcher", replicas: launcher.clone(), runs_program: true },
+    ];
+    roles::convert(&sources, "", reader, draft)?;
+    pods::processes(spec, "slotsPerWorker", reader, draft);
+    let processes = draft.trainer.remove("numProcPerNode");
+    let Some(roles) = draft.spec.get_mut("roles").and_then(Value::as_array_mut) else { return Ok(()) };
+    if let (Some(processes), Some(worker)) = (processes, roles.first_mut()) {
+        worker["numProcPerNode"] = processes;
+    }
+    // Node 0 runs mpirun.
+    roles.reverse();
+    draft.spec.insert("successPolicy".into(), json!({"role": "launcher"}));
+    Ok(())
+}
+
+/// Without workers, or if the launcher computes too, all pods are alike: the first one runs the
+/// launcher's command.
+fn alike<'a>(
+    spec: &Cursor<'a>,
+    launcher: &Cursor<'a>,
+    worker: Option<&Cursor<'a>>,
+    reader: &mut Reader<'a>,
+    draft: &mut Draft,
+) -> Result<(), ConvertError> {
+    let main = worker.unwrap_or(launcher).clone();
+    let mut nodes = pods::pod_count(&main, "replicas", reader)?.unwrap_or(1);
+    pods::number(launcher, "replicas", reader);
+    nodes += u64::from(worker.is_some());
     draft.trainer.insert("numNodes".into(), nodes.into());
     let container =
         |role: &Cursor<'a>| role.at(&["template", "spec"]).and_then(|spec| spec.list("containers").into_iter().next());
     let usual = container(&main).and_then(|container| container.text("name").map(str::to_owned)).unwrap_or_default();
     pods::template(&main, &usual, reader, draft)?;
     if worker.is_some() {
-        let (theirs, workers) = (container(&launcher), container(&main));
-        let theirs = theirs.ok_or_else(|| pods::unusable(&launcher, "template", "a template of pods"))?;
+        let (theirs, workers) = (container(launcher), container(&main));
+        let theirs = theirs.ok_or_else(|| pods::unusable(launcher, "template", "a template of pods"))?;
         // The workers of an MPIJob wait for ssh; ours start mpirun's daemon.
         for key in ["command", "args"] {
             if let Some(field) = workers.as_ref().and_then(|container| container.get(key)) {
@@ -51,21 +104,9 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
         }
         theirs.get("name").iter().for_each(|name| reader.done(name));
         launcher_env(&theirs, reader, draft);
-        replicas::note_differences(&launcher, &main, reader);
+        replicas::note_differences(launcher, &main, reader);
     }
-    hosts(&launcher, container(&launcher).as_ref(), reader);
-    for role in [Some(&launcher), worker.as_ref()].into_iter().flatten() {
-        pods::restart_policy(role, reader, draft);
-    }
-    pods::processes(&spec, "slotsPerWorker", reader, draft);
-    if let Some(field) = spec.get("mpiImplementation") {
-        if field.value == "OpenMPI" {
-            reader.done(&field);
-        } else {
-            reader.note(&field, "the image needs Open MPI 5: other implementations are started by ssh only");
-        }
-    }
-    pods::run_policy(&spec, reader, draft);
+    pods::processes(spec, "slotsPerWorker", reader, draft);
     Ok(())
 }
 

@@ -8,10 +8,10 @@ use switchyard_fabric::lint::Cursor;
 
 /// A job kind with these roles.
 pub(super) struct Family {
-    framework: &'static str,
-    roles: &'static str,
+    pub framework: &'static str,
+    pub roles: &'static str,
     /// Name of the training container.
-    container: &'static str,
+    pub container: &'static str,
 }
 
 pub(super) const PYTORCH: Family = Family { framework: "Torch", roles: "pytorchReplicaSpecs", container: "pytorch" };

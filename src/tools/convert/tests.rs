@@ -72,8 +72,48 @@ fn kubeflow() -> Value {
     })
 }
 
-fn documents() -> [(&'static str, Value); 4] {
-    [("pytorch", pytorch()), ("paddle", paddle()), ("mpi", mpi()), ("kubeflow", kubeflow())]
+fn tensorflow() -> Value {
+    let pod = |command: &str, limits: Value, extra: Value| {
+        let mut spec = json!({"containers": [{"name": "tensorflow", "image": "tf:2", "command": ["python", command], "env": [{"name": "A", "value": command}],
+            "resources": {"limits": limits}, "volumeMounts": [{"name": "data", "mountPath": "/data"}]}], "volumes": [{"name": "data", "emptyDir": {}}]});
+        spec.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        json!({"spec": spec})
+    };
+    json!({
+        "apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": {"name": "ps"},
+        "spec": {
+            "runPolicy": {"backoffLimit": 2},
+            "tfReplicaSpecs": {
+                "PS": {"replicas": 2, "template": pod("server.py", json!({"cpu": 4}), json!({"volumes": [{"name": "data", "hostPath": {"path": "/x"}}]}))},
+                "Chief": {"template": pod("train.py", json!({"cpu": 2}), json!({}))},
+                "Worker": {"replicas": 4, "restartPolicy": "Never", "template": pod("server.py", json!({"nvidia.com/gpu": 8}), json!({"nodeSelector": {"gpu": "h100"}}))},
+            },
+        },
+    })
+}
+
+/// Only workers need no roles.
+#[test]
+fn a_tf_job_of_workers_has_no_roles() {
+    let mut job = tensorflow();
+    let all = job["spec"]["tfReplicaSpecs"].as_object_mut().unwrap();
+    ["PS", "Chief"].map(|name| all.remove(name));
+    let converted = convert(&job, &[]).unwrap();
+    is_valid(&converted.job).unwrap();
+    assert_eq!(
+        (&converted.job["spec"]["roles"], &converted.job["spec"]["trainer"]["numNodes"]),
+        (&Value::Null, &json!(4))
+    );
+}
+
+fn documents() -> [(&'static str, Value); 5] {
+    [
+        ("pytorch", pytorch()),
+        ("paddle", paddle()),
+        ("mpi", mpi()),
+        ("kubeflow", kubeflow()),
+        ("tensorflow", tensorflow()),
+    ]
 }
 
 fn described(notes: &[Note]) -> Vec<String> {
@@ -99,7 +139,7 @@ fn each_kind_becomes_a_valid_train_job() {
 fn documents_without_training_pods_are_rejected() {
     let text = |document: Value| convert(&document, &[]).unwrap_err().to_string();
     let kind = |api: &str, kind: &str| json!({"apiVersion": api, "kind": kind, "spec": {}});
-    assert!(text(kind("v1", "Pod")).starts_with("got Pod of v1; expected a PyTorchJob"));
+    assert!(text(kind("v1", "Pod")).starts_with("got Pod of v1; expected a PyTorchJob, TFJob"));
     assert!(text(json!(3)).starts_with("got a document without a kind"));
     assert!(text(kind(labels::API_VERSION, "TrainJob")).starts_with("got a TrainJob that is Switchyard's already"));
     assert!(text(kind("kubeflow.org/v1", "PyTorchJob")).starts_with("spec.pytorchReplicaSpecs: got nothing"));
@@ -183,7 +223,7 @@ proptest! {
     /// known elsewhere.
     #[test]
     fn nothing_is_dropped_silently(
-        document in 0..4_usize,
+        document in 0..5_usize,
         places in prop::collection::vec((0..1000_usize, prop::sample::select(vec![
             "madeUp", "cleanPodPolicy", "hostname", "queue", "tolerations", "suspend", "replicas", "template", "restartPolicy", "args", "metrics",
             "resources", "numNodes", "name", "nodeName", "env", "spec", "managedBy", "backoffLimit", "serviceAccountName",

@@ -33,7 +33,6 @@ pub struct Launch<'a> {
 
 /// Runs the job; returns the output of each pod in node order. All pods must succeed.
 pub fn run(launch: &Launch<'_>) -> Result<Vec<String>> {
-    let folder = tempfile::Builder::new().prefix("switchyard-frameworks-").tempdir()?;
     let mut trainer = json!({
         "framework": launch.framework, "image": "image", "numNodes": launch.nodes, "command": launch.command,
         "env": launch.env.iter().map(|(name, value)| json!({"name": name, "value": value})).collect::<Vec<_>>(),
@@ -41,8 +40,15 @@ pub fn run(launch: &Launch<'_>) -> Result<Vec<String>> {
     if let Some(processes) = launch.processes {
         trainer["numProcPerNode"] = processes.into();
     }
+    run_spec(&json!({"trainer": trainer}), launch.programs)
+}
+
+/// Runs the job with this spec; returns the output of each pod in node order. All pods must
+/// succeed.
+pub fn run_spec(spec: &Value, programs: &Path) -> Result<Vec<String>> {
+    let folder = tempfile::Builder::new().prefix("switchyard-frameworks-").tempdir()?;
     let document = json!({
-        "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "job"}, "spec": {"trainer": trainer},
+        "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "job"}, "spec": spec,
     });
     let mut job = switchyard_crds::validate::train_job(&document).map_err(|faults| anyhow::anyhow!("{faults:?}"))?;
     job.metadata.namespace = Some(NAMESPACE.into());
@@ -55,9 +61,8 @@ pub fn run(launch: &Launch<'_>) -> Result<Vec<String>> {
         fs::write(config.join(name), text)?;
     }
     let pods: Vec<Pod> =
-        (0..launch.nodes).map(|rank| objects::pod(&job, &valid, &Defaults::default(), ATTEMPT, rank)).collect();
-    let started: Result<Vec<_>> =
-        pods.iter().map(|pod| Ok(program(pod, &pods, &config, launch.programs)?.start())).collect();
+        (0..valid.request.nodes).map(|rank| objects::pod(&job, &valid, &Defaults::default(), ATTEMPT, rank)).collect();
+    let started: Result<Vec<_>> = pods.iter().map(|pod| Ok(program(pod, &pods, &config, programs)?.start())).collect();
     let ended: Vec<Ended> = started?.into_iter().map(|running| running.wait(TIMEOUT)).collect();
     for (rank, ended) in ended.iter().enumerate() {
         ensure!(ended.code == Some(0), "node {rank}: {:?}\n{}\n{}", ended.code, ended.stdout, ended.stderr);

@@ -40,7 +40,7 @@ pub(super) struct QueueEntry {
 /// The change that a job waits for.
 #[derive(Debug)]
 pub(super) enum WakeCondition {
-    /// Another fabric, which any change may provide.
+    /// Another fabric, or room for pods of several roles: any change may provide it.
     Anything,
     NodesWithRoom(Box<NodesWithRoom>),
 }
@@ -214,6 +214,9 @@ impl Index {
             let can_use_reserved = |position: &QueuePosition, job| {
                 held.is_some_and(|held: &Reservation| held.is_usable_by(position, job, predictor, policy))
             };
+            if !request.valid.roles.is_empty() {
+                return None;
+            }
             let (demand, pods) = (Demand::of(request), request.valid.request.nodes);
             let can_use_more = can_use_reserved(&position, Some(&job));
             let similar_entry = |(other, entry): (&Key, &QueueEntry)| {

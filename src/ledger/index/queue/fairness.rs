@@ -8,7 +8,7 @@
 use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
 use switchyard_crds::TrainJob;
-use switchyard_plan::job::gpus;
+use switchyard_plan::job::total_gpus;
 
 /// The weights of namespaces, and how fast past usage decays.
 #[derive(Debug, Clone, PartialEq)]
@@ -69,7 +69,7 @@ impl Fairness {
     fn hours(&self, job: &TrainJob, from: Timestamp, to: Timestamp, now: Timestamp) -> f64 {
         let half_life = self.weights.half_life.as_secs_f64() / 3600.0;
         let hours = half_life / std::f64::consts::LN_2 * (self.decay(to, now) - self.decay(from.min(to), now));
-        hours * f64::from(gpus(job)) * f64::from(job.spec.trainer.num_nodes)
+        hours * total_gpus(job) as f64
     }
 
     /// Recomputes all shares as of `now`.
@@ -129,6 +129,19 @@ mod tests {
         assert_eq!((fairness.share("a"), fairness.share("b"), fairness.share("c")), (15, 3, 0));
         fairness.recompute(std::iter::empty(), at(101));
         assert_eq!((fairness.share("a"), fairness.share("b")), (7, 1));
+    }
+
+    /// 1 GPU of the launcher and 8 of each worker.
+    #[test]
+    fn the_gpus_of_every_role_count() {
+        let role = |name: &str, replicas: u32, gpus: u32| json!({"name": name, "replicas": replicas, "resourcesPerNode": {"limits": {"nvidia.com/gpu": gpus}}});
+        let mut with_roles = job("a", 0, Some(1));
+        with_roles.spec.trainer.resources_per_node = None;
+        with_roles.spec.roles = serde_json::from_value(json!([role("launcher", 1, 1), role("worker", 2, 8)])).unwrap();
+        let mut fairness = fairness(&[]);
+        fairness.learn(&with_roles);
+        fairness.recompute(std::iter::empty(), at(1));
+        assert_eq!(fairness.share("a"), 16, "17 GPU hours, decayed for half an hour");
     }
 
     #[test]

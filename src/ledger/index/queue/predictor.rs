@@ -4,7 +4,7 @@
 use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, VecDeque};
 use switchyard_crds::TrainJob;
-use switchyard_plan::job::gpus;
+use switchyard_plan::job::{pods, total_gpus};
 
 /// Parameters of the estimates. `cargo xtask bench queue --part constants` measures the effect of
 /// halving and doubling each.
@@ -27,8 +27,8 @@ impl Default for PredictorSettings {
     }
 }
 
-/// Jobs considered alike: same namespace, number of pods, and GPUs per pod.
-type JobKind = (Option<String>, i32, u32);
+/// Jobs considered alike: same namespace, number of pods, and GPUs.
+type JobKind = (Option<String>, i32, u64);
 
 /// Run times of the last jobs of each kind.
 #[derive(Debug, Default)]
@@ -68,5 +68,5 @@ impl Predictor {
 }
 
 fn job_kind(job: &TrainJob) -> JobKind {
-    (job.metadata.namespace.clone(), job.spec.trainer.num_nodes, gpus(job))
+    (job.metadata.namespace.clone(), pods(job), total_gpus(job))
 }

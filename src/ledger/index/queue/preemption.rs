@@ -10,7 +10,7 @@ use switchyard_plan::cluster::PlacementRequest;
 use switchyard_plan::cluster::clock::exceeds_placed_limit;
 use switchyard_plan::cluster::place_with_fabric::place_with_fabric;
 use switchyard_plan::cluster::queue_order::{self, PreemptionOrder, QueuePosition};
-use switchyard_plan::job::gpus;
+use switchyard_plan::job::total_gpus;
 
 /// Preemption victims, and the nodes that the preempting job would get.
 pub struct PreemptionPlan {
@@ -37,7 +37,7 @@ pub(super) struct PolicyHead {
 
 impl PolicyHead {
     pub(super) fn of(index: &Index, request: &PlacementRequest<'_>) -> PolicyHead {
-        let gpus = i64::from(gpus(request.job)).saturating_mul(request.valid.request.nodes.into());
+        let gpus = i64::try_from(total_gpus(request.job)).unwrap_or(i64::MAX);
         PolicyHead { position: index.position_without_reservation(request.job), gpus }
     }
 

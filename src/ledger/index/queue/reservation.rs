@@ -145,7 +145,7 @@ fn min_jobs_ended(request: &PlacementRequest<'_>, usage: &mut Usage, takers: &[V
         overlay.remove(takers);
         with_room(&overlay) - before
     });
-    steps_until_room(open, request.valid.request.nodes, gains)
+    steps_until_room(open, request.valid.min_nodes(), gains)
 }
 
 /// The latest end of a job that is placed, or is placed now.

@@ -1,6 +1,8 @@
 //! Gang placement, on clusters built from published topology matrices.
 #![allow(clippy::unwrap_used)]
 
+mod roles;
+
 use super::*;
 use crate::cluster::admitted::Admitted;
 use crate::cluster::levels::Levels;
