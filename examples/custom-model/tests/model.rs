@@ -75,8 +75,14 @@ fn gradients_match_finite_differences() {
 fn gpu_rejects_the_gate() {
     let mut graph = Graph::new(6, images(8, 3), Format::F32);
     registry().model(&model(&[])).unwrap().build(&mut graph).unwrap();
-    let target =
-        gpu::Target { blocks: 132, shared_bytes: 232_448, cudnn: gpu::CudnnKinds::none(), epilogues: true, fp8: false };
+    let target = gpu::Target {
+        blocks: 132,
+        shared_bytes: 232_448,
+        cudnn: gpu::CudnnKinds::all(&graph),
+        epilogues: true,
+        fp8: false,
+        arithmetic: gpu::Arithmetic::Ieee,
+    };
     let refused = gpu::Plan::new(graph, target).err().unwrap();
     let expected = "layer `stages.0.gate` (Gate) comes from a user's program and runs on CPUs only";
     assert_eq!(refused.to_string(), expected);
@@ -97,7 +103,7 @@ fn results_are_bit_identical_across_threads_and_close_in_16_bits() {
 #[test]
 fn twenty_steps_lower_the_loss() {
     let config = EngineConfig { model: model(&[]), ..plain::resnet() };
-    let blueprint = Blueprint::new(&config, open(&config).unwrap(), 1, None, &registry()).unwrap();
+    let blueprint = Blueprint::new(&config, open(&config).unwrap(), (1, 0), None, &registry()).unwrap();
     let group = ranks::group(1, 0, ranks::free_port());
     let mut trainer = Trainer::join(blueprint, &group).unwrap();
     let losses: Vec<f64> = (0..20).map(|_| trainer.step(StepRequest::default()).unwrap().0.loss).collect();

@@ -35,5 +35,6 @@ pub use launch::{Attention, AttentionPass, Convolution, Launch, Memory, Span, Ta
 pub use plan::Plan;
 pub use program::{Access, Action, Event, Lane, Marked, Program, Step, Unordered, marked};
 pub use refused::Refused;
+pub use switchyard_cuda::cublaslt::Arithmetic;
 pub use target::Target;
 pub use update::Update;

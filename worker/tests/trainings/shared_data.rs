@@ -50,7 +50,7 @@ fn facts(config: &EngineConfig, opened: impl Fn(u32, bool) + Sync) -> Vec<Result
         opened(group.rank(), false);
         let data = SharedData::open(config, WORLD);
         opened(group.rank(), true);
-        let preparation = Preparation::new(config, &Arc::new(data?), WORLD, None, &registry)?;
+        let preparation = Preparation::new(config, &Arc::new(data?), (WORLD, 0), None, &registry)?;
         let trainer = Trainer::join(preparation, &group)?;
         let read = bytes_read() - before;
         let facts = trainer.training().dataset.facts().clone();
@@ -168,7 +168,7 @@ fn the_ranks_of_a_process_share_one_data_set() {
     let (config, registry) = (token_config(&path), Registry::new());
     let data = Arc::new(SharedData::open(&config, WORLD).unwrap());
     let datasets = on_ranks(WORLD, |group| {
-        let preparation = Preparation::new(&config, &data, WORLD, None, &registry).unwrap();
+        let preparation = Preparation::new(&config, &data, (WORLD, 0), None, &registry).unwrap();
         let trainer = Trainer::join(preparation, &group).unwrap();
         let dataset = Arc::clone(&trainer.training().dataset);
         trainer.leave().unwrap();
