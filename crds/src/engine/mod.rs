@@ -169,7 +169,7 @@ pub struct Engine {
     #[serde(default)]
     pub sync: SyncPolicy,
 
-    /// What each rank holds a part of, instead of all. `None` (default). `Optimizer`: the
+    /// State that is divided among the ranks. `None` (default). `Optimizer`: the
     /// optimizer's state, as in ZeRO-1. Each rank updates its part of the weights and receives the
     /// others. Weights have the same bits, and checkpoints the same contents. CPUs only.
     #[serde(default)]

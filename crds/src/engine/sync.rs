@@ -78,7 +78,7 @@ pub struct OuterOptimizer {
     pub momentum: Option<String>,
 }
 
-/// What each rank holds a part of, instead of all.
+/// State that is divided among the ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Sharding {
     /// Nothing.

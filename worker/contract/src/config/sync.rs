@@ -45,7 +45,7 @@ pub struct Nesterov {
     pub momentum: f64,
 }
 
-/// What each rank holds a part of, instead of all.
+/// State that is divided among the ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Sharding {
