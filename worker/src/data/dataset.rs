@@ -7,8 +7,8 @@ use super::error::DataError;
 use super::images::Normalisation;
 use super::open::{Found, Opened, open};
 use super::part::{Draw, EpochSize, Part, SampleError, Scratch};
-use super::scan::{Source, Unscanned};
 use super::task::{Kind, Task};
+use std::sync::atomic::AtomicU64;
 use switchyard_worker_contract::config::{Data, Features, Reader};
 use switchyard_worker_contract::event::{Item, Skipped};
 
@@ -61,22 +61,11 @@ impl Dataset {
     /// # Errors
     /// See [`DataError`]. [`super::Order::new`] checks whether there are enough samples for a step.
     pub fn open(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Dataset, DataError> {
-        match Dataset::open_unscanned(data, reader, task, seed)? {
-            Source::Opened(dataset) => Ok(*dataset),
-            Source::Unscanned(files) => files.dataset(&files.scan()?),
-        }
-    }
-
-    /// Like [`Dataset::open`], but does not read the blocks of files that only the ranks together
-    /// need to read.
-    ///
-    /// # Errors
-    /// See [`Dataset::open`].
-    pub fn open_unscanned(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Source, DataError> {
-        Ok(match open(data, reader, task, seed)? {
-            Found::Opened(opened) => Source::Opened(Box::new(Dataset::new(*opened, reader))),
-            Found::Unscanned(content) => Source::Unscanned(Box::new(Unscanned::new(data, reader, content))),
-        })
+        let opened = match open(data, reader, task, seed)? {
+            Found::Opened(opened) => *opened,
+            Found::Unscanned(content) => content.split(&content.scan(&AtomicU64::new(0))?, data, reader)?,
+        };
+        Ok(Dataset::new(opened, reader))
     }
 
     pub(super) fn new(opened: Opened, reader: &Reader) -> Dataset {

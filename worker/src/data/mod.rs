@@ -46,6 +46,7 @@ mod task;
 mod text;
 mod token_file;
 mod tokens;
+mod unscanned;
 mod validation;
 mod windows;
 
@@ -58,6 +59,7 @@ pub use images::Normalisation;
 pub use open::MAX_BYTES;
 pub use order::{Order, StepShape};
 pub use prefetch::{Prefetcher, most_threads};
-pub use scan::{Scan, Source, Unscanned};
+pub use scan::Scan;
 pub use task::{Kind, Masking, Task};
+pub use unscanned::{Source, Unscanned};
 pub use validation::ValidationSet;

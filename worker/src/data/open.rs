@@ -6,6 +6,7 @@ use super::loaded::{Classes, Content, Loaded, Pair, check_shape};
 use super::part::Part;
 use super::phrases::SyntheticTokens;
 use super::rows::{MAX_CLASSES, Rows};
+use super::scan::Scan;
 use super::skipped::SkippedFiles;
 use super::synthetic::{FEATURES, SyntheticFeatures, SyntheticImages};
 use super::task::{Kind, Masking, Task, WindowKind};
@@ -13,8 +14,9 @@ use super::text::Corpus;
 use super::token_file::TokenFiles;
 use super::tokens::Tokens;
 use super::windows::Windows;
-use super::{arrays, cifar, csv, decode, features, files, folder, idx, scan};
+use super::{arrays, cifar, csv, decode, features, files, folder, idx};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
 use switchyard_worker_contract::config::{self, Data, Features, ImageShape, Reader, Source, Synthetic};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -51,7 +53,62 @@ pub(super) struct Opened {
 /// A source, possibly with blocks that are still to be read.
 pub(super) enum Found {
     Opened(Box<Opened>),
-    Unscanned(scan::Content),
+    Unscanned(UnscannedFiles),
+}
+
+/// Files that are divided by the content of their blocks.
+pub(super) enum UnscannedFiles {
+    Tokens(TokenFiles, WindowKind),
+    Images(Box<folder::Unsplit>),
+}
+
+impl UnscannedFiles {
+    pub fn blocks(&self) -> u64 {
+        match self {
+            UnscannedFiles::Tokens(files, _) => files.blocks(),
+            UnscannedFiles::Images(images) => images.len(),
+        }
+    }
+
+    /// Description without the content of blocks.
+    pub fn description(&self) -> String {
+        match self {
+            UnscannedFiles::Tokens(files, _) => format!("{} token bytes in {} blocks", files.bytes(), files.blocks()),
+            UnscannedFiles::Images(images) => format!("{} images, digest {:032x}", images.len(), images.digest()),
+        }
+    }
+
+    /// Reads all blocks, and splits them. `read` counts blocks.
+    pub fn scan(&self, read: &AtomicU64) -> Result<Scan, DataError> {
+        match self {
+            UnscannedFiles::Tokens(files, _) => files.scan(read),
+            UnscannedFiles::Images(images) => images.scan(read),
+        }
+    }
+
+    /// Reads these blocks; returns their hashes.
+    pub fn hashes(&self, blocks: &mut dyn Iterator<Item = u64>) -> Result<Vec<u64>, DataError> {
+        match self {
+            UnscannedFiles::Tokens(files, _) => files.hashes(blocks),
+            UnscannedFiles::Images(images) => images.hashes(blocks),
+        }
+    }
+
+    /// The source, split according to a scan.
+    pub fn split(&self, scan: &Scan, data: &Data, reader: &Reader) -> Result<Opened, DataError> {
+        match self {
+            UnscannedFiles::Tokens(files, shape) => {
+                let (train, validation) = files.divide(scan);
+                let windows = |pieces| Windows { tokens: Tokens::File(pieces), shape: *shape };
+                Ok(Opened {
+                    files: files.files(),
+                    bytes: files.bytes(),
+                    ..self::windows(windows(train), validation.map(windows), scan.digest())
+                })
+            }
+            UnscannedFiles::Images(images) => folder(images.split(scan), data, reader),
+        }
+    }
 }
 
 pub(super) fn open(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Found, DataError> {
@@ -124,7 +181,7 @@ fn tokens(data: &Data, shape: WindowKind, vocabulary: u32, task: &Task, seed: u6
         Source::Tokens(source) => {
             let fraction = data.validation_fraction;
             let files = TokenFiles::open(&source.path, source.token_type, vocabulary, fraction, needed)?;
-            return Ok(Found::Unscanned(scan::Content::Tokens(files, shape)));
+            return Ok(Found::Unscanned(UnscannedFiles::Tokens(files, shape)));
         }
         Source::Synthetic(source) => {
             let (samples, for_validation) = synthetic_counts(source, data, seed, &mut digest)?;
@@ -146,7 +203,7 @@ fn tokens(data: &Data, shape: WindowKind, vocabulary: u32, task: &Task, seed: u6
 }
 
 /// A source of windows, without figures about files.
-pub(super) fn windows(train: Windows, validation: Option<Windows>, digest: u128) -> Opened {
+fn windows(train: Windows, validation: Option<Windows>, digest: u128) -> Opened {
     let kind = match train.shape {
         WindowKind::NextToken { context, vocabulary } => Kind::Tokens { context, vocabulary },
         WindowKind::Masked(masking) => Kind::Masked(masking),
@@ -192,7 +249,7 @@ fn classes(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Found
             check_shape(&folder_shape(side), side)?;
             return Ok(match found {
                 folder::Found::Split(opened) => Found::Opened(Box::new(self::folder(*opened, data, reader)?)),
-                folder::Found::Unsplit(unsplit) => Found::Unscanned(scan::Content::Images(unsplit)),
+                folder::Found::Unsplit(unsplit) => Found::Unscanned(UnscannedFiles::Images(unsplit)),
             });
         }
         Source::Synthetic(source) => {
@@ -208,7 +265,7 @@ fn folder_shape(side: u32) -> ImageShape {
 }
 
 /// The images of a folder, decoded on demand.
-pub(super) fn folder(opened: folder::Opened, data: &Data, reader: &Reader) -> Result<Opened, DataError> {
+fn folder(opened: folder::Opened, data: &Data, reader: &Reader) -> Result<Opened, DataError> {
     let shape = folder_shape(data.images.size);
     let into_part = |folder| images(folder, shape, data, reader);
     Ok(Opened {

@@ -32,7 +32,7 @@ impl SharedData {
             return Ok(SharedData::Opened(super::open(config)?));
         }
         let task = Task::of(&config.model);
-        Ok(match Dataset::open_unscanned(&config.data, &config.reader, &task, config.seed)? {
+        Ok(match Source::open(&config.data, &config.reader, &task, config.seed)? {
             Source::Opened(dataset) => SharedData::Opened(Arc::from(dataset)),
             Source::Unscanned(files) => SharedData::Unscanned { files, dataset: OnceLock::new() },
         })
