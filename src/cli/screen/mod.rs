@@ -51,7 +51,7 @@ pub(super) fn fusion(plan: &LocalPlan, inspection: &Inspection, ranks: &[Ready])
         return format!("  fusion   {tensors}; one rank: nothing is reduced");
     };
     let servers = plan.engine.parameter_server;
-    let exchange = if servers.is_some() { "push" } else { "all-reduce" };
+    let exchange = if servers.is_some() { "bucket" } else { "all-reduce" };
     let all = counted(first.bucket_bytes.len() as u64, exchange);
     let total: u64 = first.bucket_bytes.iter().sum();
     let largest = first.bucket_bytes.iter().max().copied().unwrap_or_default();

@@ -86,12 +86,14 @@ fn changes(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Vec<Change> {
     });
     let mut changes: Vec<Change> = merge.into_iter().collect();
     // Two lanes keep a network busy while one of them waits; shared memory has no such gap.
-    if overlap.communicators == 1 && between_hosts(facts) {
+    let has_servers = engine.parameter_server.is_some();
+    if overlap.communicators == 1 && !has_servers && between_hosts(facts) {
         let two = Field::number("engine.overlap.communicators", overlap.communicators, 2_u32, 8);
         changes.extend(two.map(|two| Change::set([two], None, Basis::Guess)));
     }
-    // Local steps and top-k refuse or do not need it.
-    if overlap.wire_type == WireType::Fp32 && engine.sync == SyncPolicy::EveryStep && engine.compression.is_none() {
+    // Local steps, top-k and parameter servers refuse or do not need it.
+    let is_whole = engine.sync == SyncPolicy::EveryStep && engine.compression.is_none() && !has_servers;
+    if overlap.wire_type == WireType::Fp32 && is_whole {
         // Within a host, gradients always travel in f32.
         let saved = match facts.transport {
             Some(Transport::Tcp) => reach.map(|reach| (reach / 2.0, Basis::Modelled)),
@@ -134,6 +136,7 @@ fn may_send_less(facts: &Facts, engine: &EngineConfig) -> bool {
         && engine.sync == SyncPolicy::EveryStep
         && engine.compression.is_none()
         && engine.sharding == Sharding::None
+        && engine.parameter_server.is_none()
 }
 
 /// Averages weights every few steps. Backward hides none of the average.
@@ -220,6 +223,8 @@ pub(super) const MANY_SMALL: Rule = Rule {
             return Finding::Unknown("the sizes of the all-reduces");
         }
         let limit = engine.overlap.bucket_size_mib.filter(|_| count > 1 && bytes / count <= SMALL);
+        // Parameter servers have buckets of their own size.
+        let limit = limit.filter(|_| engine.parameter_server.is_none());
         let Some(limit) = limit.filter(|_| facts.percent(exposed) >= WORTH) else {
             return Finding::Fine(format!("{} for {}", counted(count, "all-reduce"), binary(bytes)));
         };

@@ -8,6 +8,8 @@ use switchyard_worker_contract::event::{Inspection, MemoryUse};
 use switchyard_worker_contract::gpu::{GpuReport, PcieWidth, Slowed, SlowedBy};
 use switchyard_worker_contract::prediction::Arithmetic;
 
+mod exchanges;
+
 fn engine() -> EngineConfig {
     serde_json::from_value(json!({
         "model": {"gpt": {"layers": 4, "hiddenSize": 128, "heads": 4, "contextLength": 128, "vocabularySize": 256, "tiedHead": true}},
@@ -491,24 +493,4 @@ fn advised_threads_stay_within_the_pods_limit() {
         matches!(finding_of("too-few-threads", &facts), Finding::Advice(_))
     };
     assert_eq!([None, Some(4.0), Some(2.0), Some(1.0), Some(0.3)].map(is_advised), [true, true, false, false, false]);
-}
-
-#[test]
-fn the_report_compares_what_is_sent_with_every_gradient_in_32_bits() {
-    let mut facts = Facts { transport: Some(Transport::Tcp), reduce_alone_ms: Some(38.0), ..healthy() };
-    set(&mut facts, Part::Communication, 36.0);
-    let sent = |facts: &Facts| {
-        let reduce = crate::report::curves::all_reduce(facts).unwrap();
-        let is_advised = format!("{:?}", finding_of("communication-bound", facts)).contains("wireType");
-        (reduce.sent_bytes.unwrap(), reduce.sent_bytes_in_full.unwrap(), is_advised)
-    };
-    assert_eq!(sent(&facts), (24e6, 24e6, true));
-    facts.reduce = Some(Reduce { busy_ms: 8.0, bytes: 1.5e6, left_bytes: None });
-    engine_of(&mut facts).sync =
-        serde_json::from_value(json!({"local": {"everySteps": 16, "outerOptimizer": "average"}})).unwrap();
-    assert_eq!(sent(&facts), (1.5e6, 24e6, false), "FP16 would be refused");
-    engine_of(&mut facts).overlap.wire_type = WireType::Bf16;
-    assert_eq!(sent(&facts).0, 0.75e6);
-    facts.transport = Some(Transport::Shm);
-    assert_eq!(sent(&facts).0, 1.5e6, "within a host values have 32 bits");
 }
