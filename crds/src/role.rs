@@ -75,9 +75,7 @@ pub struct Role {
     #[schemars(length(min = 1, max = 20))]
     pub near: Option<String>,
 
-    /// Whether the pods join the framework's rendezvous, whose ranks train together. Roles that
-    /// join have the lowest ranks. Default: `Join` for the first role, and with MPI and Horovod for
-    /// all roles, otherwise `None`.
+    /// Whether the pods join the framework's rendezvous.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rendezvous: Option<Rendezvous>,
 
@@ -86,7 +84,9 @@ pub struct Role {
     pub on_failure: OnRoleFailure,
 }
 
-/// Whether pods join the framework's rendezvous.
+/// Whether the pods join the framework's rendezvous, whose ranks train together. Roles that join
+/// have the lowest ranks. Default: `Join` for the first role, and with MPI and Horovod for all
+/// roles, otherwise `None`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Rendezvous {
     /// They are ranks of the group that trains.

@@ -163,7 +163,9 @@ fn note_rest<'a>(field: &Cursor<'a>, reader: &mut Reader<'a>) {
     let fields = field.fields().into_iter().map(|(_, field)| field);
     let parts: Vec<Cursor<'a>> = fields.chain(field.items()).collect();
     if reader.is_done(field) || field.value.is_null() {
-    } else if parts.iter().any(|part| has_done(part, reader)) {
+        return;
+    }
+    if parts.iter().any(|part| has_done(part, reader)) {
         parts.iter().for_each(|part| note_rest(part, reader));
     } else {
         reader.note(field, SHARED);

@@ -110,7 +110,7 @@ impl Gpu {
         }
     }
 
-    /// Accumulates in f32.
+    /// Accumulates in f64: naive f32 sums over all pixels lose more than the CPU's do.
     fn convolve(&mut self, convolution: &Convolution<Span>) {
         let Convolution { operation, images, filters, results, .. } = *convolution;
         let cudnn::Convolution { height, width, channels, filters: outputs, window, stride, padding, .. } = operation;
@@ -128,13 +128,16 @@ impl Gpu {
             Direction::Images => 0,
             Direction::Filters => 1,
         };
-        let mut numbers: [Vec<Vec<f32>>; 3] = std::array::from_fn(|at| match at == written && !operation.adds {
+        let mut numbers: [Vec<Vec<f64>>; 3] = std::array::from_fn(|at| match at == written && !operation.adds {
             true => vec![vec![0.0; matrices[at].columns]; matrices[at].rows],
-            false => self.rows_of(&matrices[at]),
+            false => {
+                let rows = self.rows_of(&matrices[at]).into_iter();
+                rows.map(|row| row.into_iter().map(f64::from).collect()).collect()
+            }
         });
         let [images, filters, results] = &mut numbers;
         let add =
-            |to: &mut Vec<f32>, factor: f32, x: &[f32]| to.iter_mut().zip(x).for_each(|(to, x)| *to += factor * x);
+            |to: &mut Vec<f64>, factor: f64, x: &[f64]| to.iter_mut().zip(x).for_each(|(to, x)| *to += factor * x);
         let place = |result: usize, tap: usize, side: usize| {
             (result * stride + tap).checked_sub(padding).filter(|place| *place < side)
         };
@@ -146,14 +149,17 @@ impl Gpu {
                 for (k, y) in y.iter_mut().enumerate() {
                     let filter = &mut filters[k * window * window + tap];
                     match operation.direction {
-                        Direction::Forward => *y += x.iter().zip(&*filter).map(|(x, w)| x * w).sum::<f32>(),
+                        Direction::Forward => *y += x.iter().zip(&*filter).map(|(x, w)| x * w).sum::<f64>(),
                         Direction::Images => add(x, *y, filter),
                         Direction::Filters => add(filter, *y, x),
                     }
                 }
             }
         }
-        numbers[written].iter().enumerate().for_each(|(row, values)| self.write_row(&matrices[written], row, values));
+        for (row, values) in numbers[written].iter().enumerate() {
+            let values: Vec<f32> = values.iter().map(|value| *value as f32).collect();
+            self.write_row(&matrices[written], row, &values);
+        }
     }
 
     fn write_row(&mut self, matrix: &Matrix<Span>, row: usize, values: &[f32]) {

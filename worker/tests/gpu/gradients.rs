@@ -48,9 +48,14 @@ fn gradients_of_all_parameters_match_the_cpu() {
     for (name, build) in all() {
         let (layout, got, expected) = gradients(build, |_| ());
         for (parameter, distance) in distances(&layout, &got, &expected) {
-            // In the deepest network, a different summation order can flip the sign of a ReLU's
-            // input, and with it whether there is a gradient.
-            let allowed = if name == "deep resnet-50" { 0.1 } else { 1e-5 };
+            let allowed = match name {
+                // A different summation order can flip the sign of a ReLU's input, and with it
+                // whether there is a gradient.
+                "deep resnet-50" => 0.1,
+                // Norms over few pixels amplify rounding.
+                "bottlenecks" => 5e-5,
+                _ => 1e-5,
+            };
             assert!(distance < allowed, "{name}: gradient of {parameter} off by {distance:e} of its norm");
         }
     }

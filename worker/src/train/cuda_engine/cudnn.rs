@@ -139,8 +139,9 @@ impl CudnnPlans {
 
     /// Logs which operations use cuDNN, and why others do not.
     pub fn log(&self) {
-        for (name, contains) in GROUPS {
-            let CudnnCoverage { queried, accepted } = self.coverage(contains);
+        for (name, convolutions) in [("convolutions", true), ("attention", false)] {
+            let counts = |kind: &Operation| is_convolution(kind) == convolutions;
+            let CudnnCoverage { queried, accepted } = self.coverage(counts);
             if let (Ok(version), 1..) = (&self.version, queried) {
                 eprintln!("note: cuDNN {version} accepts {accepted} of {queried} kinds of {name}");
             }
@@ -148,9 +149,6 @@ impl CudnnPlans {
         self.fallbacks().iter().for_each(|text| eprintln!("note: {text}"));
     }
 }
-
-const GROUPS: [(&str, fn(&Operation) -> bool); 2] =
-    [("convolutions", is_convolution), ("attention", |kind| !is_convolution(kind))];
 
 fn is_convolution(kind: &Operation) -> bool {
     matches!(kind, Operation::Convolution(_))
