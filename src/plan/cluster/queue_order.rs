@@ -185,8 +185,8 @@ impl PreemptionOrder {
         PreemptionOrder { priority, started: Reverse(None), recent_preemptions, lost, age }
     }
 
-    /// The same under a queue policy that preempts: only the start counts. The policy bounds the
-    /// preemptions of a job and the work lost, so the order need not.
+    /// The same for a job that a queue policy preempts for one of its priority: only the start
+    /// counts. The policy bounds the preemptions of a job and the work lost, so the order need not.
     #[must_use]
     pub fn by_start(self, job: &TrainJob) -> PreemptionOrder {
         PreemptionOrder { started: Reverse(placed_since(job)), recent_preemptions: 0, lost: 0, ..self }
