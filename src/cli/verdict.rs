@@ -11,8 +11,7 @@ use switchyard_crds::conditions::Stage;
 use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, conditions};
 use switchyard_fabric::lint;
 use switchyard_ledger::offline::{Cluster, PlacementVerdict};
-use switchyard_plan::cluster::queue_order::recent_preemptions;
-use switchyard_plan::cluster::{Excluded, NoPlacement};
+use switchyard_plan::cluster::{Excluded, NoPlacement, preempted};
 use switchyard_plan::job::gpus;
 use switchyard_plan::resources::{bytes_per_second, gigabytes_per_second};
 use switchyard_plan::validate;
@@ -223,7 +222,7 @@ pub(super) fn explanation(job: &TrainJob, now: &PlacementVerdict, cluster: &Clus
             let waits = condition(conditions::SUCCEEDED).filter(|_| stage == Stage::Starting.reason());
             waits.into_iter().for_each(|waits| row(&mut text, "waits", &waits.message));
             placement(&mut text, place, job, cluster, verbose);
-            preemptions(job, cluster).iter().for_each(|often| row(&mut text, "preempted", often));
+            preemptions(job, None, cluster).iter().for_each(|often| row(&mut text, "preempted", often));
             if let Some(found) = status.fabric.as_ref() {
                 row(&mut text, "fabric", &format!("{} (--fabric)", fabric::headline(found)));
             }
@@ -260,35 +259,23 @@ pub(super) fn explanation(job: &TrainJob, now: &PlacementVerdict, cluster: &Clus
             let why = condition(conditions::SUCCEEDED).map_or("", |stage| stage.message.as_str());
             text.push_str(&format!("{} is {stage}: {why}\n", name_of(job)));
             if !switchyard_plan::cluster::is_over(job) {
-                preemptions(job, cluster).iter().for_each(|often| row(&mut text, "preempted", often));
-                text.push_str(&table(job, &without_queue(job, now), cluster, verbose));
+                let now = without_queue(job, now);
+                let waits = Some(&now).filter(|now| now.placement.is_err());
+                preemptions(job, waits, cluster).iter().for_each(|often| row(&mut text, "preempted", often));
+                text.push_str(&table(job, &now, cluster, verbose));
             }
         }
     }
     text
 }
 
-/// How often a job was preempted; `None` if never.
-fn preemptions(job: &TrainJob, cluster: &Cluster) -> Option<String> {
-    let restarts = job.status.as_ref()?.restarts.as_ref().filter(|restarts| restarts.preemption > 0)?;
-    let times = |count: i32| match count {
-        1 => "once".to_owned(),
-        2 => "twice".to_owned(),
-        count => format!("{count} times"),
-    };
-    let today = recent_preemptions(job, cluster.now());
-    let when = if today == restarts.preemption {
-        format!("{} within 24 hours", times(today))
-    } else {
-        format!(
-            "{}, within 24 hours {}",
-            times(restarts.preemption),
-            if today == 0 { "never".into() } else { times(today) }
-        )
-    };
+/// How often a job was preempted and, if it waits, when it resumes; `None` if never.
+fn preemptions(job: &TrainJob, waits: Option<&PlacementVerdict>, cluster: &Cluster) -> Option<String> {
+    let often = preempted::history(job, cluster.now())?;
     let ran = job.status.as_ref()?.ran_seconds.filter(|seconds| *seconds > 0);
-    let ran = ran.map(|seconds| format!("; ran for {} before this attempt", duration(seconds as f64)));
-    Some(when + &ran.unwrap_or_default())
+    let ran = ran.map(|seconds| format!("ran for {} before this attempt", duration(seconds as f64)));
+    let resumes = waits.and_then(|now| preempted::resumption(now.ahead.as_ref(), now.forecast.as_ref(), cluster.now()));
+    Some([Some(often), ran, resumes].into_iter().flatten().collect::<Vec<_>>().join("; "))
 }
 
 fn message_of<'a>(job: &'a TrainJob, kind: &str) -> &'a str {

@@ -10,7 +10,7 @@ use crate::usage::UsageOverlay;
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use switchyard_crds::TrainJob;
 use switchyard_crds::gpu_topology::GPUTopology;
@@ -92,10 +92,15 @@ impl Cluster {
         let namespace = "default".to_string();
         let storage = Storage::default();
         let mut cluster = Cluster { index, defaults, levels, classes, default_priority: 0, storage, now, namespace };
+        let mut nodes = BTreeSet::new();
         for (position, item) in items.iter().enumerate() {
             let name = item.pointer("/metadata/name").and_then(Value::as_str).unwrap_or("-");
             let kind = item.get("kind").and_then(Value::as_str).unwrap_or("-");
-            cluster.add(kind, item).map_err(|error| format!("items[{position}] ({kind} {name}): {error}"))?;
+            let wrong = |error: String| format!("items[{position}] ({kind} {name}): {error}");
+            if kind == "Node" && !nodes.insert(name) {
+                return Err(wrong("the snapshot has two nodes of this name".into()));
+            }
+            cluster.add(kind, item).map_err(|error| wrong(error.to_string()))?;
         }
         // The user has these objects, and so already knows all names.
         cluster.index.queue.configure(|queue| queue.names_others = true);

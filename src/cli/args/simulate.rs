@@ -77,14 +77,14 @@ pub(crate) struct SimulateArgs {
 /// schedulers, without quotas and plugins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Rule {
-    /// The controller's own queue and placement.
+    /// The controller's queue and placement, first come, first served.
     Switchyard,
     /// The same, with estimated run times instead of missing limits.
     SwitchyardPredictor,
     /// The same, with the queue policy Opportunistic: preemptible jobs make way for older ones.
     SwitchyardOpportunistic,
-    /// The same, with the queue policy LeastAttainedService: they also make way for jobs that have
-    /// run less.
+    /// The controller's default, the queue policy LeastAttainedService with estimated run times:
+    /// preemptible jobs also make way for jobs that have run less.
     SwitchyardLeastAttained,
     /// The first job blocks those behind it; places jobs like kueue-like.
     StrictFifo,

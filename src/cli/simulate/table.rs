@@ -6,6 +6,7 @@ use crate::text::{Screen, Table};
 use switchyard_core::units::{counted, duration, grouped, three_digits};
 use switchyard_simulate::cluster::SimulatedCluster;
 use switchyard_simulate::measure::{Figures, JobWindow, Waits, deviation, mean};
+use switchyard_simulate::rules::Policy;
 use switchyard_simulate::trace::Format;
 
 /// Names of job groups by number of GPUs.
@@ -29,11 +30,21 @@ pub(super) fn size(gpus: u32) -> &'static str {
 pub(super) fn table(input: &Input, args: &SimulateArgs, outcomes: &[Outcome], width: usize) -> String {
     let mut screen = Screen::new(width);
     head(&mut screen, input, args, outcomes);
-    let (short, long) = (rules(outcomes, false), rules(outcomes, true));
-    screen.line("");
-    screen.table(vec![long, short]);
-    // Prefer the product's outcome on the current cluster, otherwise the first one.
-    let own = outcomes.iter().find(|outcome| outcome.policy == switchyard_simulate::rules::Policy::Switchyard);
+    let has_restarts = outcomes.iter().any(|outcome| outcome.figures.iter().any(|figures| figures.restarts > 0));
+    let groups = if has_restarts { vec![WAITS, USE, RESTARTS] } else { vec![WAITS, USE] };
+    let all = rules(outcomes, &groups);
+    let tables = if all.width() <= width {
+        vec![all]
+    } else {
+        groups.into_iter().map(|columns| rules(outcomes, &[columns])).collect()
+    };
+    for table in tables {
+        screen.line("");
+        screen.table(vec![table]);
+    }
+    // Prefer the controller's default, then the product, on the current cluster.
+    let of = |policy| outcomes.iter().find(|outcome| outcome.policy == policy);
+    let own = of(Policy::LeastAttainedService).or_else(|| of(Policy::Switchyard));
     if let Some(outcome) = own.or(outcomes.first()) {
         let name = format!("{}, limits: {}, cluster {}", outcome.policy.name(), input.limits.word(), outcome.cluster);
         parts(&mut screen, &name, "GPUS OF A JOB", &outcome.sizes);
@@ -128,48 +139,74 @@ fn labelled(screen: &mut Screen, label: &str, text: &str) {
     screen.paragraph(&format!("{label:<8}"), text);
 }
 
-/// One row per rule. `long` shows all columns.
-fn rules(outcomes: &[Outcome], long: bool) -> Table {
-    let clusters = outcomes.iter().any(|outcome| outcome.cluster != outcomes[0].cluster);
-    let mut heading = if clusters { vec!["CLUSTER"] } else { Vec::new() };
-    heading.extend(["RULE", "SUBMIT TO END", "WAIT", "P99", "LONGEST"]);
-    if long {
-        heading.extend(["64 GPUS AND MORE", "SLOWER BY PLACE", "IDLE BESIDE WAITING", "USED"]);
-    }
-    let has_restarts = outcomes.iter().any(|outcome| outcome.figures.iter().any(|figures| figures.restarts > 0));
-    if has_restarts {
-        heading.extend(["RESTARTS", "WAIT AGAIN", "DONE AGAIN"]);
-    }
-    let mut table = Table::new(&heading);
-    for outcome in outcomes {
-        let average = |get: &dyn Fn(&Figures) -> f64| mean(outcome.figures.iter().map(get));
-        let time = |get: &dyn Fn(&Figures) -> f64| duration(average(get));
-        let share = |get: &dyn Fn(&Figures) -> f64| format!("{} %", three_digits(average(get)));
+/// A column of the table of rules.
+struct Column {
+    heading: &'static str,
+    cell: fn(&Outcome) -> String,
+}
+
+/// Columns that share a table if the screen is too narrow for all of them.
+type Columns = &'static [Column];
+
+const fn column(heading: &'static str, cell: fn(&Outcome) -> String) -> Column {
+    Column { heading, cell }
+}
+
+const WAITS: Columns = &[
+    column("SUBMIT TO END", |outcome| {
         let completions: Vec<f64> = outcome.figures.iter().map(|figures| figures.completion_mean).collect();
         let around = match completions.len() {
             0 | 1 => String::new(),
             _ => format!(" ± {}", duration(deviation(&completions))),
         };
-        let mut row = if clusters { vec![outcome.cluster.clone()] } else { Vec::new() };
-        row.extend([
-            outcome.policy.name().to_owned(),
-            time(&|figures| figures.completion_mean) + &around,
-            time(&|figures| figures.wait_mean),
-            time(&|figures| figures.wait_p99),
-            time(&|figures| figures.wait_longest),
-        ]);
-        if long {
-            let has_large = outcome.sizes.iter().any(|(name, _)| SIZES[3..].contains(&name.as_str()));
-            row.push(if has_large { time(&|figures| figures.large_wait_mean) } else { "-".into() });
-            row.push(share(&|figures| figures.slow_percent));
-            row.push(share(&|figures| figures.idle_percent));
-            row.push(share(&|figures| figures.utilisation_percent));
-        }
-        if has_restarts {
-            row.push(three_digits(average(&|figures| figures.restarts.into())));
-            row.push(time(&|figures| figures.restart_wait_mean.unwrap_or(0.0)));
-            row.push(share(&|figures| figures.lost_percent));
-        }
+        outcome.time(|figures| figures.completion_mean) + &around
+    }),
+    column("WAIT", |outcome| outcome.time(|figures| figures.wait_mean)),
+    column("P99", |outcome| outcome.time(|figures| figures.wait_p99)),
+    column("LONGEST", |outcome| outcome.time(|figures| figures.wait_longest)),
+];
+
+const USE: Columns = &[
+    column("64 GPUS AND MORE", |outcome| {
+        let has_large = outcome.sizes.iter().any(|(name, _)| SIZES[3..].contains(&name.as_str()));
+        if has_large { outcome.time(|figures| figures.large_wait_mean) } else { "-".into() }
+    }),
+    column("SLOWER BY PLACE", |outcome| outcome.share(|figures| figures.slow_percent)),
+    column("IDLE BESIDE WAITING", |outcome| outcome.share(|figures| figures.idle_percent)),
+    column("USED", |outcome| outcome.share(|figures| figures.utilisation_percent)),
+];
+
+const RESTARTS: Columns = &[
+    column("RESTARTS", |outcome| three_digits(outcome.average(|figures| figures.restarts.into()))),
+    column("WAIT AGAIN", |outcome| outcome.time(|figures| figures.restart_wait_mean.unwrap_or(0.0))),
+    column("DONE AGAIN", |outcome| outcome.share(|figures| figures.lost_percent)),
+];
+
+impl Outcome {
+    fn average(&self, get: fn(&Figures) -> f64) -> f64 {
+        mean(self.figures.iter().map(get))
+    }
+
+    fn time(&self, get: fn(&Figures) -> f64) -> String {
+        duration(self.average(get))
+    }
+
+    fn share(&self, get: fn(&Figures) -> f64) -> String {
+        format!("{} %", three_digits(self.average(get)))
+    }
+}
+
+/// One row per rule.
+fn rules(outcomes: &[Outcome], groups: &[Columns]) -> Table {
+    let has_clusters = outcomes.iter().any(|outcome| outcome.cluster != outcomes[0].cluster);
+    let columns: Vec<&Column> = groups.iter().copied().flatten().collect();
+    let mut heading = if has_clusters { vec!["CLUSTER", "RULE"] } else { vec!["RULE"] };
+    heading.extend(columns.iter().map(|column| column.heading));
+    let mut table = Table::new(&heading);
+    for outcome in outcomes {
+        let mut row = if has_clusters { vec![outcome.cluster.clone()] } else { Vec::new() };
+        row.push(outcome.policy.name().to_owned());
+        row.extend(columns.iter().map(|column| (column.cell)(outcome)));
         table.rows.push(row);
     }
     table

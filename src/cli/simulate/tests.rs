@@ -40,6 +40,40 @@ fn the_table_of_the_example() {
     insta::assert_snapshot!(table::table(&input, &args, &outcomes, 160));
 }
 
+/// Regression: pipes and narrow terminals had half of the documented columns.
+#[test]
+fn a_narrow_table_has_every_column() {
+    let (input, args, outcomes) = replays(&["--node-failures", "1", "--rules", "switchyard,kueue-like"]).unwrap();
+    let headings = |width: usize| {
+        let table = table::table(&input, &args, &outcomes, width);
+        assert!(!table.contains("a wider window"), "{table}");
+        let lines = table.lines().filter(|line| line.starts_with("RULE"));
+        let headings = lines.flat_map(|line| line.split("  ").map(str::trim)).map(str::to_owned);
+        headings.filter(|heading| !heading.is_empty()).collect::<std::collections::BTreeSet<String>>()
+    };
+    assert_eq!(headings(100), headings(200));
+    assert_eq!(headings(200).len(), 12);
+}
+
+/// Regression: the second of two nodes with the same name replaced the first.
+#[test]
+fn two_nodes_of_the_same_name_are_refused() {
+    let snapshot = std::fs::read_to_string(example("two-racks.json")).unwrap();
+    let mut cluster: serde_json::Value = serde_json::from_str(&snapshot).unwrap();
+    let items = cluster["items"].as_array_mut().unwrap();
+    let node = items.iter().find(|item| item["kind"] == "Node").unwrap().clone();
+    items.push(node);
+    let last = items.len() - 1;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), cluster.to_string()).unwrap();
+    let trace = example("jobs.csv");
+    let words = ["switchyard", "--quiet", "simulate", "--trace", &trace, "--snapshot", file.path().to_str().unwrap()];
+    let mut cli = Cli::try_parse_from(words).unwrap();
+    let Command::Simulate(args) = std::mem::replace(&mut cli.command, Command::Version) else { unreachable!() };
+    let message = outcomes(&cli, &args).err().unwrap().message;
+    assert_eq!(message, format!("items[{last}] (Node gpu-01): the snapshot has two nodes of this name"));
+}
+
 /// Regression: only commas separated the rules.
 #[test]
 fn rules_are_separated_by_commas_or_spaces() {

@@ -5,6 +5,7 @@ use super::*;
 use crate::snapshot;
 use switchyard_crds::validate::train_job;
 use switchyard_ledger::offline::PreviousPlacement;
+use switchyard_plan::cluster::queue_order::{Basis, JobAhead};
 
 const CLUSTER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/clusters/two-racks.json");
 const JOB: &str = include_str!("../../../examples/clusters/gpt-rack.yaml");
@@ -167,6 +168,26 @@ fn preemptions_are_explained() {
     }
 }
 
+#[test]
+fn a_preempted_job_that_waits_shows_when_it_resumes() {
+    let mut cluster = open();
+    let mut waits = job(|job| job["spec"]["trainer"]["numNodes"] = 9.into());
+    let hour = serde_json::json!({"since": cluster.now(), "infrastructure": 0, "preemption": 2});
+    let restarts = serde_json::json!({"application": 0, "preemption": 2, "total": 2, "recent": [hour]});
+    waits.status = serde_json::from_value(serde_json::json!({"restarts": restarts})).unwrap();
+    let mut now = cluster.explain(&waits, PreviousPlacement::Ignored).unwrap();
+    now.ahead = Some(JobAhead {
+        name: "other/job".into(),
+        nodes: vec!["gpu-01".into()],
+        start: Some(("2026-11-20T14:20:00Z".parse().unwrap(), Basis::Limits)),
+        ends_before: None,
+    });
+    now.forecast = None;
+    let text = explanation(&waits, &now, &cluster, false);
+    let expected = "preempted twice within 24 hours; resumes after other/job, which is expected to start at 14:20 UTC";
+    assert!(text.contains(expected), "{text}");
+}
+
 /// Regression: the job was reported as placeable, and the API server refused it.
 #[test]
 fn possible_admission_refusals_are_shown_with_the_placement() {
@@ -202,12 +223,8 @@ fn only_the_controllers_message_explains_the_queue_of_a_waiting_job() {
     let mut cluster = open();
     let mut now = cluster.explain(&waits, PreviousPlacement::Ignored).unwrap();
     now.placement.as_mut().unwrap_err().changes.clear();
-    now.ahead = Some(switchyard_plan::cluster::queue_order::JobAhead {
-        name: "other/job".into(),
-        nodes: vec!["gpu-01".into()],
-        start: None,
-        ends_before: None,
-    });
+    now.ahead =
+        Some(JobAhead { name: "other/job".into(), nodes: vec!["gpu-01".into()], start: None, ends_before: None });
     let text = explanation(&waits, &now, &cluster, false);
     assert_eq!(text.matches("in the queue").count(), 1, "{text}");
     assert!(!text.contains("held") && !text.contains("no single change"), "{text}");

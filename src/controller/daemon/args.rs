@@ -150,11 +150,11 @@ pub struct ControllerArgs {
 
     /// Run time estimate for jobs without activeDeadlineSeconds. It only affects the order of the
     /// queue and never stops a job.
-    #[arg(long, value_enum, default_value_t = QueuePredictor::None)]
+    #[arg(long, value_enum, default_value_t = QueuePredictor::RunTimes)]
     pub queue_predictor: QueuePredictor,
 
     /// Which jobs of equal priority come first, and whether they preempt jobs with checkpoints.
-    #[arg(long, value_enum, default_value_t = QueuePolicyName::FirstComeFirstServed)]
+    #[arg(long, value_enum, default_value_t = QueuePolicyName::LeastAttainedService)]
     pub queue_policy: QueuePolicyName,
 
     /// A run time in seconds after which jobs come behind those that have run for less, under the

@@ -47,6 +47,7 @@ pub mod machine;
 pub mod ownership;
 pub mod place_with_fabric;
 mod placement_request;
+pub mod preempted;
 mod provisioning;
 pub mod queue_order;
 pub mod queue_policy;

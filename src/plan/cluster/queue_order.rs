@@ -26,14 +26,15 @@
 //!    within a day are preempted first, and of these the ones that lose least work. A job whose
 //!    limit was raised after it was placed yields to a head of at least its priority once the limit
 //!    it was placed with (`status.placedLimitSeconds`) has passed, because forecasts relied on that
-//!    limit. Under other queue policies, the head also preempts jobs of its priority (see
-//!    [`super::queue_policy`]).
+//!    limit. Under other queue policies, the head also preempts jobs of its priority, the latest
+//!    start first (see [`super::queue_policy`]).
 //! 5. **Kept nodes**: a gang that restarts after a failure keeps the GPUs of its remaining nodes,
 //!    unless it finds no placement: gangs that each hold part of their nodes and wait for each
 //!    other would deadlock.
 //!
 //! Gangs are placed as a whole or not at all, so nothing else is ever reserved.
 
+use super::queue_policy::placed_since;
 use jiff::{SignedDuration, Timestamp};
 use std::cmp::Reverse;
 use switchyard_crds::{OnSuspend, PlacedNode, PlacementStatus, TrainJob, conditions};
@@ -156,10 +157,12 @@ impl Slowdown {
     }
 }
 
-/// Preemption order among jobs of lower priority. The smallest is preempted first.
+/// Preemption order. The smallest is preempted first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PreemptionOrder {
     priority: i32,
+    /// Under a queue policy that preempts: the latest start first.
+    started: Reverse<Option<Timestamp>>,
     /// Preemptions within the last day: a job is not preempted repeatedly while others could be.
     recent_preemptions: i32,
     /// Work that would be repeated, in GPU-seconds, or node-seconds for a job without GPUs.
@@ -179,7 +182,14 @@ impl PreemptionOrder {
         let recent_preemptions = recent_preemptions(job, now);
         let age = Reverse((position.created, position.name.clone()));
         let (priority, lost) = (position.priority(), work_lost(job, now));
-        PreemptionOrder { priority, recent_preemptions, lost, age }
+        PreemptionOrder { priority, started: Reverse(None), recent_preemptions, lost, age }
+    }
+
+    /// The same for a job that a queue policy preempts for one of its priority: only the start
+    /// counts. The policy bounds the preemptions of a job and the work lost, so the order need not.
+    #[must_use]
+    pub fn by_start(self, job: &TrainJob) -> PreemptionOrder {
+        PreemptionOrder { started: Reverse(placed_since(job)), recent_preemptions: 0, lost: 0, ..self }
     }
 }
 
@@ -384,6 +394,14 @@ mod tests {
                 ("/higher", 0)
             ]
         );
+
+        let mut order: Vec<PreemptionOrder> = jobs
+            .iter()
+            .map(|(priority, job)| PreemptionOrder::of(job, &position(job, *priority), now).by_start(job))
+            .collect();
+        order.sort();
+        let by_start: Vec<&str> = order.iter().map(|job| job.age.0.1.as_str()).collect();
+        assert_eq!(by_start, ["/twice", "/yesterday", "/wide", "/narrow", "/period", "/saves", "/higher"]);
     }
 
     #[test]

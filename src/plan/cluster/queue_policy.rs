@@ -9,9 +9,10 @@
 //!    behind when it has run longer than a threshold (Tiresias: Gu et al., NSDI 2019).
 //! 2. It has run for a quantum since its last start, and was not preempted too often.
 //! 3. The gain exceeds the cost, both in GPU seconds. Cost: the GPUs of the job × (repeated work +
-//!    overhead). Gain: the GPUs of the head × the time that the job has run since its last start,
-//!    because run times are heavy-tailed and the median job runs for as long again (see
-//!    [`super::forecast`]).
+//!    overhead). Gain: the GPUs of the head × the time that the job has run, because run times are
+//!    heavy-tailed and the median job runs for as long again (see [`super::forecast`]).
+//!
+//! The latest start comes first among the victims. `docs/dev/queue.md` compares other orders.
 
 use super::queue_order::{QueuePosition, gpus_held, recent_preemptions, seconds_lost};
 use jiff::{SignedDuration, Timestamp};
@@ -42,7 +43,8 @@ pub struct PolicySettings {
     /// minutes, a preemption costs at most a fifth of the job's work since its start.
     pub quantum: SignedDuration,
     /// How often a job is preempted at most. Four: on the lingjun trace at load 0.71, eight shorten
-    /// the mean completion by 7 %, and lose half more GPU time (`docs/dev/queue.md`).
+    /// the mean completion by 4 % and the p99 wait by 43 %, and lose half more GPU time
+    /// (`docs/dev/experiments.md`).
     pub max_preemptions: i32,
     /// The same within a day.
     pub max_preemptions_per_day: i32,
@@ -65,13 +67,17 @@ impl Default for PolicySettings {
 
 /// Time for which a job has held its placements so far.
 pub fn attained(job: &TrainJob, now: Timestamp) -> SignedDuration {
-    let before = job.status.as_ref().and_then(|status| status.ran_seconds).unwrap_or(0).max(0);
     let current = placed_since(job).map_or(SignedDuration::ZERO, |since| now.duration_since(since));
-    SignedDuration::from_secs(before).saturating_add(current.max(SignedDuration::ZERO))
+    ran_before(job).saturating_add(current.max(SignedDuration::ZERO))
+}
+
+/// The same for its earlier attempts.
+fn ran_before(job: &TrainJob) -> SignedDuration {
+    SignedDuration::from_secs(job.status.as_ref().and_then(|status| status.ran_seconds).unwrap_or(0).max(0))
 }
 
 /// When a job was last placed; `None` if it is not placed now.
-fn placed_since(job: &TrainJob) -> Option<Timestamp> {
+pub(super) fn placed_since(job: &TrainJob) -> Option<Timestamp> {
     let placed = job.status.as_ref()?.condition(conditions::PLACED)?;
     (placed.status == "True").then_some(placed.last_transition_time.0)
 }
@@ -114,7 +120,7 @@ impl PolicySettings {
     ) -> Option<Timestamp> {
         let since = placed_since(job).filter(|_| self.is_preemptible(job, now))?;
         let behind = self.behind_from(job, theirs, head, now)?;
-        let protected = self.quantum.max(self.worth_after(job, head_gpus)?);
+        let protected = self.quantum.max(self.worth_after(job, head_gpus)? - ran_before(job));
         Some(behind.max(since.checked_add(protected).ok()?))
     }
 
@@ -135,8 +141,8 @@ impl PolicySettings {
         now.checked_add(*threshold - attained(job, now)).ok()
     }
 
-    /// The run time since the last start after which the gain of preempting the job for a head with
-    /// this number of GPUs exceeds the cost. `None` if never.
+    /// The run time after which the gain of preempting the job for a head with this number of GPUs
+    /// exceeds the cost. `None` if never.
     fn worth_after(&self, job: &TrainJob, head_gpus: i64) -> Option<SignedDuration> {
         let (head, theirs) = (head_gpus.max(1), gpus_held(job));
         match most_seconds_lost(job) {
@@ -157,9 +163,9 @@ impl PolicySettings {
     }
 
     /// GPU seconds gained by preempting these jobs now for a head with this number of GPUs: they
-    /// would be expected to run on for as long as they have run since their last start.
+    /// would be expected to run on for as long as they have run.
     pub fn gain<'a>(&self, jobs: impl Iterator<Item = &'a TrainJob>, head_gpus: i64, now: Timestamp) -> i64 {
-        let ran = jobs.filter_map(placed_since).map(|since| now.duration_since(since).as_secs());
+        let ran = jobs.map(|job| attained(job, now).as_secs());
         ran.max().unwrap_or(0).saturating_mul(head_gpus.max(1))
     }
 }
@@ -244,6 +250,8 @@ mod tests {
         let newer = |checkpoint: Value| job(60, 90, json!({"checkpoint": checkpoint}), json!({}));
         let by_time = json!({"path": "/c", "onSuspend": "Discard"});
         assert_eq!(from(QueuePolicy::Opportunistic, &newer(by_time), 1), Some(90 + 96));
+        let ran = job(60, 90, json!({}), json!({"ranSeconds": 30 * 60}));
+        assert_eq!(from(QueuePolicy::Opportunistic, &ran, 1), Some(90 + 66), "earlier attempts count");
         let saved = json!({"path": "/c"});
         assert_eq!(from(QueuePolicy::Opportunistic, &newer(saved), 1), Some(150));
         // Everything since the start is lost, as fast as the head gains.

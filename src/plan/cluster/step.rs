@@ -15,7 +15,7 @@ use super::place_with_fabric::{PlacementFailure, PlacementWithFabric, WrongFabri
 use super::view::{Phase, PodView};
 use super::{
     Action, JobSnapshot, PlacementRequest, Reconciliation, WaitReason, actions, clock, cordon, degraded, end, fabric,
-    failure, provisioning, replacement, retry, transport, waiting_period,
+    failure, preempted, provisioning, replacement, retry, transport, waiting_period,
 };
 use crate::ValidJob;
 use crate::objects::{self, Object};
@@ -200,6 +200,11 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
         }
         Err(PlacementFailure::NoRoom(refused)) => {
             let open = refused.open;
+            let preemptions = preempted::history(job, attempt.now()).map(|often| {
+                let JobSnapshot { ahead, forecast, .. } = &attempt.snapshot;
+                let resumes = preempted::resumption(*ahead, forecast.as_ref(), attempt.now());
+                resumes.into_iter().fold(format!("preempted {often}"), |often, resumes| often + "; " + &resumes)
+            });
             let ahead = attempt.snapshot.ahead.map(ToString::to_string);
             let forecast = attempt.snapshot.forecast.map(|forecast| forecast.message(attempt.now()));
             let cooldown = attempt.snapshot.cooldown_until.map(|until| {
@@ -211,6 +216,7 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
                 .into_iter()
                 .chain(cooldown)
                 .chain(forecast)
+                .chain(preemptions)
                 .fold(refused.to_string(), |why, more| why + "; " + &more);
             let restarted = retry::recreate_for_allocation(attempt, &why).or_else(|| retry::yield_quota(attempt, &why));
             if let Some(result) = restarted {

@@ -13,18 +13,20 @@ pub use product::Product;
 use crate::fabric::Fabric;
 use crate::replay::Rule;
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_ledger::queue::{PredictorSettings, QueueSettings};
+use switchyard_ledger::queue::PredictorSettings;
 use switchyard_plan::cluster::queue_policy::QueuePolicy;
 
 /// The available rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
+    /// Switchyard's queue, first come, first served.
     Switchyard,
-    /// Switchyard with its run-time predictor.
+    /// The same with the run-time predictor.
     Predicting,
     /// Switchyard with the queue policy `Opportunistic`.
     Opportunistic,
-    /// Switchyard with the queue policy `LeastAttainedService`.
+    /// Switchyard with the queue policy `LeastAttainedService` and its run-time predictor, as the
+    /// chart sets it up.
     LeastAttainedService,
     StrictFifo,
     KueueLike,
@@ -75,17 +77,17 @@ impl Policy {
     /// See [`Product::new`].
     pub fn rule(self, fabric: &Fabric, machine: &GPUTopology) -> Result<Box<dyn Rule>, String> {
         let peer = |order, places| Ok(Box::new(Peer::new(fabric, order, places)) as Box<dyn Rule>);
-        let preempting = |policy| -> Result<Box<dyn Rule>, String> {
-            Ok(Box::new(Product::new(fabric, machine)?.with_queue(|queue| queue.policy.policy = policy)))
+        let product = |policy, predicts: bool| -> Result<Box<dyn Rule>, String> {
+            Ok(Box::new(Product::new(fabric, machine)?.with_queue(|queue| {
+                queue.policy.policy = policy;
+                queue.predictor = predicts.then(PredictorSettings::default);
+            })))
         };
         match self {
-            Policy::Switchyard => Ok(Box::new(Product::new(fabric, machine)?)),
-            Policy::Predicting => {
-                let predicts = |queue: &mut QueueSettings| queue.predictor = Some(PredictorSettings::default());
-                Ok(Box::new(Product::new(fabric, machine)?.with_queue(predicts)))
-            }
-            Policy::Opportunistic => preempting(QueuePolicy::Opportunistic),
-            Policy::LeastAttainedService => preempting(QueuePolicy::LeastAttainedService),
+            Policy::Switchyard => product(QueuePolicy::FirstComeFirstServed, false),
+            Policy::Predicting => product(QueuePolicy::FirstComeFirstServed, true),
+            Policy::Opportunistic => product(QueuePolicy::Opportunistic, false),
+            Policy::LeastAttainedService => product(QueuePolicy::LeastAttainedService, true),
             Policy::StrictFifo => peer(Order::Strict, HostOrder::Domains),
             Policy::KueueLike => peer(Order::Skip, HostOrder::Domains),
             Policy::KueuePreempting => peer(Order::PreemptNewer, HostOrder::Domains),

@@ -93,6 +93,16 @@ fn the_head_preempts_when_a_quantum_ends() {
     assert_eq!(outcome.jobs[1].start, 4.0 * HOUR, "when the first job reaches the threshold");
 }
 
+/// The second job can preempt the first one after 4 h. Until then the third one may use the nodes
+/// held for it, for at least a quantum; the fourth one comes after that time and waits.
+#[test]
+fn jobs_use_held_nodes_until_the_first_forecast_of_the_head() {
+    let jobs = [(0.0, 20.0 * HOUR, 24), (3.5 * HOUR, HOUR, 32), (3.6 * HOUR, 9.0 * HOUR, 4), (4.1 * HOUR, HOUR, 4)];
+    let (outcome, _) = played(&jobs, QueuePolicy::LeastAttainedService, 100);
+    let starts: Vec<f64> = outcome.jobs.iter().map(|job| job.start / HOUR).collect();
+    assert_eq!(starts, [0.0, 4.6, 3.6, 5.6], "hours");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]

@@ -58,10 +58,14 @@ impl Index {
 
     /// The reservation that a queued job should hold now, and its start time. `None` keeps the
     /// current reservation, which is usable and not stale; `Some(None)` if no set of nodes would
-    /// do.
+    /// do. A start by preemption is overdue if preemptible jobs took the nodes meanwhile.
     fn choose_reservation(&mut self, id: &JobId, request: &PlacementRequest<'_>) -> Option<Option<PlannedStart>> {
         let held = self.queue.reservation.as_ref().filter(|held| held.job == *id && is_usable(held, &self.usage));
-        if held.is_some_and(|held| !held.is_stale) {
+        let now = request.rules.now;
+        let is_overdue = |held: &Reservation| {
+            self.queue.settings.policy.preempts() && held.start.is_some_and(|(start, _)| start <= now)
+        };
+        if held.is_some_and(|held| !held.is_stale && !is_overdue(held)) {
             return None;
         }
         let nodes = held.map(|held| held.nodes.clone()).unwrap_or_default();

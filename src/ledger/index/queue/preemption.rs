@@ -110,6 +110,7 @@ impl Index {
             let makes_way = || head.preempts_from(self, job, &theirs, now).is_some_and(|from| from <= now);
             if is_lower || is_overdue || makes_way() {
                 let order = PreemptionOrder::of(job, &theirs, now);
+                let order = if by_policy && !is_lower { order.by_start(job) } else { order };
                 candidates.push((order, key.clone(), self.takers_of(id, |of| of == attempt)));
             }
         }

@@ -57,11 +57,15 @@ impl Reservation {
         (end <= start).then_some(basis)
     }
 
-    /// Whether a job behind the holder may use the nodes because the holder can preempt it in time:
-    /// its quantum ends before the holder can start, or that start is unknown.
+    /// Whether a job behind the holder may use the nodes because the holder can preempt it: its
+    /// quantum ends before the holder can start, that start is unknown, or the start that was
+    /// computed first is still ahead. Until then most jobs end by themselves, and the nodes would be
+    /// idle. Since no job starts there afterwards, the holder waits for at most one quantum more.
     pub(super) fn is_open_to_preemptible(&self, job: &TrainJob, now: Timestamp, policy: &PolicySettings) -> bool {
         let ends = now.saturating_add(policy.quantum).unwrap_or(Timestamp::MAX);
-        !self.is_vacated && policy.is_preemptible(job, now) && self.start.is_none_or(|(start, _)| ends <= start)
+        let is_in_time = self.start.is_none_or(|(start, _)| ends <= start);
+        let is_early = self.first_start.is_none_or(|first| now < first);
+        !self.is_vacated && policy.is_preemptible(job, now) && (is_in_time || is_early)
     }
 }
 

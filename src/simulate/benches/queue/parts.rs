@@ -63,6 +63,8 @@ pub(crate) enum Part {
     HalfPreemptible,
     /// The same, if no job is.
     NotPreemptible,
+    /// The same with 60 s per preemption, if all jobs are preemptible.
+    CheapPreemption,
     /// The same with checkpoints every 30 min and 300 s per preemption.
     CostlyPreemption,
 }
@@ -77,7 +79,7 @@ pub(crate) struct Entry {
 }
 
 impl Part {
-    pub(crate) const ALL: [Part; 11] = [
+    pub(crate) const ALL: [Part; 12] = [
         Part::Rules,
         Part::Failures,
         Part::Constants,
@@ -88,6 +90,7 @@ impl Part {
         Part::MostlyPreemptible,
         Part::HalfPreemptible,
         Part::NotPreemptible,
+        Part::CheapPreemption,
         Part::CostlyPreemption,
     ];
 
@@ -103,6 +106,7 @@ impl Part {
             Part::MostlyPreemptible => "mostlyPreemptible",
             Part::HalfPreemptible => "halfPreemptible",
             Part::NotPreemptible => "notPreemptible",
+            Part::CheapPreemption => "cheapPreemption",
             Part::CostlyPreemption => "costlyPreemption",
         }
     }
@@ -117,12 +121,20 @@ impl Part {
 
     pub(crate) fn loads(self, trace: TraceName) -> &'static [f64] {
         match (self, trace) {
-            (Part::Rules | Part::Preemptible, TraceName::Lingjun) => &[0.8, 0.71, 0.64],
+            (
+                Part::Rules
+                | Part::Preemptible
+                | Part::MostlyPreemptible
+                | Part::HalfPreemptible
+                | Part::NotPreemptible
+                | Part::CheapPreemption
+                | Part::CostlyPreemption,
+                TraceName::Lingjun,
+            ) => &[0.8, 0.71, 0.64],
             // At loads below 0.86 hardly any job of this trace waits, because one week has most of
             // the submissions.
             (Part::Rules, TraceName::Philly) => &[1.01, 0.86, 0.8, 0.71, 0.64],
             (Part::Preemptible, _) => &[1.01, 0.86],
-            (Part::HalfPreemptible, _) => &[0.8, 0.71],
             (Part::Teams, _) => &[1.01],
             (Part::Patience | Part::Priorities, _) => &[0.71, 0.64],
             _ => &[0.71],
@@ -154,28 +166,32 @@ impl Part {
 
 impl Part {
     pub(crate) fn preemptible(self) -> Option<PreemptibleJobs> {
-        let with = |percent| Some(PreemptibleJobs { percent: Some(percent), checkpoint: 600.0, overhead: 120.0 });
-        match self {
-            Part::Preemptible => with(100),
-            Part::MostlyPreemptible => with(80),
-            Part::HalfPreemptible => with(50),
-            Part::NotPreemptible => with(0),
-            Part::CostlyPreemption => Some(PreemptibleJobs { percent: Some(100), checkpoint: 1800.0, overhead: 300.0 }),
-            _ => None,
-        }
+        let (percent, checkpoint, overhead) = match self {
+            Part::Preemptible => (100, 600.0, 120.0),
+            Part::MostlyPreemptible => (80, 600.0, 120.0),
+            Part::HalfPreemptible => (50, 600.0, 120.0),
+            Part::NotPreemptible => (0, 600.0, 120.0),
+            Part::CheapPreemption => (100, 600.0, 60.0),
+            Part::CostlyPreemption => (100, 1800.0, 300.0),
+            _ => return None,
+        };
+        Some(PreemptibleJobs { percent: Some(percent), checkpoint, overhead })
     }
 }
 
-const PREEMPTION: [Entry; 7] = [
-    Entry { name: "Switchyard, no limits", limits: Limits::None, make: |f, m| Policy::Switchyard.rule(f, m) },
-    Entry { name: "with predictor, no limits", limits: Limits::None, make: |f, m| Policy::Predicting.rule(f, m) },
+const PREEMPTION: [Entry; 10] = [
+    Entry { name: "first come, first served", limits: Limits::None, make: |f, m| Policy::Switchyard.rule(f, m) },
+    Entry { name: "the same with predictor", limits: Limits::None, make: |f, m| Policy::Predicting.rule(f, m) },
     Entry { name: "opportunistic", limits: Limits::None, make: |f, m| Policy::Opportunistic.rule(f, m) },
+    Entry { name: "opportunistic with predictor", limits: Limits::None, make: opportunistic_and_predicting },
+    Entry { name: "least attained service", limits: Limits::None, make: |f, m| preempting(f, m, 4) },
     Entry {
-        name: "least attained service",
+        name: "least attained with predictor",
         limits: Limits::None,
         make: |f, m| Policy::LeastAttainedService.rule(f, m),
     },
-    Entry { name: "the same, at most 8 preemptions", limits: Limits::None, make: |f, m| preempting(f, m, 8) },
+    Entry { name: "least attained, 8 preemptions", limits: Limits::None, make: |f, m| preempting(f, m, 8) },
+    Entry { name: "strict FIFO", limits: Limits::None, make: |f, m| Policy::StrictFifo.rule(f, m) },
     Entry { name: "Kueue-like", limits: Limits::None, make: |f, m| Policy::KueueLike.rule(f, m) },
     Entry {
         name: "Kueue-like, preempting newer",
@@ -192,6 +208,14 @@ fn preempting(fabric: &Fabric, machine: &GPUTopology, max_preemptions: i32) -> R
         ..PolicySettings::default()
     };
     Ok(Box::new(Product::new(fabric, machine)?.with_queue(|queue| queue.policy = policy)))
+}
+
+fn opportunistic_and_predicting(fabric: &Fabric, machine: &GPUTopology) -> RuleResult {
+    let product = Product::new(fabric, machine)?.with_queue(|queue| {
+        queue.policy.policy = QueuePolicy::Opportunistic;
+        queue.predictor = Some(PredictorSettings::default());
+    });
+    Ok(Box::new(product))
 }
 
 fn pool(fabric: &Fabric, order: PoolOrder) -> RuleResult {
