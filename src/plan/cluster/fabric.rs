@@ -41,7 +41,7 @@ pub fn pod_resources(
     defaults: &objects::Defaults,
     nodes: &BTreeMap<String, NodeView>,
 ) -> Option<FabricStatus> {
-    let Some((job, valid, _)) = collective(job, valid) else { return None };
+    let (job, valid, _) = collective(job, valid)?;
     let gpus = valid.pod.gpus;
     if valid.request.nodes < 2 || gpus == 0 && job.spec.trainer.framework == Framework::Switchyard {
         return None;
