@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU16, Ordering};
 use switchyard_tests::{Ended, Manifest, Running, Scene, until};
 
 /// Writes a key with a mode.
@@ -15,9 +16,12 @@ fn write_key(scene: &Scene, name: &str, bytes: &[u8], mode: u32) {
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// A port that is free now.
+/// A port that is free now, and outside the range from which the kernel takes ports for others.
 fn port() -> u16 {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = 20_000 + (std::process::id() % 8_000) as u16;
+    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    (0..1000).map(|_| first + NEXT.fetch_add(1, Ordering::Relaxed)).find(is_free).unwrap()
 }
 
 fn on_two_nodes(manifest: Manifest) -> Manifest {
