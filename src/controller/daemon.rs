@@ -197,6 +197,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use clap::Parser;
+    use switchyard_plan::cluster::queue_policy::QueuePolicy;
 
     #[derive(Parser)]
     struct Program {
@@ -211,7 +212,8 @@ mod tests {
 
     #[test]
     fn the_flags_have_the_defaults_of_the_policy() {
-        assert_eq!(policy(&[]), Ok(PolicySettings::default()));
+        let policy_of_the_chart = QueuePolicy::LeastAttainedService;
+        assert_eq!(policy(&[]), Ok(PolicySettings { policy: policy_of_the_chart, ..PolicySettings::default() }));
         let words =
             ["--queue-threshold-seconds", "3600", "--queue-threshold-seconds", "14400", "--max-preemptions", "8"];
         let settings = policy(&words).unwrap();
