@@ -28,6 +28,7 @@ mod role;
 mod topology_policy;
 mod train_job;
 mod train_job_status;
+mod trainer;
 pub mod validate;
 
 pub use checkpoint::*;
@@ -40,3 +41,4 @@ pub use role::*;
 pub use topology_policy::*;
 pub use train_job::*;
 pub use train_job_status::*;
+pub use trainer::*;

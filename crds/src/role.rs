@@ -1,11 +1,14 @@
 //! Roles of a `TrainJob`: pods of one job that run different programs.
 
-use crate::train_job::{EnvVar, MAX_NODES, MAX_PROC_PER_NODE, ResourcesPerNode, one};
+use crate::trainer::{EnvVar, MAX_NODES, MAX_PROC_PER_NODE, ResourcesPerNode, one};
 use k8s_openapi::api::core::v1::Toleration;
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+
+/// Maximum number of roles of a job. Kueue admits at most eight kinds of pods in a group.
+pub const MAX_ROLES: usize = 8;
 
 /// Pods that run the same program. All roles share `spec.template`. Pods of different roles can
 /// share a node.

@@ -120,8 +120,8 @@ pub(super) enum Command {
     /// break the job, slow it down or have no effect.
     #[command(after_long_help = diagnose::LINT_CODES)]
     Lint(LintArgs),
-    /// Convert a Kubeflow PyTorchJob, TFJob, PaddleJob, MPIJob or TrainJob to a Switchyard TrainJob,
-    /// and list settings without an equivalent.
+    /// Convert a Kubeflow PyTorchJob, TFJob, PaddleJob, MPIJob or TrainJob to a Switchyard
+    /// TrainJob, and list settings without an equivalent.
     #[command(after_long_help = diagnose::CONVERT_CODES)]
     Convert(ConvertArgs),
     /// Check the nodes that a TrainJob would get, before it uses any GPU time: 27 checks, each with

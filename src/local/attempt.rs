@@ -84,8 +84,8 @@ impl Signals {
     }
 }
 
-/// Starts every process of `plan` and waits until all have ended. Rank 0 inherits `listener`, unless
-/// it is on another machine.
+/// Starts every process of `plan` and waits until all have ended. Rank 0 inherits `listener`,
+/// unless it is on another machine.
 pub(super) async fn run(
     plan: &LocalPlan,
     worker: &Worker,

@@ -34,7 +34,6 @@
 //!
 //! Gangs are placed as a whole or not at all, so nothing else is ever reserved.
 
-use super::queue_policy::placed_since;
 use jiff::{SignedDuration, Timestamp};
 use std::cmp::Reverse;
 use switchyard_crds::{OnSuspend, PlacedNode, PlacementStatus, TrainJob, conditions};
@@ -155,6 +154,12 @@ impl Slowdown {
         let waited = created(job).map_or(0, |created| self.at.duration_since(created).as_secs().max(0));
         waited.saturating_mul(1000) / limit
     }
+}
+
+/// When a job was last placed; `None` if it is not placed now.
+pub(super) fn placed_since(job: &TrainJob) -> Option<Timestamp> {
+    let placed = job.status.as_ref()?.condition(conditions::PLACED)?;
+    (placed.status == "True").then_some(placed.last_transition_time.0)
 }
 
 /// Preemption order. The smallest is preempted first.

@@ -14,9 +14,9 @@
 //!
 //! The latest start comes first among the victims. `docs/dev/queue.md` compares other orders.
 
-use super::queue_order::{QueuePosition, gpus_held, recent_preemptions, seconds_lost};
+use super::queue_order::{QueuePosition, gpus_held, placed_since, recent_preemptions, seconds_lost};
 use jiff::{SignedDuration, Timestamp};
-use switchyard_crds::{Preemptible, TrainJob, conditions};
+use switchyard_crds::{Preemptible, TrainJob};
 
 /// Which jobs of equal priority come first, and whether they preempt others.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -74,12 +74,6 @@ pub fn attained(job: &TrainJob, now: Timestamp) -> SignedDuration {
 /// The same for its earlier attempts.
 fn ran_before(job: &TrainJob) -> SignedDuration {
     SignedDuration::from_secs(job.status.as_ref().and_then(|status| status.ran_seconds).unwrap_or(0).max(0))
-}
-
-/// When a job was last placed; `None` if it is not placed now.
-pub(super) fn placed_since(job: &TrainJob) -> Option<Timestamp> {
-    let placed = job.status.as_ref()?.condition(conditions::PLACED)?;
-    (placed.status == "True").then_some(placed.last_transition_time.0)
 }
 
 impl PolicySettings {

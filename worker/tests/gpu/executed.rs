@@ -1,5 +1,5 @@
-//! The PTX executor as a GPU: memories, kernels compiled on demand, matrix products and convolutions
-//! by definition.
+//! The PTX executor as a GPU: memories, kernels compiled on demand, matrix products and
+//! convolutions by definition.
 
 use bytemuck::Pod;
 use std::sync::{Arc, Mutex};

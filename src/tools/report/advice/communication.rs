@@ -153,8 +153,8 @@ fn local_steps(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Option<Cha
 
 /// Sends the largest gradients. An entry has 8 bytes and reaches every rank once; in an all-reduce,
 /// 4 bytes of each gradient travel twice, divided among the ranks. The selection passes over all
-/// gradients, as the optimizer does, so it is assumed to take as long. Adam's divisors are too small
-/// for rarely sent gradients.
+/// gradients, as the optimizer does, so it is assumed to take as long. Adam's divisors are too
+/// small for rarely sent gradients.
 fn top_k(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Option<Change> {
     let reach = facts.reachable_reduce_ms()?;
     let saved = exposed - reach * TOP_K * f64::from(facts.world) - facts.step[Part::Optimizer];
