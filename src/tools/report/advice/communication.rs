@@ -38,8 +38,7 @@ fn exposed(facts: &Facts) -> Option<f64> {
     (facts.world > 1).then_some(facts.step[Part::Communication])
 }
 
-fn advice(evidence: String, mut changes: Vec<Change>) -> Finding {
-    changes.sort_by(|a, b| b.gain_ms.unwrap_or(-1.0).total_cmp(&a.gain_ms.unwrap_or(-1.0)));
+fn advice(evidence: String, changes: Vec<Change>) -> Finding {
     Advice::about(PARTS, Chart::AllReduce, evidence, changes.into_iter().map(Some))
 }
 
@@ -104,12 +103,6 @@ fn changes(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Vec<Change> {
             Change::set([Field::word("engine.overlap.wireType", "FP16")], saved.min(exposed), basis)
         }));
     }
-    changes.extend(local_steps(facts, engine, exposed));
-    changes.extend(top_k(facts, engine, exposed));
-    if between_hosts(facts) {
-        let faster = "a network with ten times the rate, or all ranks on one host";
-        changes.push(Change::outside_manifest(faster, exposed * 0.9, Basis::Modelled));
-    }
     let all: u64 = facts.bucket_bytes.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes));
     if let (Some(reach), [_, .., last]) = (reach, facts.bucket_bytes.as_slice()) {
         // The last bucket completes with the last gradient, so it is never hidden.
@@ -121,6 +114,14 @@ fn changes(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Vec<Change> {
             let asynchronous = Field::word("engine.overlap.syncAllReduce", "Disabled");
             changes.push(Change::set([asynchronous], hidden, Basis::Modelled));
         }
+    }
+    changes.sort_by(|a, b| b.gain_ms.unwrap_or(-1.0).total_cmp(&a.gain_ms.unwrap_or(-1.0)));
+    // More daring, whatever they gain.
+    changes.extend(local_steps(facts, engine, exposed));
+    changes.extend(top_k(facts, engine, exposed));
+    if between_hosts(facts) {
+        let faster = "a network with ten times the rate, or all ranks on one host";
+        changes.push(Change::outside_manifest(faster, exposed * 0.9, Basis::Modelled));
     }
     changes
 }
