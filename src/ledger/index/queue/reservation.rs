@@ -60,7 +60,8 @@ impl Reservation {
     /// Whether a job behind the holder may use the nodes because the holder can preempt it: its
     /// quantum ends before the holder can start, that start is unknown, or the start that was
     /// computed first is still ahead. Until then most jobs end by themselves, and the nodes would
-    /// be idle. Since no job starts there afterwards, the holder waits for at most one quantum more.
+    /// be idle. Since no job starts there afterwards, the holder waits for at most one quantum
+    /// more.
     pub(super) fn is_open_to_preemptible(&self, job: &TrainJob, now: Timestamp, policy: &PolicySettings) -> bool {
         let ends = now.saturating_add(policy.quantum).unwrap_or(Timestamp::MAX);
         let is_in_time = self.start.is_none_or(|(start, _)| ends <= start);

@@ -339,8 +339,8 @@ fn remedies_that_send_less_come_last_and_only_on_a_network() {
     let Finding::Advice(Advice { changes, .. }) = finding_of("communication-bound", &facts) else { panic!() };
     let [.., local, top_k, network] = changes.as_slice() else { panic!("{changes:?}") };
     assert_eq!(local.what, "`sync.type: Local` with `sync.everySteps: 1 -> 16`; loss may change");
-    // 36 - 38 / 16, and 36 - 2 * 0.01 * 38 - 5 for the selection.
-    assert_eq!((local.gain_ms, top_k.gain_ms), (Some(33.625), Some(30.24)));
+    let of_top_k = 36.0 - 38.0 * 0.01 * 2.0 - 5.0;
+    assert_eq!((local.gain_ms, top_k.gain_ms), (Some(36.0 - 38.0 / 16.0), Some(of_top_k)));
     assert_eq!((&network.patch, network.gain_ms), (&None, Some(36.0 * 0.9)));
 }
 
