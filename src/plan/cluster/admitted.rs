@@ -20,8 +20,8 @@ pub struct Admitted {
     /// Index into `rules` by node rank if the pods' rules differ: Kueue may pin each pod to a
     /// different node.
     pub rule_of_rank: Vec<usize>,
-    /// The same for each role, in rank order. The other fields are then those of the role that
-    /// needs most.
+    /// The same for each role, in rank order. The other fields then describe the role that needs
+    /// most.
     pub roles: Vec<Admitted>,
 }
 
@@ -86,7 +86,7 @@ impl Admitted {
         own.map_or(&self.requests, |(_, admitted)| &admitted.requests)
     }
 
-    /// Derives it from pods that are alike, of which the first has the node rank `first`.
+    /// Derives it from pods that are alike; `first` is the lowest node rank.
     fn of_alike(valid: &ValidJob, status: Option<&TrainJobStatus>, first: u32, pods: &[&PodView]) -> Admitted {
         let mut requests = Resources::default();
         let mut by_rank: BTreeMap<u32, Arc<NodeRules>> = BTreeMap::new();

@@ -80,7 +80,7 @@ pub(super) fn hostfile(pod: &GangPod<'_>) -> String {
     if pod.nodes() == 1 {
         return format!("localhost slots={}\n", pod.processes());
     }
-    // A launcher is not listed, so mpirun starts no ranks beside itself.
+    // A launcher is not listed, so mpirun starts no ranks in its own pod.
     let computing = (0..pod.nodes()).filter(|rank| !pod.is_launcher(*rank));
     let slots = |rank| pod.valid.of_pod(rank).request.processes_per_node;
     computing.map(|rank| format!("{}-{rank} slots={}\n", pod.id(), slots(rank))).collect()

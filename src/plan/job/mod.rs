@@ -39,8 +39,8 @@ use switchyard_worker_contract::config::{BandwidthCheck, EngineConfig};
 pub struct ValidJob {
     /// Name of the job.
     pub name: String,
-    /// Placement request. In a job with roles, the nodes are the pods of all roles, and the
-    /// processes those of the role that needs most.
+    /// Placement request. In a job with roles: a node for each pod of every role, with the
+    /// processes of the role that needs most.
     pub request: Request,
     /// Engine configuration except the number of threads, which placement decides. Only with
     /// framework Switchyard.

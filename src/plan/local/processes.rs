@@ -26,7 +26,7 @@ pub struct LocalPlan {
     /// Compromises, with numbers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// The machines of a run on several, of which `nodes` holds only this one.
+    /// The machines of a run on several; `nodes` holds only this one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hosts: Option<Hosts>,
     /// The nodes of the job, in rank order.

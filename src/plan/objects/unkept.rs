@@ -73,7 +73,7 @@ impl Storage<'_> {
     }
 }
 
-/// The storage at a path: that of the innermost mount.
+/// The storage of the innermost mount around a path.
 fn storage<'a>(spec: &'a PodSpec, trainer: &Container, path: &str) -> Storage<'a> {
     let mounts = trainer.volume_mounts.iter().flatten();
     let covering = mounts.filter(|mount| Path::new(path).starts_with(&mount.mount_path));
@@ -142,8 +142,8 @@ mod tests {
         let checkpoint = |place: &str| format!("spec.checkpoint.path: got {place}; expected {lost}");
         assert!(warnings(|spec| save(spec, Some("store"), "/ckpt")).is_empty());
         assert!(warnings(|spec| save(spec, None, "/data/ckpt")).is_empty(), "a directory of a mounted volume");
-        let beside = warnings(|spec| save(spec, None, "/database"));
-        assert_eq!(beside, [checkpoint("`/database` on no volume"), model()]);
+        let elsewhere = warnings(|spec| save(spec, None, "/database"));
+        assert_eq!(elsewhere, [checkpoint("`/database` on no volume"), model()]);
         assert_eq!(warnings(|spec| save(spec, None, "ckpt"))[0], checkpoint("`ckpt` on no volume"));
         let scratch = warnings(|spec| save(spec, Some("scratch"), "/ckpt"));
         assert_eq!(scratch, [checkpoint("`/ckpt` on volume scratch, an emptyDir"), model()]);

@@ -226,7 +226,7 @@ fn name_role(why: NoPlacement, request: &PlacementRequest<'_>, role: &Role) -> N
     }
 }
 
-/// Joins the placements of all roles, in rank order. The figures are those of the role whose ranks
+/// Joins the placements of all roles, in rank order. The figures come from the role whose ranks
 /// form the ring.
 fn join(request: &PlacementRequest<'_>, placed: Vec<Placed>) -> Placed {
     let roles = &request.valid.roles;
