@@ -132,7 +132,7 @@ pub(super) fn assess(attempt: &Attempt<'_>) -> Assessment {
     let mut recheck_at: Option<Timestamp> = None;
     for (rank, pod) in (0_u32..).zip(&attempt.pods) {
         match pod {
-            // Before it is placed, a gang lacks such a pod like any other.
+            // Before placement, a gang lacks this pod like any other.
             _ if attempt.placed && attempt.ignores_failure(rank) => {}
             Some(pod) => match assess_pod(pod, attempt) {
                 Assessment::Healthy => {}

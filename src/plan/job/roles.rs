@@ -67,7 +67,7 @@ impl ValidJob {
     /// The role that needs most of a node: the most GPUs for each pod, then the most pods. `None`
     /// in a job without roles.
     pub fn lead(&self) -> Option<&Role> {
-        self.roles.iter().rev().max_by_key(|role| (role.valid.pod.gpus, role.pods()))
+        lead(&self.roles)
     }
 
     /// Number of different nodes that the pods of [`ValidJob::pod`] need at least. Pods outside the
@@ -79,9 +79,17 @@ impl ValidJob {
     /// The role whose ranks exchange data by NCCL, Gloo or MPI: of those that join the rendezvous,
     /// the one with GPUs, else the largest.
     pub fn collective(&self) -> Option<&Role> {
-        let joining = self.roles.iter().rev().filter(|role| role.in_rendezvous);
-        joining.max_by_key(|role| (role.valid.pod.gpus > 0, role.pods()))
+        collective(&self.roles)
     }
+}
+
+fn lead(roles: &[Role]) -> Option<&Role> {
+    roles.iter().rev().max_by_key(|role| (role.valid.pod.gpus, role.pods()))
+}
+
+fn collective(roles: &[Role]) -> Option<&Role> {
+    let joining = roles.iter().rev().filter(|role| role.in_rendezvous);
+    joining.max_by_key(|role| (role.valid.pod.gpus > 0, role.pods()))
 }
 
 /// Pods of a job, of all roles.
@@ -247,11 +255,12 @@ pub(super) fn read(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
     }
     faults.extend(size::too_large(job));
     faults.extend(shared_faults(job, &roles));
-    let lead = roles.iter().rev().max_by_key(|role| (role.valid.pod.gpus, role.pods()));
-    let Some(lead) = lead.filter(|_| faults.is_empty()).map(|lead| lead.valid.clone()) else { return Err(faults) };
+    let Some(lead) = lead(&roles).filter(|_| faults.is_empty()).map(|lead| lead.valid.clone()) else {
+        return Err(faults);
+    };
     let request = Request { nodes: count(pods(job)), ..lead.request };
     let mut valid = ValidJob { request, ..lead };
-    let collective = ValidJob { roles: roles.clone(), ..valid.clone() }.collective().map(|role| role.first_node);
+    let collective = collective(&roles).map(|role| role.first_node);
     for role in &mut roles {
         restrict_status(job, role, collective);
     }

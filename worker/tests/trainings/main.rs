@@ -17,6 +17,7 @@ mod plain;
 #[path = "../ranks/mod.rs"]
 mod ranks;
 mod resume;
+mod same_bits;
 mod sharded;
 mod shared_data;
 mod top_k;

@@ -1,6 +1,7 @@
 //! Parameter servers: synchronous ones give the bits of collective runs.
 
 use crate::ranks::{History, blueprint, on_ranks, runs, saving, train, train_over};
+use crate::same_bits::{assert_same_steps, dynamic, rules};
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
@@ -11,7 +12,6 @@ use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::event::Event;
 
 const STEPS: u64 = 5;
-const ADAM: Adam = Adam { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
 
 /// Large enough for four buckets.
 fn gpt() -> EngineConfig {
@@ -40,18 +40,6 @@ fn learned(config: &EngineConfig, world: u32, transport: Force) -> History {
     train_over(transport, config, world, STEPS, true).unwrap().1
 }
 
-fn rules() -> [(&'static str, Rule, f64); 6] {
-    let sgd = |momentum, nesterov| Rule::Sgd(Momentum { momentum, nesterov });
-    [
-        ("SGD", sgd(0.0, false), 0.1),
-        ("momentum", sgd(0.9, true), 0.05),
-        ("Adam", Rule::Adam(ADAM), 0.003),
-        ("AdamW", Rule::AdamW(ADAM), 0.003),
-        ("LAMB", Rule::Lamb(ADAM), 0.01),
-        ("LARS", Rule::Lars(Lars { momentum: 0.9, trust_coefficient: 0.01 }), 1.0),
-    ]
-}
-
 /// Servers add in rank order, as ranks of one host do in shared memory.
 fn assert_same_bits(name: &str, config: &EngineConfig, cases: &[(u32, u32)]) {
     for &(world, servers) in cases {
@@ -59,12 +47,7 @@ fn assert_same_bits(name: &str, config: &EngineConfig, cases: &[(u32, u32)]) {
         for transport in [Force::Auto, Force::Tcp] {
             let got = learned(&on_servers(config, servers), world, transport);
             let name = format!("{name}: {world} ranks and {servers} servers over {transport:?}");
-            let digests =
-                |history: &History| history.steps.iter().map(|(_, digest)| digest.clone()).collect::<Vec<_>>();
-            assert_eq!(digests(&got), digests(&expected), "{name}");
-            for ((got, _), (expected, _)) in got.steps.iter().zip(&expected.steps) {
-                assert!((got - expected).abs() <= 1e-6 * expected, "{name}: {got}, not {expected}");
-            }
+            assert_same_steps(&name, &got, &expected);
         }
     }
 }
@@ -88,12 +71,6 @@ fn every_optimizer_has_the_bits_of_a_collective_run() {
             assert_same_bits(&format!("{name}, clipped to {gradient_clip_norm:?}"), &config, &[(3, 2)]);
         }
     }
-}
-
-fn dynamic(compute_type: HalfType, initial_scale: f64) -> Precision {
-    let loss_scaling =
-        LossScaling::Dynamic { initial_scale, growth_factor: 2.0, backoff_factor: 0.5, growth_interval_steps: 3 };
-    Precision::Amp(Amp { compute_type, loss_scaling })
 }
 
 #[test]
@@ -227,7 +204,9 @@ fn losses(config: &EngineConfig, world: u32) -> (f64, f64) {
 
 #[test]
 fn asynchronous_runs_learn_with_every_option() {
-    let resnet = EngineConfig { batch_size_per_process: 8, ..crate::plain::resnet() };
+    let mut resnet = EngineConfig { batch_size_per_process: 8, ..crate::plain::resnet() };
+    // Servers take a step for each rank, with weights of different ages: the usual rate diverges.
+    resnet.optimizer.learning_rate *= 0.1;
     let bf16 = Amp { compute_type: HalfType::Bf16, loss_scaling: LossScaling::Static { scale: 1.0 } };
     let blocking = with(|config| {
         config.overlap.sync_all_reduce = true;

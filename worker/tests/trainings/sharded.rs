@@ -1,12 +1,12 @@
 //! Sharded optimizer state: weights with the same bits as without it.
 
 use crate::ranks::{History, blueprint, runs, saving, train, train_over};
+use crate::same_bits::{assert_same_steps, dynamic, rules};
 use std::path::PathBuf;
 use switchyard_worker::comm::Force;
 use switchyard_worker_contract::config::*;
 
 const STEPS: u64 = 8;
-const ADAM: Adam = Adam { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
 
 fn gpt() -> EngineConfig {
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/comm");
@@ -29,30 +29,11 @@ fn learned(config: &EngineConfig, world: u32, transport: Force) -> History {
     train_over(transport, config, world, STEPS, true).unwrap().1
 }
 
-fn rules() -> [(&'static str, Rule, f64); 7] {
-    let sgd = |momentum, nesterov| Rule::Sgd(Momentum { momentum, nesterov });
-    [
-        ("SGD", sgd(0.0, false), 0.1),
-        ("momentum", sgd(0.9, true), 0.05),
-        ("Adam", Rule::Adam(ADAM), 0.003),
-        ("AdamW", Rule::AdamW(ADAM), 0.003),
-        ("LAMB", Rule::Lamb(ADAM), 0.01),
-        ("LARS", Rule::Lars(Lars { momentum: 0.9, trust_coefficient: 0.01 }), 1.0),
-        ("LARS without momentum", Rule::Lars(Lars { momentum: 0.0, trust_coefficient: 0.01 }), 1.0),
-    ]
-}
-
 fn assert_same_bits(name: &str, config: &EngineConfig, worlds: &[u32]) {
     for &world in worlds {
         for transport in [Force::Auto, Force::Tcp] {
             let (got, expected) = (learned(&sharded(config), world, transport), learned(config, world, transport));
-            let digests =
-                |history: &History| history.steps.iter().map(|(_, digest)| digest.clone()).collect::<Vec<_>>();
-            assert_eq!(digests(&got), digests(&expected), "{name}: {world} ranks over {transport:?}");
-            // The loss travels in a message of its own, which adds in another order.
-            for ((got, _), (expected, _)) in got.steps.iter().zip(&expected.steps) {
-                assert!((got - expected).abs() <= 1e-6 * expected, "{name}: {got}, not {expected}");
-            }
+            assert_same_steps(&format!("{name}: {world} ranks over {transport:?}"), &got, &expected);
         }
     }
 }
@@ -67,12 +48,6 @@ fn every_optimizer_has_the_bits_of_an_unsharded_run() {
             assert_same_bits(&format!("{name}, clipped to {gradient_clip_norm:?}"), &config, &[1, 2, 3, 4]);
         }
     }
-}
-
-fn dynamic(compute_type: HalfType, initial_scale: f64) -> Precision {
-    let loss_scaling =
-        LossScaling::Dynamic { initial_scale, growth_factor: 2.0, backoff_factor: 0.5, growth_interval_steps: 3 };
-    Precision::Amp(Amp { compute_type, loss_scaling })
 }
 
 /// Every kind of job that sharding can be combined with.
