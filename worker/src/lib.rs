@@ -15,7 +15,7 @@ mod cgroup;
 pub mod comm;
 pub mod cpu;
 pub mod data;
-pub mod gpu;
+pub mod lowering;
 pub mod model;
 pub mod nn;
 pub mod optimizer;

@@ -16,7 +16,7 @@ use flat_gradients::FlatGradients;
 use std::collections::BTreeMap;
 use switchyard_example_custom_model::registry;
 use switchyard_worker::cpu::{Format, Isa};
-use switchyard_worker::gpu;
+use switchyard_worker::lowering;
 use switchyard_worker::nn::Graph;
 use switchyard_worker::train::{Blueprint, StepRequest, Trainer, open};
 use switchyard_worker_contract::config::{Custom, EngineConfig, Model};
@@ -75,15 +75,15 @@ fn gradients_match_finite_differences() {
 fn gpu_rejects_the_gate() {
     let mut graph = Graph::new(6, images(8, 3), Format::F32);
     registry().model(&model(&[])).unwrap().build(&mut graph).unwrap();
-    let target = gpu::Target {
+    let target = lowering::Target {
         blocks: 132,
         shared_bytes: 232_448,
-        cudnn: gpu::CudnnKinds::all(&graph),
+        cudnn: lowering::CudnnKinds::all(&graph),
         epilogues: true,
         fp8: false,
-        arithmetic: gpu::Arithmetic::Ieee,
+        arithmetic: lowering::Arithmetic::Ieee,
     };
-    let refused = gpu::Plan::new(graph, target).err().unwrap();
+    let refused = lowering::Plan::new(graph, target).err().unwrap();
     let expected = "layer `stages.0.gate` (Gate) comes from a user's program and runs on CPUs only";
     assert_eq!(refused.to_string(), expected);
 }

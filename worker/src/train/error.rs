@@ -3,7 +3,7 @@
 use crate::comm::{CauseKind, CommError};
 use crate::cpu::IsaError;
 use crate::data::DataError;
-use crate::gpu::Refused;
+use crate::lowering::Refused;
 use crate::nn::ModelError;
 use switchyard_worker_contract::event::Measured;
 use switchyard_worker_contract::exit::Exit;

@@ -10,7 +10,7 @@ use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, NVRTC, Places, VARIABLE};
 use switchyard_cuda::operation::{Limits, Operation, Plan, Properties};
 use switchyard_worker::cpu::Format;
 use switchyard_worker::data::Kind;
-use switchyard_worker::gpu::CudnnKinds;
+use switchyard_worker::lowering::CudnnKinds;
 use switchyard_worker::model::Registry;
 use switchyard_worker::nn::Graph;
 use switchyard_worker_contract::config::{Bert, Gpt, Model, ResNet, ResNetDepth, Stem};

@@ -2,7 +2,7 @@
 
 use crate::TARGET;
 use crate::network::{IMAGES, LANGUAGE, NETWORKS, RESIDUAL};
-use switchyard_worker::gpu::{Computation, Memory, Span, Work};
+use switchyard_worker::lowering::{Computation, Memory, Span, Work};
 use switchyard_worker::nn::{Bucket, fuse};
 use switchyard_worker_contract::config::{self, Precision, SampleType};
 

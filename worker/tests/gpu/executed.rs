@@ -9,7 +9,7 @@ use switchyard_cuda::kernels::{Call, Program};
 use switchyard_cuda_reference::compiler::compiled;
 use switchyard_cuda_reference::{Device, Launch, Module, Span, fp8};
 use switchyard_worker::cpu::{bf16, f16};
-use switchyard_worker::gpu::{self, Contents, Convolution, Initial, Memory, Work};
+use switchyard_worker::lowering::{self, Contents, Convolution, Initial, Memory, Work};
 
 /// Architecture of the reference GPU, an H200.
 const ARCHITECTURE: &str = "sm_90a";
@@ -49,7 +49,7 @@ impl Gpu {
         span
     }
 
-    pub fn place(&self, span: gpu::Span) -> Span {
+    pub fn place(&self, span: lowering::Span) -> Span {
         self.at(span.memory).part(span.at..span.at + span.bytes).unwrap()
     }
 

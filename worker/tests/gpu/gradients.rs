@@ -8,7 +8,7 @@ use crate::training::{batch, weights};
 use crate::trial::cpu;
 use switchyard_cuda_reference::Span;
 use switchyard_worker::cpu::Isa;
-use switchyard_worker::gpu::{Launch, Memory, Plan, Work};
+use switchyard_worker::lowering::{Launch, Memory, Plan, Work};
 use switchyard_worker::nn::{Layout, Network, ParameterSlot, Weights};
 
 /// For each parameter, the norm of the difference of two gradients relative to the norm of the

@@ -5,7 +5,7 @@ use switchyard_cuda::kernels::embedding::order;
 use switchyard_cuda_reference::Span;
 use switchyard_worker::cpu::bf16;
 use switchyard_worker::data::Batch;
-use switchyard_worker::gpu::{Launch, Memory, Plan, Table};
+use switchyard_worker::lowering::{Launch, Memory, Plan, Table};
 use switchyard_worker::nn::layers::{Loss, Target};
 
 /// Device inputs of a batch.

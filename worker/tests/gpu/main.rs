@@ -21,7 +21,7 @@ mod trial;
 mod update;
 
 use switchyard_cuda::cublaslt::Arithmetic;
-use switchyard_worker::gpu::{CudnnKinds, Target};
+use switchyard_worker::lowering::{CudnnKinds, Target};
 use switchyard_worker::nn::Graph;
 
 /// A target whose cuDNN and cuBLASLt handle everything that they can of a graph.

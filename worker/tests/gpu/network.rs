@@ -4,7 +4,7 @@ use crate::trial::{self, kind_of};
 use crate::{TARGET, with_libraries};
 use switchyard_worker::cpu::Format;
 use switchyard_worker::data::Kind;
-use switchyard_worker::gpu::{self, Launch, Memory, Plan, Span};
+use switchyard_worker::lowering::{self, Launch, Memory, Plan, Span};
 use switchyard_worker::model::Registry;
 use switchyard_worker::nn::layers::{
     Activation, BatchNorm, Convolution, CrossEntropy, Embedding, LayerNorm, Linear, Target, average_pool, features,
@@ -211,8 +211,8 @@ pub fn narrow() -> Graph {
     graph
 }
 
-pub fn in_fp8() -> gpu::Target {
-    gpu::Target { fp8: true, ..TARGET }
+pub fn in_fp8() -> lowering::Target {
+    lowering::Target { fp8: true, ..TARGET }
 }
 
 /// The first memory use of a launch that the program's operation does not declare.
@@ -262,7 +262,7 @@ fn eligible_linear_layers_use_fp8_and_declare_their_memory() {
     assert_eq!(launches.iter().find_map(|launch| undeclared(launch, &program)), None);
     let layers = |backward: bool| -> Vec<&str> {
         let is = |launch: &&Launch<Span>| {
-            let has_scales = matches!(&launch.work, gpu::Work::Product(product) if product.scales.is_some());
+            let has_scales = matches!(&launch.work, lowering::Work::Product(product) if product.scales.is_some());
             launch.backward == backward && has_scales
         };
         launches.iter().filter(is).map(|launch| launch.layer.as_str()).collect()
@@ -281,7 +281,7 @@ fn both(build: Build) -> [(Plan, Program); 2] {
     [planned(build(), TARGET), planned(build(), target)]
 }
 
-fn planned(graph: Graph, target: gpu::Target) -> (Plan, Program) {
+fn planned(graph: Graph, target: lowering::Target) -> (Plan, Program) {
     let plan = Plan::new(graph, target).unwrap();
     let buckets = fuse(plan.layout(), 1024);
     let runs: Vec<_> = (0..buckets.len()).map(|bucket| bucket..bucket + 1).collect();

@@ -6,7 +6,7 @@ use crate::network::mlp;
 use crate::trial::cpu;
 use switchyard_cuda::kernels::optimizer::{Numbers, Rule};
 use switchyard_worker::cpu::Isa;
-use switchyard_worker::gpu::{Plan, Update};
+use switchyard_worker::lowering::{Plan, Update};
 use switchyard_worker::nn::Role;
 use switchyard_worker::optimizer::{Optimizer, Steps};
 use switchyard_worker_contract::config;

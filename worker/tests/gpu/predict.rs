@@ -4,7 +4,7 @@ use crate::network::{self, SAMPLES};
 use crate::trial;
 use crate::{TARGET, with_libraries};
 use switchyard_worker::cpu::Format;
-use switchyard_worker::gpu::{Computation, Target};
+use switchyard_worker::lowering::{Computation, Target};
 use switchyard_worker::nn::Graph;
 use switchyard_worker_contract::config::{self, Activation, Precision, SampleType};
 use switchyard_worker_contract::prediction::{Bound, Gpu, Operation, Part, Rates};

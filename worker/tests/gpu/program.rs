@@ -4,7 +4,7 @@
 use crate::trial::{Case, cases};
 use crate::{TARGET, network, with_libraries};
 use switchyard_worker::cpu::Format;
-use switchyard_worker::gpu::{Action, Computation, Event, Lane, Program, Target, Unordered};
+use switchyard_worker::lowering::{Action, Computation, Event, Lane, Program, Target, Unordered};
 use switchyard_worker::model::Registry;
 use switchyard_worker::nn::{Graph, fuse};
 use switchyard_worker_contract::config::{

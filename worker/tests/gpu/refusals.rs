@@ -6,7 +6,7 @@ use crate::trial::{self, cases};
 use switchyard_worker::cpu::attention::AttentionShape;
 use switchyard_worker::cpu::{Cpu, Format};
 use switchyard_worker::data::Kind;
-use switchyard_worker::gpu::{self, Plan, Refused};
+use switchyard_worker::lowering::{self, Plan, Refused};
 use switchyard_worker::model::Registry;
 use switchyard_worker::nn::layers::{CrossEntropy, Linear, Target, features};
 use switchyard_worker::nn::{Backward, Form, Forward, Graph, Layer, Needs};
@@ -113,7 +113,7 @@ fn models_of_real_size_are_planned() {
     for ((kind, model), samples) in cases {
         let mut graph = Graph::new(samples, kind, Format::Bf16);
         Registry::new().model(&model).unwrap().build(&mut graph).unwrap();
-        let plan = Plan::new(graph, gpu::Target { blocks: 528, ..TARGET }).unwrap();
+        let plan = Plan::new(graph, lowering::Target { blocks: 528, ..TARGET }).unwrap();
         // Fits into an H100.
         assert!(plan.arena_bytes() < 80 << 30, "{model:?}: {} bytes", plan.arena_bytes());
     }

@@ -9,7 +9,7 @@ use crate::trial::{batch_of, cpu, gpt};
 use switchyard_cuda_reference::Span;
 use switchyard_worker::cpu::{Format, Isa, Values};
 use switchyard_worker::data::{Batch, Kind, Masking};
-use switchyard_worker::gpu::{Launch, Memory, Plan, Update, Work};
+use switchyard_worker::lowering::{Launch, Memory, Plan, Update, Work};
 use switchyard_worker::model::initialise;
 use switchyard_worker::nn::{Graph, Layout, Network, Weights};
 use switchyard_worker::optimizer::{Optimizer, Steps};

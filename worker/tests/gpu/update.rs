@@ -8,7 +8,7 @@ use crate::trial::cpu;
 use switchyard_cuda::kernels::gradients::Scaler;
 use switchyard_worker::amp::LossScaler;
 use switchyard_worker::cpu::{Isa, bf16};
-use switchyard_worker::gpu::{Memory, Plan, Update};
+use switchyard_worker::lowering::{Memory, Plan, Update};
 use switchyard_worker::nn::Layout;
 use switchyard_worker::optimizer::{Optimizer, Steps, gradient_scale, sum_of_squares};
 use switchyard_worker_contract::config::{self, Amp, HalfType, LossScaling, Precision};

@@ -15,7 +15,7 @@ use super::memories::Memories;
 use super::nccl_offer::{self, NcclGroup};
 use super::nccl_watch::{self, CommunicatorWatch};
 use crate::comm::{Cause, CommError, Group};
-use crate::gpu::Memory;
+use crate::lowering::Memory;
 use crate::recorder::Recorder;
 use crate::train::TrainError;
 use crate::train::engine::{Measure, Reductions};

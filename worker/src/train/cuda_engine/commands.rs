@@ -6,7 +6,7 @@ use super::cudnn::CudnnPlans;
 use super::machine::cache_name;
 use super::memories::Memories;
 use super::programs::Compiler;
-use crate::gpu::{Work, Works};
+use crate::lowering::{Work, Works};
 use crate::recorder::Recorder;
 use std::collections::BTreeMap;
 use switchyard_cuda::Error;

@@ -3,7 +3,7 @@
 
 use super::algorithms::arithmetic;
 use super::machine::Machine;
-use crate::gpu::{self, AttentionPass, Computation, CudnnKinds, Work};
+use crate::lowering::{self, AttentionPass, Computation, CudnnKinds, Work};
 use crate::nn::Graph;
 use crate::train::TrainError;
 use std::sync::Arc;
@@ -83,8 +83,8 @@ impl CudnnPlans {
     ///
     /// # Panics
     /// It is not one of [`CudnnPlans::kinds`].
-    pub fn convolution(&self, of: &gpu::Convolution<Span>) -> Result<Planned, Error> {
-        let gpu::Convolution { operation, images, filters, results, workspace } = *of;
+    pub fn convolution(&self, of: &lowering::Convolution<Span>) -> Result<Planned, Error> {
+        let lowering::Convolution { operation, images, filters, results, workspace } = *of;
         Planned::new(self.plan(&Operation::Convolution(operation)), &[images, filters, results], workspace)
     }
 
@@ -95,7 +95,7 @@ impl CudnnPlans {
     ///
     /// # Panics
     /// It is not one of [`CudnnPlans::kinds`].
-    pub fn attention(&self, of: &gpu::Attention<Span>) -> Result<Planned, Error> {
+    pub fn attention(&self, of: &lowering::Attention<Span>) -> Result<Planned, Error> {
         let spans = match of.on {
             AttentionPass::Forward { qkv, out, saved } => of.operation.spans(qkv, out, saved)?,
             AttentionPass::Backward(on) => of.operation.backward_spans(on)?,

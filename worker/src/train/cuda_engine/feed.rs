@@ -10,7 +10,7 @@ use super::SLOTS;
 use super::memories::Memories;
 use super::timer::OpTimer;
 use crate::data::Batch;
-use crate::gpu::{Inputs, Share};
+use crate::lowering::{Inputs, Share};
 use switchyard_cuda::Error;
 use switchyard_cuda::driver::{Context, Event, Pinned, Stream};
 

@@ -1,7 +1,7 @@
 //! The GPUs of this machine, and the libraries that compute on them.
 
 use super::users::gpu_usage;
-use crate::gpu::{CudnnKinds, Target};
+use crate::lowering::{CudnnKinds, Target};
 use crate::process::variable;
 use crate::train::TrainError;
 use std::path::Path;

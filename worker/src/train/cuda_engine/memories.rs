@@ -2,7 +2,7 @@
 
 use super::SLOTS;
 use super::plan::too_large;
-use crate::gpu::{Computation, Contents, Initial, Memory, Span};
+use crate::lowering::{Computation, Contents, Initial, Memory, Span};
 use crate::train::TrainError;
 use crate::train::training::Training;
 use std::ops::Range;

@@ -1,7 +1,7 @@
 //! The GPU engine: the host queues device commands, and waits for the outcome of a step.
 //!
 //! ```text
-//! CudaPlan: GPU, libraries, cuDNN plans, gpu::Computation ─> Memories: buffers
+//! CudaPlan: GPU, libraries, cuDNN plans, lowering::Computation ─> Memories: buffers
 //!          ─> Dispatcher: kernels, algorithms ─> StepSegments: CUDA graphs
 //! reader -> Feed: pinned memory, copies ─> stream: forward, backward ─────────> update ─> outcome
 //!                                                     └─ several ranks: ──────────┘
@@ -47,7 +47,7 @@ use crate::amp::LossScaler;
 use crate::comm::Group;
 use crate::cpu::ops::Targets;
 use crate::data::{Batch, Making, Prefetcher};
-use crate::gpu::{Computation, Memory, Share, Update};
+use crate::lowering::{Computation, Memory, Share, Update};
 use crate::model::initialise;
 use crate::nn::{Layout, LossSums};
 use crate::optimizer::Steps;

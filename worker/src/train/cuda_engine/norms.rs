@@ -3,7 +3,7 @@
 
 use super::SLOTS;
 use super::memories::Memories;
-use crate::gpu::{Memory, Plan};
+use crate::lowering::{Memory, Plan};
 use crate::train::statistics::{add_share, update_running};
 use switchyard_cuda::Error;
 use switchyard_cuda::driver::{Context, Event, Pinned, Stream};

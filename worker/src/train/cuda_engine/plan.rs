@@ -5,7 +5,7 @@ use super::cudnn::CudnnPlans;
 use super::machine::{Machine, target};
 use super::{SLOTS, WORKSPACE, users};
 use crate::cpu::Format;
-use crate::gpu::{Computation, Contents, Memory, Target};
+use crate::lowering::{Computation, Contents, Memory, Target};
 use crate::nn::Graph;
 use crate::nn::Layout;
 use crate::train::TrainError;

@@ -3,7 +3,7 @@
 use super::machine::target_of;
 use super::plan::{computation, memory, too_large};
 use crate::data::Dataset;
-use crate::gpu::CudnnKinds;
+use crate::lowering::CudnnKinds;
 use crate::model::Registry;
 use crate::train::TrainError;
 use crate::train::training::Training;

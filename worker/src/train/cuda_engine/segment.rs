@@ -3,7 +3,7 @@
 use super::commands::{Command, Commands, Dispatcher};
 use super::memories::Memories;
 use super::timer::OpTimer;
-use crate::gpu::Costed;
+use crate::lowering::Costed;
 use switchyard_cuda::Error;
 use switchyard_cuda::driver::{Graph, Stream};
 use switchyard_cuda::nvtx::{self, Range};

@@ -7,7 +7,7 @@
 //! ```
 
 use super::memories::Memories;
-use crate::gpu::{Computation, Memory};
+use crate::lowering::{Computation, Memory};
 use crate::train::TrainError;
 use crate::train::training::Training;
 use std::ops::Range;

@@ -21,7 +21,7 @@ use super::timer::OpTimer;
 use super::{CudaEngine, DeviceSpan, Messages, SLOTS};
 use crate::amp::WireScale;
 use crate::data::Prefetcher;
-use crate::gpu::{Memory, Share};
+use crate::lowering::{Memory, Share};
 use crate::train::TrainError;
 use crate::train::engine::{Flags, StepInput, StepOutcome};
 use crate::train::report::StepReport;

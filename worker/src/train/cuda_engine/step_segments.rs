@@ -14,7 +14,7 @@ use super::commands::{Command, Commands, Dispatcher};
 use super::memories::Memories;
 use super::segment::Segment;
 use super::staging::Staging;
-use crate::gpu::{Computation, Costed, Costs, Event, Marked, Pass, Works, marked};
+use crate::lowering::{Computation, Costed, Costs, Event, Marked, Pass, Works, marked};
 use crate::train::TrainError;
 use switchyard_cuda::driver::{self, Context, Span};
 use switchyard_cuda::{Error, nvtx};

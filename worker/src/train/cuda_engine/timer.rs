@@ -1,7 +1,7 @@
 //! Times each operation of a profiled step on the device, with an event before and after it. The
 //! operations are queued eagerly, because events within a graph have no readable times.
 
-use crate::gpu::Costed;
+use crate::lowering::Costed;
 use switchyard_cuda::Error;
 use switchyard_cuda::driver::{Event, Stream};
 use switchyard_worker_contract::kernels::{KernelTimes, Launches};

@@ -3,8 +3,8 @@
 use super::fp8::{self, Phase};
 use super::{Lowering, number, rows, size};
 use crate::cpu::Format;
-use crate::gpu::launch::{Memory, Work};
-use crate::gpu::refused::Reason;
+use crate::lowering::launch::{Memory, Work};
+use crate::lowering::refused::Reason;
 use crate::nn::arena::Region;
 use crate::nn::layers::{self, Activation};
 use crate::nn::plan::{Mode, NodePlan};

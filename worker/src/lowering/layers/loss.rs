@@ -1,9 +1,9 @@
 //! Softmax cross entropy.
 
 use super::{Lowering, rows, size};
-use crate::gpu::launch::{Memory, Work};
-use crate::gpu::refused::Reason;
-use crate::gpu::target::{Computed, Target};
+use crate::lowering::launch::{Memory, Work};
+use crate::lowering::refused::Reason;
+use crate::lowering::target::{Computed, Target};
 use crate::nn::layers::Loss;
 use crate::nn::plan::NodePlan;
 use switchyard_cuda::kernels;

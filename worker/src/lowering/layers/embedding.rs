@@ -2,8 +2,8 @@
 
 use super::{Lowering, rows, size};
 use crate::cpu::Format;
-use crate::gpu::launch::{Memory, Table, Work};
-use crate::gpu::refused::Reason;
+use crate::lowering::launch::{Memory, Table, Work};
+use crate::lowering::refused::Reason;
 use crate::nn::layers::Tables;
 use crate::nn::plan::NodePlan;
 use switchyard_cuda::kernels::elementwise::Elementwise;

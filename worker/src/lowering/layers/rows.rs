@@ -2,9 +2,9 @@
 
 use super::{Lowering, element, rows, size};
 use crate::cpu::Format;
-use crate::gpu::launch::{Memory, Work};
-use crate::gpu::refused::Reason;
-use crate::gpu::target::Computed;
+use crate::lowering::launch::{Memory, Work};
+use crate::lowering::refused::Reason;
+use crate::lowering::target::Computed;
 use crate::nn::layers::Rows;
 use crate::nn::plan::{Mode, NodePlan};
 use switchyard_cuda::kernels::elementwise::Elementwise;

@@ -2,9 +2,9 @@
 
 use super::{Lowering, rows, size};
 use crate::cpu::Format;
-use crate::gpu::launch::{Memory, Span, Work};
-use crate::gpu::refused::Reason;
-use crate::gpu::target::Computed;
+use crate::lowering::launch::{Memory, Span, Work};
+use crate::lowering::refused::Reason;
+use crate::lowering::target::Computed;
 use crate::nn::layers::{Features, Pixels};
 use crate::nn::plan::NodePlan;
 use switchyard_cuda::kernels;
@@ -24,7 +24,7 @@ pub(super) fn pixels(pixels: &Pixels, format: Format, is_normalised: bool) -> Re
 }
 
 /// Mean and deviation of each channel, as bits.
-pub(in crate::gpu) fn constants(pixels: &Pixels) -> Vec<u32> {
+pub(in crate::lowering) fn constants(pixels: &Pixels) -> Vec<u32> {
     pixels.channels.iter().flat_map(|&(mean, deviation)| [mean.to_bits(), deviation.to_bits()]).collect()
 }
 

@@ -4,11 +4,11 @@
 use super::{FLOAT, Lowering};
 use crate::cpu::Format;
 use crate::cpu::attention::AttentionShape;
-use crate::gpu::cudnn;
-use crate::gpu::format;
-use crate::gpu::launch::{self, AttentionPass, Work};
-use crate::gpu::refused::Reason;
-use crate::gpu::target::Target;
+use crate::lowering::cudnn;
+use crate::lowering::format;
+use crate::lowering::launch::{self, AttentionPass, Work};
+use crate::lowering::refused::Reason;
+use crate::lowering::target::Target;
 use crate::nn::plan::{Mode, NodePlan};
 use switchyard_cuda::kernels;
 use switchyard_cuda::kernels::attention::{Attention, Backward};

@@ -2,8 +2,8 @@
 
 use super::{FLOAT, Lowering, rows, size};
 use crate::cpu::Format;
-use crate::gpu::launch::{Memory, Work};
-use crate::gpu::refused::Reason;
+use crate::lowering::launch::{Memory, Work};
+use crate::lowering::refused::Reason;
 use crate::nn::arena::Region;
 use crate::nn::layers::{ChannelNorm, RowNorm};
 use crate::nn::plan::{Mode, NodePlan};

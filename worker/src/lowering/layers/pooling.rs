@@ -3,8 +3,8 @@
 use super::{Lowering, adds, rows, size, windows};
 use crate::cpu::Format;
 use crate::cpu::ops::Window;
-use crate::gpu::launch::Work;
-use crate::gpu::refused::Reason;
+use crate::lowering::launch::Work;
+use crate::lowering::refused::Reason;
 use crate::nn::layers;
 use crate::nn::plan::NodePlan;
 use switchyard_cuda::kernels;

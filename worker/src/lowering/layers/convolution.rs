@@ -6,9 +6,9 @@
 
 use super::{FLOAT, Lowering, adds, element, number, size};
 use crate::cpu::{ConvolutionShape, Format};
-use crate::gpu::cudnn;
-use crate::gpu::launch::{Convolution, Memory, Span, Work};
-use crate::gpu::refused::Reason;
+use crate::lowering::cudnn;
+use crate::lowering::launch::{Convolution, Memory, Span, Work};
+use crate::lowering::refused::Reason;
 use crate::nn::arena::Region;
 use crate::nn::plan::NodePlan;
 use switchyard_cuda::convolution::Direction;

@@ -6,9 +6,9 @@
 
 use super::{FLOAT, Lowering, element, rows, size};
 use crate::cpu::Format;
-use crate::gpu::launch::{Memory, Span, Work};
-use crate::gpu::refused::Reason;
-use crate::gpu::target::Target;
+use crate::lowering::launch::{Memory, Span, Work};
+use crate::lowering::refused::Reason;
+use crate::lowering::target::Target;
 use crate::nn::arena::Region;
 use crate::nn::layers;
 use switchyard_cuda::cublaslt::{self, Matrix, Product};
