@@ -2,7 +2,7 @@
 //! it.
 
 use crate::collective_support::wait_until;
-use crate::pods::{Job, Running, finished, last_step, pid_of, resumed, wait_for_step};
+use crate::pods::{Job, Running, finished, last_step, pid_of, ready, resumed, wait_for_step};
 use rustix::process::{Signal, kill_process};
 use std::fs;
 use std::time::Duration;
