@@ -281,8 +281,8 @@ fn tensors_arrive_whole_from_single_chunks_in_any_order() {
     let mut numbers = vec![0.0; CHUNK / 4];
     for chunk in chunks.into_iter().rev() {
         reader.read(chunk, &mut numbers).unwrap();
-        for from in (0..chunk.len()).step_by(99_999) {
-            let part = &numbers[from..(from + 99_999).min(chunk.len())];
+        for from in (0..chunk.numbers()).step_by(99_999) {
+            let part = &numbers[from..(from + 99_999).min(chunk.numbers())];
             reader.deliver(chunk, from, part, &mut tensors).unwrap();
         }
     }

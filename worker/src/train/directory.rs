@@ -59,10 +59,10 @@ pub(super) fn compare(
         disk.count();
         if Lock::is_in(directory, &text) { Ok(()) } else { Err(()) }
     };
-    let note = |(): &()| Some(format!("{}: rank 0's lock is not there", directory.display()));
+    let note = |_: &()| Some(format!("{}: rank 0's lock is not there", directory.display()));
     let is_shared = group.rank() == 0 || retry(note, look).is_ok();
-    let report = (!is_shared, group.host());
-    let reports = group.all_gather(WHAT, &serde_json::to_vec(&report).unwrap_or_default())?;
+    let report = serde_json::to_vec(&(!is_shared, group.host())).expect("invariant: a name is JSON");
+    let reports = group.all_gather(WHAT, &report)?;
     let reports: Vec<(bool, String)> =
         reports.iter().map(|bytes| serde_json::from_slice(bytes).unwrap_or_default()).collect();
     match not_shared(directory, &reports) {
@@ -78,7 +78,7 @@ fn not_shared(directory: &Path, reports: &[(bool, String)]) -> Option<String> {
         ranks.push(rank);
         hosts.insert(host.as_str());
     }
-    let zero = reports.first().map_or("", |(_, host)| host);
+    let zero = reports.first().map_or("", |(_, host)| host.as_str());
     (!ranks.is_empty()).then(|| {
         format!(
             "{}: got another directory on {} ({}) than on rank 0 ({zero}): rank 0's lock is not there; expected one \

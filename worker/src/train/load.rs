@@ -38,7 +38,7 @@ pub(super) fn load(
     }
     for chunk in alone {
         read(&reader, chunk, &mut own)?;
-        reader.deliver(chunk, 0, &own[..chunk.len()], sink)?;
+        reader.deliver(chunk, 0, &own[..chunk.numbers()], sink)?;
     }
     Ok(())
 }
@@ -59,7 +59,7 @@ fn share(
         if let Some((chunk, _)) = mine {
             read(reader, chunk, own)?;
         }
-        let rounds = turn.iter().zip(&readers).map(|(chunk, (_, slot))| chunk.len().div_ceil(slot.len())).max();
+        let rounds = turn.iter().zip(&readers).map(|(chunk, (_, slot))| chunk.numbers().div_ceil(slot.len())).max();
         for round in 0..rounds.unwrap_or(0) {
             if let Some((chunk, slot)) = &mine {
                 let part = part(*chunk, slot, round);
@@ -81,7 +81,7 @@ fn share(
 
 /// The numbers of a chunk that fill its reader's slot in a round.
 fn part(chunk: Chunk, slot: &Range<usize>, round: usize) -> Range<usize> {
-    (round * slot.len()).min(chunk.len())..((round + 1) * slot.len()).min(chunk.len())
+    (round * slot.len()).min(chunk.numbers())..((round + 1) * slot.len()).min(chunk.numbers())
 }
 
 /// The ranks that read, with their slots in the bucket. The slots of the last ranks can be short or

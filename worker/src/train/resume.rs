@@ -304,6 +304,6 @@ mod tests {
         });
         assert_eq!(reads, 1);
         assert!(matches!(read, Err(TrainError::Resume(_))));
-        assert!(matches!(error(io::ErrorKind::Other).into(), TrainError::Storage(_)));
+        assert!(matches!(TrainError::from(error(io::ErrorKind::Other)), TrainError::Storage(_)));
     }
 }

@@ -57,14 +57,13 @@ impl Store<'_> {
 pub struct Chunk {
     shard: usize,
     index: usize,
-    len: usize,
+    numbers: usize,
 }
 
 impl Chunk {
-    /// Length in numbers of 4 bytes, of which the first ones of a shard are its header.
-    #[allow(clippy::len_without_is_empty, reason = "a chunk has at least one number")]
-    pub fn len(&self) -> usize {
-        self.len
+    /// Length in numbers of 4 bytes; the first ones of a shard are its header.
+    pub fn numbers(&self) -> usize {
+        self.numbers
     }
 }
 
@@ -86,7 +85,7 @@ impl ChunkReader<'_> {
                     let indices = (start / CHUNK as u64) as usize..=((end - 1) / CHUNK as u64) as usize;
                     let found = indices.map(|index| {
                         let range = shard.range(index);
-                        Chunk { shard: shard.rank, index, len: ((range.end - range.start) / 4) as usize }
+                        Chunk { shard: shard.rank, index, numbers: ((range.end - range.start) / 4) as usize }
                     });
                     chunks.extend(found);
                 }
@@ -108,7 +107,7 @@ impl ChunkReader<'_> {
     pub fn read(&self, chunk: Chunk, into: &mut [f32]) -> Result<(), CheckpointError> {
         let shard = &self.shards[chunk.shard];
         let file = open_shard(self.vfs, &shard.file, shard.digests().bytes)?;
-        shard.read_chunk(file.as_ref(), chunk.index, &mut into[..chunk.len])
+        shard.read_chunk(file.as_ref(), chunk.index, &mut into[..chunk.numbers])
     }
 
     /// Passes numbers of a chunk to the sink, `from` numbers after its beginning.
@@ -166,7 +165,7 @@ impl<'a> Shard<'a> {
         let ShardDigest { bytes: length, chunks } = self.digests();
         let file = open_shard(vfs, &self.file, *length)?;
         let refused = CheckpointError::refused;
-        let header = is_wanted(0).then(|| {
+        let mut header = is_wanted(0).then(|| -> Result<_, CheckpointError> {
             let json = header(file.as_ref(), &self.file)?;
             let decoded = decode_header(&json).map_err(refused(&self.file))?;
             Ok((json.len() as u64 + 8, decoded))
@@ -176,7 +175,6 @@ impl<'a> Shard<'a> {
         if let Some(Ok((_, header))) = &header {
             header.check_label(&self.manifest.label(self.rank)).map_err(refused(&self.file))?;
         }
-        let mut header = header;
         let mut buffer = vec![0.0; (CHUNK as u64).min(*length) as usize / 4];
         for index in (0..chunks.len()).filter(|index| is_wanted(*index)) {
             let range = self.range(index);
