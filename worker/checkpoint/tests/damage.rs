@@ -113,7 +113,7 @@ fn a_missing_shard_or_manifest_is_reported_and_an_older_checkpoint_used() {
     assert!(matches!(store(&disk).list().unwrap()[0].state, State::Damaged(_)));
 
     disk.remove_file(&path(newer, "manifest.json")).unwrap();
-    let latest = latest(&store(&disk), JOB).unwrap();
+    let latest = support::latest(&store(&disk), JOB).unwrap();
     assert_eq!(latest.checkpoint.unwrap().manifest().info().id, ID);
     assert_eq!(
         latest.skipped[0].1.to_string(),
@@ -364,7 +364,7 @@ fn a_checkpoint_that_cannot_be_read_now_is_not_skipped() {
         let store = Store::new(&stale, Path::new(DIRECTORY));
         let error = latest(&store, JOB).unwrap_err();
         assert!(error.is_io(), "{error}");
-        let latest = latest(&store, JOB).unwrap();
+        let latest = support::latest(&store, JOB).unwrap();
         assert_eq!(latest.checkpoint.unwrap().manifest().info().id, newest);
         assert!(latest.skipped.is_empty());
     }
