@@ -26,8 +26,7 @@ pub fn held_by(pod: &Pod) -> Resources {
     let statuses = pod.status.iter().flat_map(|status| {
         [&status.init_container_statuses, &status.container_statuses].into_iter().flatten().flatten()
     });
-    let statuses: BTreeMap<&str, &ContainerStatus> =
-        statuses.map(|status| (status.name.as_str(), status)).collect();
+    let statuses: BTreeMap<&str, &ContainerStatus> = statuses.map(|status| (status.name.as_str(), status)).collect();
     sum(spec, |container| {
         let requests = container_requests(container);
         let Some(status) = statuses.get(container.name.as_str()) else { return requests };

@@ -165,7 +165,11 @@ pub fn attacks(node: &str, uid: &str) -> Vec<Attack> {
                 Settle("a"),
             ],
         ),
-        ("that the queue never preempts", None, vec![gpus("a", json!({"queue": {"preemptible": "Never"}})), Settle("a")]),
+        (
+            "that the queue never preempts",
+            None,
+            vec![gpus("a", json!({"queue": {"preemptible": "Never"}})), Settle("a")],
+        ),
         (
             "that the queue always preempts",
             None,
@@ -196,11 +200,7 @@ pub fn attacks(node: &str, uid: &str) -> Vec<Attack> {
             Some("exceeded quota"),
             vec![pod("p", json!({}), json!({"nodeName": node}), 8)],
         ),
-        (
-            "a pod with GPUs for an init container alone",
-            Some("exceeded quota"),
-            vec![pod("p", json!({}), gpu_init, 0)],
-        ),
+        ("a pod with GPUs for an init container alone", Some("exceeded quota"), vec![pod("p", json!({}), gpu_init, 0)]),
         (
             "a pod with our gate",
             None,
