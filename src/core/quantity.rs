@@ -73,6 +73,11 @@ impl Resources {
         self.merge(other, i64::max)
     }
 
+    /// The amounts of `other`, and these for names that it lacks.
+    pub fn overridden_by(&self, other: &Resources) -> Resources {
+        self.merge(other, |_, amount| amount)
+    }
+
     fn merge(&self, other: &Resources, operation: fn(i64, i64) -> i64) -> Resources {
         let mut result = self.clone();
         for (name, amount) in &other.0 {

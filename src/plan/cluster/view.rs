@@ -325,7 +325,7 @@ impl PodView {
             stopped: finish_times.filter(|_| is_all).and_then(|finish_times| finish_times.into_iter().max()),
             started: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
             node,
-            requests: spec.map(resources::pod_requests).unwrap_or_default(),
+            requests: resources::held_by(pod),
             is_lasting: spec.is_some_and(|spec| {
                 let is_restarted = spec.restart_policy.as_deref().is_none_or(|policy| policy == "Always");
                 is_restarted && spec.active_deadline_seconds.is_none()

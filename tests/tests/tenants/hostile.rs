@@ -25,6 +25,9 @@ const LANES: usize = 8;
 /// Nodes of a lane, with eight GPUs each.
 const NODES: u32 = 2;
 
+/// The chart's memory request of the controller.
+const MEMORY: u64 = 128 << 20;
+
 const CLAIMS: &str = r#"{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "claims"}, "rules": [
     {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims", "resourceclaimtemplates"], "verbs": ["create"]}]}"#;
 
@@ -120,11 +123,17 @@ impl Tenant {
         let admin = scene.jobs.client.clone();
         let hard = json!({"requests.nvidia.com/gpu": "0", "limits.cpu": "2", "limits.memory": "2Gi", "pods": "20"});
         let quota = json!({"metadata": {"name": "small"}, "spec": {"hard": hard}});
+        // Otherwise one pod could keep all others off its node, or off a whole zone.
+        let alone = json!({"metadata": {"name": "alone"}, "spec": {"hard": {"pods": "0"}, "scopeSelector":
+            {"matchExpressions": [{"scopeName": "CrossNamespacePodAffinity", "operator": "Exists"}]}}});
         let quotas = Api::<ResourceQuota>::namespaced(admin.clone(), &evil);
-        quotas.create(&Default::default(), &serde_json::from_value(quota)?).await?;
-        let counted =
-            |quota: Option<&ResourceQuota>| quota.and_then(|quota| quota.status.as_ref()?.used.as_ref()).is_some();
-        kube::runtime::wait::await_condition(quotas, "small", counted).await?;
+        for quota in [quota, alone] {
+            let quota: ResourceQuota = serde_json::from_value(quota)?;
+            let counted =
+                |quota: Option<&ResourceQuota>| quota.and_then(|quota| quota.status.as_ref()?.used.as_ref()).is_some();
+            quotas.create(&Default::default(), &quota).await?;
+            kube::runtime::wait::await_condition(quotas.clone(), &quota.name_any(), counted).await?;
+        }
         let mut config = scene.plane.config().await?;
         config.auth_info.impersonate = Some("mallory".into());
         Ok(Tenant { client: Client::try_from(config)?, jobs: Jobs::new(admin, &evil), nodes: nodes.to_vec() })
@@ -195,6 +204,8 @@ async fn a_tenant_without_gpus_holds_nothing_in_forty_ways() -> Result<()> {
     assert_eq!(done, attacks("node", "uid").len());
     assert!(done >= 40, "{done} attacks");
     println!("CPU seconds: {:?} and {:.1}", scene.plane.cpu_seconds(), scene.controller.usage().cpu_seconds);
+    let memory = scene.controller.usage().rss_bytes;
+    assert!(memory < MEMORY, "the controller has {memory} bytes");
     let log = std::fs::read_to_string(&scene.controller.log)?;
     assert!(!log.contains("panicked"), "{}", scene.controller.tail());
     Ok(())

@@ -35,6 +35,9 @@ pub enum CheckpointError {
         /// The tensors that the chunk overlaps, and `the header` if it does.
         tensors: Vec<String>,
     },
+    /// Damage that another rank has found in its share.
+    #[error("{text}")]
+    Reported { text: String },
     /// No manifest: a rank failed, or is still writing.
     #[error("{}: got no manifest; expected one: the checkpoint was not finished", directory.display())]
     Incomplete { directory: PathBuf },

@@ -24,7 +24,7 @@ pub mod store;
 
 pub use error::CheckpointError;
 pub use format::{CheckpointId, Manifest, Plan, Progress, Role, ShardDigest, TensorSpec};
-pub use store::{Checkpoint, State, Store, StoreEntry, TensorSink, TensorSource};
+pub use store::{Checkpoint, Chunk, ChunkReader, State, Store, StoreEntry, TensorSink, TensorSource};
 
 // Tensors are written in their in-memory representation, and safetensors is little-endian.
 const _: () = assert!(cfg!(target_endian = "little"), "checkpoints need a little-endian machine");

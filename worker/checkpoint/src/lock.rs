@@ -160,6 +160,18 @@ impl Lock {
         Ok(Lock { file, text, successor, stop: Some(stop), thread: Some(thread) })
     }
 
+    /// The content of the file, which other machines see if they share the directory.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether a directory holds the lock with this text. Looks at the directory first: a network
+    /// file system then asks its server, where it would otherwise answer from a cache.
+    pub fn is_in(directory: &Path, text: &str) -> bool {
+        let listed = fs::read_dir(directory).is_ok_and(|entries| entries.count() > 0);
+        listed && fs::read_to_string(directory.join(FILE)).is_ok_and(|found| found == text)
+    }
+
     /// Fails if another run has taken over, for example because this process was suspended for
     /// longer than [`LEASE`].
     ///

@@ -7,7 +7,7 @@ mod support;
 use std::io::ErrorKind;
 use std::path::Path;
 use support::disk::{Fault, MemoryDisk};
-use support::{DIRECTORY, JOB, assert_whole, id, save};
+use support::{DIRECTORY, JOB, assert_whole, id, latest, save};
 use switchyard_checkpoint::disk::Vfs;
 use switchyard_checkpoint::{CheckpointError, State, Store};
 
@@ -59,7 +59,7 @@ fn check(disk: &MemoryDisk, published: Option<u64>, world: usize, what: &str) {
             State::Damaged(error) => panic!("{what}: {error}"),
         }
     }
-    let latest = store.latest(JOB).unwrap_or_else(|error| panic!("{what}: {error}"));
+    let latest = latest(&store, JOB).unwrap_or_else(|error| panic!("{what}: {error}"));
     let step = latest.checkpoint.as_ref().map(|checkpoint| checkpoint.manifest().info().id.step);
     assert!(step >= published, "{what}: step {published:?} was published, {step:?} is found; {:?}", latest.skipped);
     let next = id(store.next_attempt(2).unwrap(), 9000);

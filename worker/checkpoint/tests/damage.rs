@@ -7,11 +7,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use support::disk::{MemoryDisk, Random};
-use support::{DIRECTORY, JOB, assert_whole, id, read, restored, save, tensors, write, write_shards};
+use support::{DIRECTORY, JOB, assert_whole, id, latest, read, restored, save, tensors, write, write_shards};
 use switchyard_checkpoint::disk::{Kind, ReadFile, Vfs, WriteFile};
 use switchyard_checkpoint::format::{CHUNK, CheckpointInfo};
 use switchyard_checkpoint::{
-    Checkpoint, CheckpointError, CheckpointId, Manifest, Plan, Progress, Role, State, Store, TensorSink, TensorSpec,
+    Checkpoint, CheckpointError, CheckpointId, Manifest, Plan, Progress, Role, State, Store, TensorSpec,
 };
 
 const ID: CheckpointId = CheckpointId { attempt: 1, step: 500 };
@@ -33,7 +33,7 @@ fn saved() -> MemoryDisk {
 
 /// The error for the only checkpoint.
 fn refused(disk: &MemoryDisk) -> String {
-    let latest = store(disk).latest(JOB).unwrap();
+    let latest = latest(&store(disk), JOB).unwrap();
     assert_eq!(latest.checkpoint, None);
     latest.skipped[0].1.to_string()
 }
@@ -102,7 +102,7 @@ fn a_missing_shard_or_manifest_is_reported_and_an_older_checkpoint_used() {
     let newer = id(1, 1000);
     save(&store(&disk), newer, 2).unwrap();
     disk.remove_file(&path(newer, "rank-1.safetensors")).unwrap();
-    let latest = store(&disk).latest(JOB).unwrap();
+    let latest = latest(&store(&disk), JOB).unwrap();
     assert_whole(&store(&disk), &latest.checkpoint.unwrap());
     let [(skipped, error)] = &latest.skipped[..] else { panic!("{:?}", latest.skipped) };
     assert_eq!(*skipped, newer);
@@ -113,7 +113,7 @@ fn a_missing_shard_or_manifest_is_reported_and_an_older_checkpoint_used() {
     assert!(matches!(store(&disk).list().unwrap()[0].state, State::Damaged(_)));
 
     disk.remove_file(&path(newer, "manifest.json")).unwrap();
-    let latest = store(&disk).latest(JOB).unwrap();
+    let latest = support::latest(&store(&disk), JOB).unwrap();
     assert_eq!(latest.checkpoint.unwrap().manifest().info().id, ID);
     assert_eq!(
         latest.skipped[0].1.to_string(),
@@ -172,18 +172,9 @@ fn the_manifest_of_another_checkpoint_is_refused() {
         "{error}"
     );
     assert_eq!(
-        store(&disk).latest("another").unwrap().skipped[0].1.to_string(),
+        latest(&store(&disk), "another").unwrap().skipped[0].1.to_string(),
         "/checkpoints/step-000001000.attempt-1/manifest.json: job: got `gpt`; expected `another`"
     );
-}
-
-/// Accepts one tensor of constant value.
-struct SingleTensor(String, Vec<f32>);
-
-impl TensorSink for SingleTensor {
-    fn tensor(&mut self, name: &str) -> Option<&mut [f32]> {
-        (name == self.0).then_some(&mut self.1)
-    }
 }
 
 /// A checkpoint of two shards of almost three chunks each.
@@ -212,12 +203,12 @@ fn damage_is_located_by_file_chunk_and_tensor() {
     let checkpoint = large(&disk);
     assert!(store(&disk).verify(&checkpoint).is_empty());
     for (name, number, size) in [("first", 1.0, 1_000_000), ("second", 2.0, 3_000_000), ("third", 3.0, 2_000_000)] {
-        let mut one = SingleTensor(name.into(), vec![0.0; size]);
+        let mut one = support::Tensors::from([(name.into(), vec![0.0; size])]);
         store(&disk).restore(&checkpoint, &mut one).unwrap();
-        assert!(one.1.iter().all(|it| *it == number), "{name}");
+        assert!(one[name].iter().all(|it| *it == number), "{name}");
     }
-    let error =
-        store(&disk).restore(&checkpoint, &mut SingleTensor("first".into(), vec![0.0; 9])).unwrap_err().to_string();
+    let mut short = support::Tensors::from([("first".into(), vec![0.0; 9])]);
+    let error = store(&disk).restore(&checkpoint, &mut short).unwrap_err().to_string();
     assert!(error.ends_with("tensor `first` of this run: got 9 numbers; expected 1000000"), "{error}");
 
     for (rank, byte) in [(0, 3), (0, 2 * CHUNK + 5), (1, CHUNK), (1, CHUNK - 1)] {
@@ -249,6 +240,63 @@ fn damage_is_located_by_file_chunk_and_tensor() {
         "/checkpoints/step-000000500.attempt-1/rank-0.safetensors: damaged: chunk 2, bytes 8388608 to 12000264, does not have \
          the digest in its manifest; it holds second"
     );
+}
+
+/// Each damaged chunk is found by the one rank whose share it is in.
+#[test]
+fn shares_of_ranks_find_what_one_rank_finds() {
+    let disk = MemoryDisk::new(None);
+    let checkpoint = large(&disk);
+    for (rank, byte) in [(0, 3), (1, CHUNK), (1, 2 * CHUNK + 5)] {
+        let file = path(ID, &format!("rank-{rank}.safetensors"));
+        let mut bytes = read(&disk, &file);
+        bytes[byte] ^= 4;
+        write(&disk, &file, &bytes);
+    }
+    let texts = |faults: Vec<CheckpointError>| faults.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let mut all = texts(store(&disk).verify(&checkpoint));
+    all.sort();
+    assert_eq!(all.len(), 3);
+    for parts in 1..9 {
+        let mut found: Vec<String> =
+            (0..parts).flat_map(|part| texts(store(&disk).verify_share(&checkpoint, (part, parts)))).collect();
+        found.sort();
+        assert_eq!(found, all, "{parts} ranks");
+    }
+}
+
+#[test]
+fn tensors_arrive_whole_from_single_chunks_in_any_order() {
+    let disk = MemoryDisk::new(None);
+    let checkpoint = large(&disk);
+    let store = store(&disk);
+    let reader = store.chunk_reader(&checkpoint);
+    let all = reader.chunks(|_| true);
+    assert_eq!(all.len(), 6, "three of each shard");
+    assert_eq!(reader.chunks(|_| false), []);
+    let chunks = reader.chunks(|tensor| tensor.name == "second");
+    // Elements 1,000,000 to 4,000,000 of 6,000,000, in shards of 3,000,000 elements.
+    assert_eq!(chunks, all[..4]);
+    let mut tensors = support::Tensors::from([("second".into(), vec![0.0; 3_000_000])]);
+    let mut numbers = vec![0.0; CHUNK / 4];
+    for chunk in chunks.into_iter().rev() {
+        reader.read(chunk, &mut numbers).unwrap();
+        for from in (0..chunk.numbers()).step_by(99_999) {
+            let part = &numbers[from..(from + 99_999).min(chunk.numbers())];
+            reader.deliver(chunk, from, part, &mut tensors).unwrap();
+        }
+    }
+    assert!(tensors["second"].iter().all(|number| *number == 2.0));
+
+    let file = path(ID, "rank-1.safetensors");
+    let mut bytes = read(&disk, &file);
+    bytes[CHUNK] ^= 1;
+    write(&disk, &file, &bytes);
+    let error = reader.read(all[4], &mut numbers).unwrap_err().to_string();
+    assert!(error.contains("rank-1.safetensors: damaged: chunk 1, bytes 4194304 to 8388608"), "{error}");
+    for chunk in [all[3], all[5]] {
+        reader.read(chunk, &mut numbers).unwrap();
+    }
 }
 
 /// A disk on which one file cannot be opened for a while.
@@ -314,9 +362,9 @@ fn a_checkpoint_that_cannot_be_read_now_is_not_skipped() {
     for file in ["rank-1.safetensors", "manifest.json"] {
         let stale = Stale { disk: &disk, file: path(newest, file), failures: AtomicU32::new(1) };
         let store = Store::new(&stale, Path::new(DIRECTORY));
-        let error = store.latest(JOB).unwrap_err();
+        let error = latest(&store, JOB).unwrap_err();
         assert!(error.is_io(), "{error}");
-        let latest = store.latest(JOB).unwrap();
+        let latest = support::latest(&store, JOB).unwrap();
         assert_eq!(latest.checkpoint.unwrap().manifest().info().id, newest);
         assert!(latest.skipped.is_empty());
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use support::disk::Random;
-use support::{JOB, assert_whole, id, save};
+use support::{JOB, assert_whole, id, latest, save};
 use switchyard_checkpoint::Store;
 use switchyard_checkpoint::disk::Disk;
 
@@ -25,7 +25,7 @@ fn child() {
     let launched = std::env::var(ATTEMPT).unwrap().parse().unwrap();
     let store = Store::new(&Disk, Path::new(&directory));
     let attempt = store.next_attempt(launched).unwrap();
-    let latest = store.latest(JOB).unwrap().checkpoint;
+    let latest = latest(&store, JOB).unwrap().checkpoint;
     let first = latest.map_or(1, |checkpoint| checkpoint.manifest().info().id.step + 1);
     store.prune(JOB, attempt, 2).unwrap();
     let mut out = std::io::stdout();
@@ -61,7 +61,7 @@ fn the_newest_checkpoint_survives_kills() {
         let last: u64 = last.expect("a checkpoint").strip_prefix("published ").unwrap().parse().unwrap();
         assert!(child.wait().unwrap().code().is_none(), "attempt {attempt} ended by itself");
 
-        let latest = store.latest(JOB).unwrap();
+        let latest = latest(&store, JOB).unwrap();
         let checkpoint = latest.checkpoint.unwrap_or_else(|| panic!("attempt {attempt}: {:?}", latest.skipped));
         assert_whole(&store, &checkpoint);
         let step = checkpoint.manifest().info().id.step;

@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use support::disk::MemoryDisk;
-use support::{JOB, assert_whole, id, info, save, specs, tensors, write_shards};
+use support::{JOB, assert_whole, id, info, latest, save, specs, tensors, write_shards};
 use switchyard_checkpoint::disk::Disk;
 use switchyard_checkpoint::export::{Exported, export};
 use switchyard_checkpoint::format::CheckpointInfo;
@@ -29,7 +29,7 @@ fn state_saved_by_any_number_of_ranks_is_restored() {
     // Creates the directory and its parents.
     let path = directory.path().join("a/b");
     let store = Store::new(&Disk, &path);
-    assert!(store.list().unwrap().is_empty() && store.latest(JOB).unwrap().checkpoint.is_none());
+    assert!(store.list().unwrap().is_empty() && latest(&store, JOB).unwrap().checkpoint.is_none());
     let memory = MemoryDisk::new(None);
     let in_memory = Store::new(&memory, Path::new(support::DIRECTORY));
     // 200 ranks exceed the elements of some tensors, and 1000 exceed all elements, so that some
@@ -37,7 +37,7 @@ fn state_saved_by_any_number_of_ranks_is_restored() {
     let real = [1, 2, 3, 8].map(|world| (store, world));
     for (step, (store, world)) in (1..).zip(real.into_iter().chain([(in_memory, 200), (in_memory, 1000)])) {
         let manifest = save(&store, id(1, step), world).unwrap();
-        let checkpoint = store.latest(JOB).unwrap().checkpoint.unwrap();
+        let checkpoint = latest(&store, JOB).unwrap().checkpoint.unwrap();
         assert_eq!(*checkpoint.manifest(), manifest);
         assert_whole(&store, &checkpoint);
         assert_eq!(manifest.check_tensors(&specs()), Ok(()));
@@ -119,7 +119,7 @@ fn an_old_attempt_neither_wins_nor_harms() {
     assert!(superseded(store.prune(JOB, 1, 1).unwrap_err()));
     // If its check ran just before attempt 2 wrote, it publishes, but still loses.
     fs::write(directory.path().join("step-000001500.attempt-1/manifest.json"), zombie.encode().unwrap()).unwrap();
-    assert_eq!(store.latest(JOB).unwrap().checkpoint.unwrap().manifest().info().id, id(2, 1000));
+    assert_eq!(latest(&store, JOB).unwrap().checkpoint.unwrap().manifest().info().id, id(2, 1000));
     assert_eq!(ids(&store), [id(2, 1000), id(1, 1500), id(1, 500)]);
     // A job restarted in the old directory is newer than everything in it.
     assert_eq!((store.next_attempt(1).unwrap(), store.next_attempt(9).unwrap()), (3, 9));
@@ -140,7 +140,7 @@ fn existing_checkpoints_are_never_overwritten() {
     // An attempt may overwrite its own unfinished checkpoint.
     write_shards(&store, id(1, 1000), 4).unwrap();
     save(&store, id(1, 1000), 2).unwrap();
-    assert_whole(&store, &store.latest(JOB).unwrap().checkpoint.unwrap());
+    assert_whole(&store, &latest(&store, JOB).unwrap().checkpoint.unwrap());
 }
 
 #[test]

@@ -183,8 +183,13 @@ fn connect_paths(
         let members = (paths.local.as_slice(), leader);
         let size = (lanes as usize, plan.arena * 4);
         let segment = Arc::new(share_memory(identity, members, unix.as_fd(), size, deadline, shared)?);
-        let poisoning = Arc::clone(&segment);
-        shared.on_failure(Box::new(move || poisoning.set_poison()));
+        // The group can outlive the reducer, whose memory must not stay mapped.
+        let poisoning = Arc::downgrade(&segment);
+        shared.on_failure(Box::new(move || {
+            if let Some(segment) = poisoning.upgrade() {
+                segment.set_poison();
+            }
+        }));
         let me = paths.local.iter().position(|rank| *rank == identity.rank).unwrap_or(0);
         let single_host = paths.transport == Transport::Shm;
         for (lane, engine) in engines.iter_mut().enumerate() {

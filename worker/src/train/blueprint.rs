@@ -7,13 +7,12 @@ use super::cuda_engine::CudaPlan;
 use super::digest::DIGEST_CHUNK;
 use super::exchange::check_servers;
 use super::training::{BUCKET, Training};
-use super::{TrainError, memory};
+use super::{TrainError, load, memory};
 use crate::data::{Dataset, Prefetcher, Task};
 use crate::model::Registry;
 use crate::nn::{Layout, fuse};
 use crate::optimizer::Optimizer;
 use std::sync::Arc;
-use switchyard_checkpoint::format::CHUNK;
 use switchyard_worker_contract::config::{Device, EngineConfig, OuterOptimizer, Reader};
 use switchyard_worker_contract::event::{Inspection, MemoryUse};
 
@@ -95,7 +94,7 @@ impl Blueprint {
         let largest = self.layout().parameters.iter().map(|parameter| 4 * parameter.range().len()).max();
         let copies = 4 * DIGEST_CHUNK + COPIES * largest.unwrap_or(0);
         let (staged, chunk) = match config.checkpoint {
-            Some(_) => (self.staged_bytes(), CHUNK),
+            Some(_) => (self.staged_bytes(), load::memory_bytes(self.training.world)),
             None => (0, 0),
         };
         MemoryUse {

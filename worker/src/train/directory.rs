@@ -1,8 +1,11 @@
-//! Prepares the directory of checkpoints before the first step, on rank 0: locks it against other
-//! runs, and tries whether checkpoints can be written there.
+//! Prepares the directory of checkpoints before the first step. Rank 0 locks it against other runs,
+//! and tries whether checkpoints can be written there; the others look for that lock.
 
 use super::TrainError;
 use super::disk::CountedDisk;
+use crate::comm::{Group, format_ranks};
+use crate::retry::retry;
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 use switchyard_checkpoint::lock::Lock;
@@ -34,6 +37,57 @@ pub(super) fn lock(disk: &CountedDisk, directory: &Path, job: &str, attempt: u32
         }
         Err(error) => Err(TrainError::DirectoryIo(error.to_string())),
     }
+}
+
+/// Compares rank 0's lock on all ranks: each writes its part of a checkpoint to the directory, so a
+/// host with a directory of its own would fail every save.
+///
+/// # Errors
+/// A rank does not see the lock, or the group failed. The same on all ranks.
+pub(super) fn compare(
+    group: &mut Group,
+    (disk, directory): (&CountedDisk, &Path),
+    lock: Option<&Lock>,
+) -> Result<(), TrainError> {
+    const WHAT: &str = "the directory of checkpoints";
+    let text = group.broadcast(WHAT, lock.map_or("", Lock::text).as_bytes())?;
+    let text = String::from_utf8_lossy(&text);
+    if text.is_empty() {
+        return Ok(());
+    }
+    let look = || {
+        disk.count();
+        if Lock::is_in(directory, &text) { Ok(()) } else { Err(()) }
+    };
+    let note = |_: &()| Some(format!("{}: rank 0's lock is not there", directory.display()));
+    let is_shared = group.rank() == 0 || retry(note, look).is_ok();
+    let report = serde_json::to_vec(&(!is_shared, group.host())).expect("invariant: a name is JSON");
+    let reports = group.all_gather(WHAT, &report)?;
+    let reports: Vec<(bool, String)> =
+        reports.iter().map(|bytes| serde_json::from_slice(bytes).unwrap_or_default()).collect();
+    match not_shared(directory, &reports) {
+        Some(text) => Err(TrainError::Directory(text)),
+        None => Ok(()),
+    }
+}
+
+/// Names the ranks and hosts that do not see rank 0's lock, from whether each lacks it and its host.
+fn not_shared(directory: &Path, reports: &[(bool, String)]) -> Option<String> {
+    let (mut ranks, mut hosts) = (Vec::new(), BTreeSet::new());
+    for (rank, (_, host)) in (0..).zip(reports).filter(|(_, (lacks, _))| *lacks) {
+        ranks.push(rank);
+        hosts.insert(host.as_str());
+    }
+    let zero = reports.first().map_or("", |(_, host)| host.as_str());
+    (!ranks.is_empty()).then(|| {
+        format!(
+            "{}: got another directory on {} ({}) than on rank 0 ({zero}): rank 0's lock is not there; expected one \
+             directory on storage that all hosts share",
+            directory.display(),
+            format_ranks(&ranks),
+            hosts.into_iter().collect::<Vec<_>>().join(", ")
+        )
+    })
 }
 
 /// Tries the calls that a checkpoint needs, and whether there is room. A new run needs `bytes` for

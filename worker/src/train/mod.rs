@@ -26,6 +26,7 @@ mod error;
 mod evaluate;
 mod exchange;
 pub mod fault;
+mod load;
 mod memory;
 mod pace;
 mod preparation;

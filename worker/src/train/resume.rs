@@ -3,21 +3,32 @@
 use super::TrainError;
 use super::disk::CountedDisk;
 use super::engine::Engine;
+use super::load::load;
 use super::progress::{Difference, Fingerprint, Progress, exchange};
 use super::tensors::{EngineSink, private_tensors, tensors};
 use super::training::Training;
-use crate::comm::Group;
+use crate::comm::{CommError, Group};
 use crate::retry::retry;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
 use std::path::Path;
 use switchyard_checkpoint::store::{Latest, State as Stored, StoreEntry};
-use switchyard_checkpoint::{Checkpoint, CheckpointError, CheckpointId, Store};
+use switchyard_checkpoint::{Checkpoint, CheckpointError, CheckpointId, Store, TensorSpec};
 use switchyard_worker_contract::config::{Rule, SyncPolicy};
 
-/// Maximum bytes of rank 0's error text.
-const MAX_ERROR_BYTES: usize = 512;
+/// The name of the exchanges before a run resumes.
+const WHAT: &str = "the checkpoint to resume from";
 
-/// Rank 0's answer, sent to all ranks.
+/// What rank 0 sends to all ranks.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+enum Message {
+    /// Each rank verifies its share of this checkpoint: attempt and step.
+    Verify(u32, u64),
+    Resume(ResumePoint),
+}
+
+/// Where all ranks start.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct ResumePoint {
     /// Attempt and step of the checkpoint; `None`: start from the beginning.
@@ -25,9 +36,33 @@ struct ResumePoint {
     /// Attempt under which this run writes.
     attempt: u32,
     /// Rank 0's error.
-    error: Option<String>,
+    error: Option<Refusal>,
+}
+
+/// Why a rank cannot use a checkpoint.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Refusal {
+    text: String,
     /// Whether the error is the file system's, so that another attempt can succeed.
     is_io: bool,
+}
+
+impl From<&CheckpointError> for Refusal {
+    fn from(error: &CheckpointError) -> Refusal {
+        Refusal { text: error.to_string(), is_io: error.is_io() }
+    }
+}
+
+impl From<Refusal> for TrainError {
+    fn from(Refusal { text, is_io }: Refusal) -> TrainError {
+        if is_io { TrainError::Storage(text) } else { TrainError::Resume(text) }
+    }
+}
+
+impl From<CheckpointError> for TrainError {
+    fn from(error: CheckpointError) -> TrainError {
+        Refusal::from(&error).into()
+    }
 }
 
 /// Where to start; the same on all ranks.
@@ -37,7 +72,7 @@ pub(super) struct Start {
     pub attempt: u32,
 }
 
-/// Finds the job's newest checkpoint.
+/// Finds the job's newest checkpoint. Each rank verifies a share of its bytes.
 ///
 /// # Errors
 /// The directory cannot be read, or the group failed.
@@ -48,88 +83,140 @@ pub(super) fn find(
     launched: u32,
 ) -> Result<Start, TrainError> {
     let store = Store::new(disk, directory);
-    let own = if group.rank() == 0 { serde_json::to_vec(&find_latest(&store, job, launched)) } else { Ok(Vec::new()) };
-    let answers = group.all_gather("the checkpoint to resume from", &own.unwrap_or_default())?;
-    let found: ResumePoint =
-        serde_json::from_slice(&answers[0]).map_err(|error| TrainError::Resume(error.to_string()))?;
-    if let Some(error) = found.error {
-        return Err(if found.is_io { TrainError::Storage(error) } else { TrainError::Resume(error) });
+    let point = if group.rank() == 0 { search(group, &store, job, launched)? } else { follow(group, &store)? };
+    if let Some(error) = point.error {
+        return Err(error.into());
     }
-    let checkpoint = match found.id {
+    let checkpoint = match point.id {
         None => None,
         Some((attempt, step)) => {
-            let checkpoint = with_retries(|| store.open(CheckpointId { attempt, step })).map_err(failed)?;
+            let checkpoint = with_retries(|| Ok(store.open_manifest(CheckpointId { attempt, step })?))?;
             let progress = checkpoint.manifest().info().progress.read();
             Some((checkpoint, progress.map_err(|error| TrainError::Resume(format!("progress: {error}")))?))
         }
     };
-    Ok(Start { checkpoint, attempt: found.attempt })
+    Ok(Start { checkpoint, attempt: point.attempt })
 }
 
-fn find_latest(store: &Store<'_>, job: &str, launched: u32) -> ResumePoint {
-    let read = with_retries(|| Ok((store.list()?, store.latest(job)?, store.next_attempt(launched)?)));
-    let answer = read.map_err(|error| (error.to_string(), error.is_io())).and_then(|(all, latest, attempt)| {
-        let usable = check_owner(all, job).and_then(|()| require_undamaged(latest));
-        Ok((usable.map_err(|text| (text, false))?, attempt))
+/// Rank 0 looks for the newest checkpoint that all ranks can use.
+fn search(group: &mut Group, store: &Store<'_>, job: &str, launched: u32) -> Result<ResumePoint, TrainError> {
+    let found = with_retries(|| {
+        check_owner(store.list()?, job)?;
+        let latest = store.latest(job, |checkpoint| verify(group, store, checkpoint))?;
+        Ok((require_undamaged(latest)?, store.next_attempt(launched)?))
     });
-    match answer {
+    let point = match found {
         Ok((latest, attempt)) => {
             for (id, error) in &latest.skipped {
                 eprintln!("warning: the checkpoint {id} is skipped: {error}");
             }
             let id = latest.checkpoint.map(|checkpoint| checkpoint.manifest().info().id);
-            ResumePoint { id: id.map(|id| (id.attempt, id.step)), attempt, error: None, is_io: false }
+            ResumePoint { id: id.map(|id| (id.attempt, id.step)), attempt, error: None }
         }
-        Err((mut text, is_io)) => {
-            text.truncate((0..=MAX_ERROR_BYTES).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0));
-            ResumePoint { id: None, attempt: launched, error: Some(text), is_io }
+        Err(TrainError::Storage(text)) => {
+            ResumePoint { id: None, attempt: launched, error: Some(Refusal { text, is_io: true }) }
         }
+        Err(TrainError::Resume(text)) => {
+            ResumePoint { id: None, attempt: launched, error: Some(Refusal { text, is_io: false }) }
+        }
+        Err(error) => return Err(error),
+    };
+    group.broadcast(WHAT, &encode(&Message::Resume(point.clone())))?;
+    Ok(point)
+}
+
+/// Verifies a checkpoint on all ranks; returns the damage that they found.
+fn verify(
+    group: &mut Group,
+    store: &Store<'_>,
+    checkpoint: &Checkpoint,
+) -> Result<Vec<CheckpointError>, TrainError> {
+    let CheckpointId { attempt, step } = checkpoint.manifest().info().id;
+    group.broadcast(WHAT, &encode(&Message::Verify(attempt, step)))?;
+    let mut faults = store.verify_share(checkpoint, (0, group.world() as usize));
+    let refusals = group.gather(WHAT, &[])?;
+    for (rank, bytes) in (0..).zip(refusals).skip(1) {
+        match decode::<Option<Refusal>>(&bytes, rank)? {
+            None => {}
+            Some(Refusal { text, is_io: true }) => return Err(TrainError::Storage(format!("rank {rank}: {text}"))),
+            Some(Refusal { text, is_io: false }) => faults.push(CheckpointError::Reported { text }),
+        }
+    }
+    Ok(faults)
+}
+
+/// The other ranks verify what rank 0 has found, until it has decided.
+fn follow(group: &mut Group, store: &Store<'_>) -> Result<ResumePoint, TrainError> {
+    loop {
+        let (attempt, step) = match decode(&group.broadcast(WHAT, &[])?, 0)? {
+            Message::Verify(attempt, step) => (attempt, step),
+            Message::Resume(point) => return Ok(point),
+        };
+        let share = (group.rank() as usize, group.world() as usize);
+        let faults = match store.open_manifest(CheckpointId { attempt, step }) {
+            Ok(checkpoint) => store.verify_share(&checkpoint, share),
+            Err(error) => vec![error],
+        };
+        group.gather(WHAT, &encode(&faults.first().map(Refusal::from)))?;
     }
 }
 
-/// Repeats a read that fails with an I/O error.
-fn with_retries<T>(read: impl FnMut() -> Result<T, CheckpointError>) -> Result<T, CheckpointError> {
-    retry(|error: &CheckpointError| error.is_io().then(|| error.to_string()), read)
+fn encode(message: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(message).expect("invariant: numbers and texts are JSON")
 }
 
-fn failed(error: CheckpointError) -> TrainError {
-    let text = error.to_string();
-    if error.is_io() { TrainError::Storage(text) } else { TrainError::Resume(text) }
+fn decode<T: DeserializeOwned>(bytes: &[u8], from: u32) -> Result<T, TrainError> {
+    let protocol = |error: serde_json::Error| CommError::Protocol {
+        with: format!("rank {from}"),
+        text: format!("{WHAT}: {error}"),
+    };
+    Ok(serde_json::from_slice(bytes).map_err(protocol)?)
+}
+
+/// Repeats a read that fails with an I/O error.
+fn with_retries<T>(read: impl FnMut() -> Result<T, TrainError>) -> Result<T, TrainError> {
+    let transient = |error: &TrainError| match error {
+        TrainError::Storage(text) => Some(text.clone()),
+        _ => None,
+    };
+    retry(transient, read)
 }
 
 /// Rejects a directory with another job's checkpoints: a run that starts there would be mistaken
 /// for that job.
-fn check_owner(all: Vec<StoreEntry>, job: &str) -> Result<(), String> {
+fn check_owner(all: Vec<StoreEntry>, job: &str) -> Result<(), TrainError> {
     for found in all {
         if let Stored::Complete(checkpoint) = found.state
             && checkpoint.manifest().info().job != job
         {
             let (at, other) = (checkpoint.directory().display(), &checkpoint.manifest().info().job);
-            return Err(format!("{at}: job: got `{other}`; expected `{job}`: each job has its own directory"));
+            let text = format!("{at}: job: got `{other}`; expected `{job}`: each job has its own directory");
+            return Err(TrainError::Resume(text));
         }
     }
     Ok(())
 }
 
 /// Fails if every complete checkpoint is damaged, because only the user can decide to start over.
-fn require_undamaged(latest: Latest) -> Result<Latest, String> {
+fn require_undamaged(latest: Latest) -> Result<Latest, TrainError> {
     let damaged = latest.skipped.iter().find(|(_, error)| !matches!(error, CheckpointError::Incomplete { .. }));
     match (&latest.checkpoint, damaged) {
         (None, Some((_, error))) => {
-            Err(format!("no checkpoint can be used; to start over, set another path; the newest: {error}"))
+            let text = format!("no checkpoint can be used; to start over, set another path; the newest: {error}");
+            Err(TrainError::Resume(text))
         }
         _ => Ok(latest),
     }
 }
 
 /// Reads a checkpoint into the engine. Returns a note for the log if the configuration has changed
-/// since.
+/// since. Collective.
 ///
 /// # Errors
-/// The checkpoint is damaged, or belongs to another model or optimizer.
+/// The checkpoint is damaged, or belongs to another model or optimizer, or the group failed.
 pub(super) fn restore(
     engine: &mut dyn Engine,
-    (training, rank): (&Training, u32),
+    (training, group): (&Training, &mut Group),
     (disk, directory): (&CountedDisk, &Path),
     checkpoint: &Checkpoint,
     progress: &Progress,
@@ -154,7 +241,8 @@ pub(super) fn restore(
             "spec.engine.{field}: got {got} ranks; expected {expected}, as the checkpoint has"
         )));
     }
-    let tensors = [tensors(engine), private].concat();
+    let common = tensors(engine);
+    let tensors = [&common[..], &private].concat();
     checkpoint.manifest().check_tensors(&tensors).map_err(|fault| refused(fault.to_string()))?;
     if progress.seed != training.config.seed {
         let (got, expected) = (training.config.seed, progress.seed);
@@ -171,9 +259,11 @@ pub(super) fn restore(
             "spec.engine.data: {field}: got {got}; expected {expected}, as the checkpoint has"
         )));
     }
-    let mut sink = EngineSink::new(engine, rank);
-    let store = Store::new(disk, directory);
-    with_retries(|| store.restore(checkpoint, &mut sink)).map_err(failed)?;
+    let names = |tensors: Vec<TensorSpec>| tensors.into_iter().map(|tensor| tensor.name).collect::<HashSet<_>>();
+    let (common, own) = (names(common), names(private_tensors(engine, group.rank())));
+    let wanted = (|it: &TensorSpec| common.contains(&it.name), |it: &TensorSpec| own.contains(&it.name));
+    let mut sink = EngineSink::new(engine, group.rank());
+    load(group, (&Store::new(disk, directory), checkpoint), wanted, &mut sink)?;
     sink.finish()?;
     engine.resume(&progress.counters())
 }
@@ -201,7 +291,7 @@ mod tests {
     #[test]
     fn a_read_that_fails_for_a_moment_is_repeated() {
         let mut kinds = vec![io::ErrorKind::StaleNetworkFileHandle, io::ErrorKind::PermissionDenied];
-        let read = with_retries(|| kinds.pop().map_or(Ok(7), |kind| Err(error(kind))));
+        let read = with_retries(|| kinds.pop().map_or(Ok(7), |kind| Err(error(kind).into())));
         assert_eq!(read.ok(), Some(7));
     }
 
@@ -210,10 +300,10 @@ mod tests {
         let mut reads = 0;
         let read = with_retries(|| {
             reads += 1;
-            Err::<(), _>(error(io::ErrorKind::NotFound))
+            Err::<(), _>(error(io::ErrorKind::NotFound).into())
         });
         assert_eq!(reads, 1);
-        assert!(matches!(read.map_err(failed), Err(TrainError::Resume(_))));
-        assert!(matches!(failed(error(io::ErrorKind::Other)), TrainError::Storage(_)));
+        assert!(matches!(read, Err(TrainError::Resume(_))));
+        assert!(matches!(TrainError::from(error(io::ErrorKind::Other)), TrainError::Storage(_)));
     }
 }

@@ -4,6 +4,7 @@ use super::TrainError;
 use super::engine::{Array, Engine, Held, Moment};
 use std::collections::HashMap;
 use std::ops::Range;
+use switchyard_checkpoint::format::Fault;
 use switchyard_checkpoint::{Role, TensorSink, TensorSpec};
 
 /// The tensors of a checkpoint that all ranks have in common.
@@ -73,49 +74,35 @@ impl TensorIndex {
     }
 }
 
-/// Writes the tensors of a checkpoint into an engine, one at a time.
+/// Writes the tensors of a checkpoint into an engine.
 pub(super) struct EngineSink<'a> {
     engine: &'a mut dyn Engine,
     index: TensorIndex,
-    /// The tensor being read.
-    current: Option<(String, Array, usize)>,
-    numbers: Vec<f32>,
     failed: Option<TrainError>,
 }
 
 impl<'a> EngineSink<'a> {
     pub fn new(engine: &'a mut dyn Engine, rank: u32) -> EngineSink<'a> {
         let index = TensorIndex::new(engine, rank);
-        EngineSink { engine, index, current: None, numbers: Vec::new(), failed: None }
+        EngineSink { engine, index, failed: None }
     }
 
-    /// Writes the last tensor.
+    /// Ends the writes.
     ///
     /// # Errors
     /// The engine failed.
-    pub fn finish(mut self) -> Result<(), TrainError> {
-        self.flush();
+    pub fn finish(self) -> Result<(), TrainError> {
         self.failed.map_or(Ok(()), Err)
-    }
-
-    fn flush(&mut self) {
-        if let Some((_, array, from)) = self.current.take() {
-            self.failed = self.failed.take().or(self.engine.write(array, from, &self.numbers).err());
-        }
     }
 }
 
 impl TensorSink for EngineSink<'_> {
-    fn tensor(&mut self, name: &str) -> Option<&mut [f32]> {
-        if self.current.as_ref().is_none_or(|(current, ..)| current != name) {
-            self.flush();
-            let (array, range) = self.index.find(name)?;
-            // A tensor may arrive in several parts, with others in between.
-            self.numbers.resize(range.len(), 0.0);
-            let read = self.engine.read(array, range.start, &mut self.numbers);
-            self.failed = self.failed.take().or(read.err());
-            self.current = Some((name.to_owned(), array, range.start));
+    fn write(&mut self, tensor: &TensorSpec, from: usize, values: &[f32]) -> Result<(), Fault> {
+        if let Some((array, range)) = self.index.find(&tensor.name)
+            && self.failed.is_none()
+        {
+            self.failed = self.engine.write(array, range.start + from, values).err();
         }
-        Some(&mut self.numbers)
+        Ok(())
     }
 }

@@ -111,6 +111,10 @@ impl Trainer {
             }
             _ => None,
         };
+        if let Some(checkpoint) = &blueprint.training.config.checkpoint {
+            let compared = directory::compare(&mut group, (&disk, Path::new(&checkpoint.path)), lock.as_ref());
+            compared.inspect_err(|error| report_failure(&group, error))?;
+        }
         let start = blueprint.training.config.checkpoint.as_ref().map(|checkpoint| {
             resume::find(&mut group, (&disk, Path::new(&checkpoint.path)), &config.job, config.attempt)
         });
@@ -131,7 +135,7 @@ impl Trainer {
             if let Some((checkpoint, progress)) = &start.checkpoint {
                 training.resume_at(progress.step, progress.epoch, progress.position);
                 let restored =
-                    resume::restore(&mut *engine, (&training, group.rank()), (&disk, &directory), checkpoint, progress);
+                    resume::restore(&mut *engine, (&training, &mut group), (&disk, &directory), checkpoint, progress);
                 let changed = restored.inspect_err(|error| report_failure(&group, error))?;
                 changed.iter().filter(|_| group.rank() == 0).for_each(|text| eprintln!("note: {text}"));
                 resumed = Some(progress.step);

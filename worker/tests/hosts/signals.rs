@@ -2,7 +2,7 @@
 //! it.
 
 use crate::collective_support::wait_until;
-use crate::pods::{Job, Running, finished, last_step, pid_of, resumed, wait_for_step};
+use crate::pods::{Job, Running, finished, last_step, pid_of, ready, resumed, wait_for_step};
 use rustix::process::{Signal, kill_process};
 use std::fs;
 use std::time::Duration;
@@ -206,9 +206,22 @@ fn a_node_without_access_to_the_checkpoints_reports_it_to_all() {
         [pods[0].code(), pods[1].code()]
     };
     assert_eq!(run("1", [".", "."]), [0, 0], "{}", job.read("err-0"));
-    assert_eq!(run("2", [".", "elsewhere"]), [4, 6], "{} {}", job.read("err-0"), job.read("err-1"));
-    for node in [0, 1] {
-        let failure = job.termination(node).failure.unwrap();
-        assert!(failure.origin_rank == 1 && failure.cause.contains("spec.checkpoint.path"), "{failure:?}");
-    }
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    let expected = format!(
+        "spec.checkpoint.path: checkpoints: got another directory on rank 1 ({0}) than on rank 0 ({0}): rank 0's lock \
+         is not there; expected one directory on storage that all hosts share",
+        host.trim()
+    );
+    let refuses = |attempt: &str| {
+        assert_eq!(run(attempt, [".", "elsewhere"]), [6, 6], "{} {}", job.read("err-0"), job.read("err-1"));
+        for node in [0, 1] {
+            let failure = job.termination(node).failure.unwrap();
+            assert!(failure.cause.contains(&expected), "{failure:?}");
+            assert!(ready(&job.read(&format!("out-{node}"))).is_empty(), "before the first step");
+        }
+    };
+    refuses("2");
+    // A new job as well: it could not complete any checkpoint.
+    fs::remove_dir_all(job.path("checkpoints")).unwrap();
+    refuses("3");
 }

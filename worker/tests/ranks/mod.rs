@@ -57,6 +57,12 @@ pub fn on_ranks<T: Send>(world: u32, body: impl Fn(GroupConfig) -> T + Sync) -> 
     })
 }
 
+/// Bytes that this thread has read.
+pub fn bytes_read() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+    text.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
+}
+
 /// Trains until `steps` are done and then either leaves in order, or drops everything silently,
 /// like a kill. Returns the step from which it resumed, and the observations, which are equal on
 /// all ranks.

@@ -19,6 +19,7 @@ mod ranks;
 mod resume;
 mod same_bits;
 mod sharded;
+mod shared_checkpoint;
 mod shared_data;
 mod top_k;
 mod training;

@@ -1,7 +1,7 @@
 //! Files that the ranks read together before the first step.
 
 use crate::plain::{gpt, resnet};
-use crate::ranks::on_ranks;
+use crate::ranks::{bytes_read, on_ranks};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Barrier};
@@ -33,12 +33,6 @@ fn token_config(path: &Path) -> EngineConfig {
     let plain = gpt(Path::new("."), &[]);
     let source = Source::Tokens(Tokens { path: path.display().to_string(), token_type: TokenType::UInt16 });
     EngineConfig { data: Data { source, ..plain.data }, ..plain }
-}
-
-/// Bytes that this thread has read.
-fn bytes_read() -> u64 {
-    let text = fs::read_to_string("/proc/thread-self/io").unwrap();
-    text.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
 }
 
 /// Joins the ranks; returns the facts about the data, and the bytes that each rank has read.

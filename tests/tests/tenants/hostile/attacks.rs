@@ -37,6 +37,22 @@ fn small(name: &str, policy: &str, spec: Value) -> Act {
     Create(job)
 }
 
+/// A job of two roles; `gpus` asks for all GPUs.
+fn roles(gpus: Value, other: Value, spec: Value) -> Act {
+    let mut job = plain_job("a", 1, "run");
+    let trainer = job["spec"]["trainer"].as_object_mut().expect("an object");
+    let small = trainer.remove("resourcesPerNode");
+    trainer.remove("numNodes");
+    let mut first = json!({"name": "first", "replicas": NODES, "resourcesPerNode": small});
+    first["resourcesPerNode"]["limits"][RESOURCE] = "8".into();
+    let mut second = json!({"name": "second", "rendezvous": "None", "resourcesPerNode": small});
+    merge(&mut first, gpus);
+    merge(&mut second, other);
+    job["spec"]["roles"] = json!([first, second]);
+    merge(&mut job["spec"], spec);
+    Create(job)
+}
+
 /// A pod with this metadata and spec.
 pub fn pod(name: &str, metadata: Value, spec: Value, gpus: u32) -> Act {
     let mut limits = json!({"cpu": "100m", "memory": "64Mi"});
@@ -67,6 +83,10 @@ pub fn attacks(node: &str, uid: &str) -> Vec<Attack> {
     let owner = json!([{"apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "name": "good", "uid": uid, "controller": true}]);
     let placed = json!({"status": {"attempt": 1, "placement": {"reason": "mine", "nodes": [{"firstRank": 0, "nodeName": node}]},
         "conditions": [{"type": "Placed", "status": "True", "reason": "Placed", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}});
+    let alone = json!({"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+        {"topologyKey": "kubernetes.io/hostname", "labelSelector": {}, "namespaceSelector": {}}]}}});
+    let gpu_init = json!({"initContainers": [{"name": "i", "image": "none",
+        "resources": {"limits": {"cpu": "100m", "memory": "64Mi", RESOURCE: "8"}}}]});
     let requests = json!({"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 8}}]});
     let training = "training.switchyard.dev/v1alpha1";
     let mut all: Vec<Attack> = vec![
@@ -145,18 +165,58 @@ pub fn attacks(node: &str, uid: &str) -> Vec<Attack> {
                 Settle("a"),
             ],
         ),
+        (
+            "that the queue never preempts",
+            None,
+            vec![gpus("a", json!({"queue": {"preemptible": "Never"}})), Settle("a")],
+        ),
+        (
+            "that the queue always preempts",
+            None,
+            vec![gpus("a", json!({"queue": {"preemptible": "Always"}})), Settle("a")],
+        ),
+        (
+            "with GPUs for an init container alone",
+            None,
+            vec![small("a", "initialize", in_template(gpu_init.clone())), Settle("a")],
+        ),
+        ("of two roles, one without GPUs", None, vec![roles(json!({}), json!({}), json!({})), Settle("a")]),
+        (
+            "of a role with a thousand pods, as many to a node as fit",
+            None,
+            vec![roles(json!({}), json!({"replicas": 1000}), json!({})), Settle("a")],
+        ),
+        (
+            "whose role without GPUs goes on alone",
+            None,
+            vec![
+                roles(json!({"onFailure": "Ignore"}), json!({}), json!({"successPolicy": {"role": "second"}})),
+                Settle("a"),
+            ],
+        ),
         ("a pod with GPUs", Some("exceeded quota"), vec![pod("p", json!({}), json!({}), 8)]),
         (
             "a pod with GPUs on a node by name",
             Some("exceeded quota"),
             vec![pod("p", json!({}), json!({"nodeName": node}), 8)],
         ),
+        ("a pod with GPUs for an init container alone", Some("exceeded quota"), vec![pod("p", json!({}), gpu_init, 0)]),
         (
             "a pod with our gate",
             None,
             vec![pod("p", json!({}), json!({"schedulingGates": [{"name": "training.switchyard.dev/gang"}]}), 0)],
         ),
         ("a pod on a node by name", None, vec![pod("p", json!({}), json!({"nodeName": node}), 0)]),
+        (
+            "a pod that keeps those of all namespaces off its node",
+            Some("exceeded quota: alone"),
+            vec![pod("p", json!({}), alone.clone(), 0)],
+        ),
+        (
+            "a job whose pods keep those of all namespaces off their nodes",
+            None,
+            vec![small("a", "run", in_template(alone)), Settle("a")],
+        ),
         // Claims and volumes.
         (
             "a claim of eight GPUs, and a pod with it",
@@ -277,7 +337,21 @@ pub fn attacks(node: &str, uid: &str) -> Vec<Attack> {
                 Delete("TrainJob", "f"),
             ],
         ),
+        (
+            "a job whose NetworkPolicy has another owner",
+            None,
+            vec![
+                object("networking.k8s.io/v1", "NetworkPolicy", "a", json!({"spec": {"podSelector": {}}})),
+                small("a", "run", json!({})),
+                Settle("a"),
+            ],
+        ),
         // Forgeries.
+        (
+            "a job with the other job's name",
+            None,
+            vec![small("good", "run", json!({"trainer": {"numNodes": NODES}})), Settle("good")],
+        ),
         (
             "a pod with the label of the other job",
             Some("only the controller of Switchyard sets it"),
@@ -356,6 +430,9 @@ pub fn attacks(node: &str, uid: &str) -> Vec<Attack> {
     all.push(("twelve jobs of all GPUs", None, numbered(&|name| gpus(name, json!({})), 12)));
     all.push(("fifty suspended jobs", None, numbered(&|name| gpus(name, json!({"suspend": true})), 50)));
     let again = || [gpus("r", json!({})), Delete("TrainJob", "r")];
+    let resumed = |suspend: bool| Change("TrainJob", "s", json!({"spec": {"suspend": suspend}}));
+    let flips = (0..10).map(|number| resumed(number % 2 == 0));
+    all.push(("suspended and resumed five times", None, [gpus("s", json!({}))].into_iter().chain(flips).collect()));
     all.push(("a job that is deleted and created again eight times", None, (0..8).flat_map(|_| again()).collect()));
     all
 }

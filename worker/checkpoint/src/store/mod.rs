@@ -12,12 +12,15 @@ mod write;
 
 use crate::disk::{Kind, ReadFile, Vfs};
 use crate::error::CheckpointError;
-use crate::format::{CheckpointId, Fault, MANIFEST_FILE, MANIFEST_LIMIT, Manifest, decode_header, shard_file};
+use crate::format::{
+    CheckpointId, Fault, MANIFEST_FILE, MANIFEST_LIMIT, Manifest, TensorSpec, decode_header, shard_file,
+};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+pub use read::{Chunk, ChunkReader};
 pub(crate) use write::write_atomically;
 
 /// Source of tensors to write.
@@ -29,8 +32,12 @@ pub trait TensorSource {
 
 /// Destination of restored tensors.
 pub trait TensorSink {
-    /// Memory for all elements of a tensor, row-major. `None` skips the tensor.
-    fn tensor(&mut self, name: &str) -> Option<&mut [f32]>;
+    /// Takes elements of a tensor, row-major, from index `from` on; ignores tensors that it does not
+    /// want. A tensor arrives in any number of parts, with others in between.
+    ///
+    /// # Errors
+    /// The sink's tensor of this name has another size.
+    fn write(&mut self, tensor: &TensorSpec, from: usize, values: &[f32]) -> Result<(), Fault>;
 }
 
 impl TensorSource for BTreeMap<String, Vec<f32>> {
@@ -40,8 +47,14 @@ impl TensorSource for BTreeMap<String, Vec<f32>> {
 }
 
 impl TensorSink for BTreeMap<String, Vec<f32>> {
-    fn tensor(&mut self, name: &str) -> Option<&mut [f32]> {
-        self.get_mut(name).map(Vec::as_mut_slice)
+    fn write(&mut self, tensor: &TensorSpec, from: usize, values: &[f32]) -> Result<(), Fault> {
+        let Some(room) = self.get_mut(&tensor.name) else { return Ok(()) };
+        if room.len() != tensor.element_count() {
+            let what = format!("tensor `{}` of this run", tensor.name);
+            return Err(Fault::new(what, format!("{} numbers", room.len()), tensor.element_count()));
+        }
+        room[from..][..values.len()].copy_from_slice(values);
+        Ok(())
     }
 }
 
@@ -116,26 +129,36 @@ impl<'a> Store<'a> {
         Ok(self.ids()?.into_iter().map(|id| StoreEntry { id, state: state(id) }).collect())
     }
 
-    /// The newest checkpoint of a job whose contents all verify. One rank finds it and sends its ID
-    /// to the others, which [`Store::open`] it; otherwise each rank could find a different one.
+    /// The newest checkpoint of a job in which `verify` finds no damage: [`Store::verify`], or
+    /// [`Store::verify_share`] on several ranks. One rank finds it and sends its ID to the others;
+    /// otherwise each rank could find a different one.
     ///
     /// # Errors
     /// The directory, or a checkpoint, cannot be read now ([`CheckpointError::is_io`]). Skipping
     /// that checkpoint would lose its steps for good, because the next attempt writes newer ones.
-    pub fn latest(&self, job: &str) -> Result<Latest, CheckpointError> {
+    /// Also an error of `verify` itself.
+    pub fn latest<E: From<CheckpointError>>(
+        &self,
+        job: &str,
+        mut verify: impl FnMut(&Checkpoint) -> Result<Vec<CheckpointError>, E>,
+    ) -> Result<Latest, E> {
         let mut skipped = Vec::new();
         for id in self.ids()? {
-            let usable = self.open(id).and_then(|checkpoint| {
+            let opened = self.open(id).and_then(|checkpoint| {
                 let got = checkpoint.manifest.info().job.as_str();
                 if got != job {
                     let fault = Fault::new("job", format!("`{got}`"), format!("`{job}`"));
                     return Err(CheckpointError::Refused { file: checkpoint.directory.join(MANIFEST_FILE), fault });
                 }
-                self.verify(&checkpoint).into_iter().next().map_or(Ok(checkpoint), Err)
+                Ok(checkpoint)
             });
+            let usable = match opened {
+                Ok(checkpoint) => verify(&checkpoint)?.into_iter().next().map_or(Ok(checkpoint), Err),
+                Err(error) => Err(error),
+            };
             match usable {
                 Ok(checkpoint) => return Ok(Latest { checkpoint: Some(checkpoint), skipped }),
-                Err(error) if error.is_io() => return Err(error),
+                Err(error) if error.is_io() => return Err(error.into()),
                 Err(error) => skipped.push((id, error)),
             }
         }
@@ -148,6 +171,19 @@ impl<'a> Store<'a> {
     /// The manifest is missing, invalid, or belongs to another checkpoint; a shard is missing or
     /// has the wrong length.
     pub fn open(&self, id: CheckpointId) -> Result<Checkpoint, CheckpointError> {
+        let checkpoint = self.open_manifest(id)?;
+        for (rank, shard) in checkpoint.manifest.shards().iter().enumerate() {
+            open_shard(self.vfs, &checkpoint.directory.join(shard_file(rank)), shard.bytes)?;
+        }
+        Ok(checkpoint)
+    }
+
+    /// As [`Store::open`], for a rank to which another one has sent the ID: does not look at the
+    /// shards.
+    ///
+    /// # Errors
+    /// The manifest is missing, invalid, or belongs to another checkpoint.
+    pub fn open_manifest(&self, id: CheckpointId) -> Result<Checkpoint, CheckpointError> {
         let directory = self.path(id);
         expect_kind(self.vfs, &directory, Kind::Directory)?;
         let file = directory.join(MANIFEST_FILE);
@@ -168,9 +204,6 @@ impl<'a> Store<'a> {
         if manifest.info().id != id {
             let fault = Fault::new("manifest", format!("one {}", manifest.info().id), format!("one {id}"));
             return Err(CheckpointError::Refused { file, fault });
-        }
-        for (rank, shard) in manifest.shards().iter().enumerate() {
-            open_shard(self.vfs, &directory.join(shard_file(rank)), shard.bytes)?;
         }
         Ok(Checkpoint { directory, manifest })
     }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use switchyard_checkpoint::disk::Vfs;
 use switchyard_checkpoint::format::CheckpointInfo;
+use switchyard_checkpoint::store::Latest;
 use switchyard_checkpoint::{
     Checkpoint, CheckpointError, CheckpointId, Manifest, Plan, Progress, Role, ShardDigest, Store, TensorSpec,
 };
@@ -75,6 +76,11 @@ pub fn save(store: &Store<'_>, id: CheckpointId, world: usize) -> Result<Manifes
     let manifest = write_shards(store, id, world)?;
     store.publish(&manifest)?;
     Ok(manifest)
+}
+
+/// The newest checkpoint of a job, verified by one rank.
+pub fn latest(store: &Store<'_>, job: &str) -> Result<Latest, CheckpointError> {
+    store.latest(job, |checkpoint| Ok(store.verify(checkpoint)))
 }
 
 /// The tensors of a checkpoint as a run receives them.
