@@ -259,6 +259,7 @@ impl<W: Write> Run<'_, W> {
         self.report_checkpoints();
         let weights_digest = self.trainer.agree_on_weights()?;
         let model_file = if rank == 0 { Some(self.save_model()?) } else { None };
+        self.trainer.serve_weights()?;
         step_times.sort_by(f32::total_cmp);
         Ok(Finished {
             rank,
@@ -278,7 +279,7 @@ impl<W: Write> Run<'_, W> {
     /// Writes the model to the run directory. If that fails, for example because its disk is full,
     /// writes it next to the checkpoints or to the directory of temporary files, because training
     /// again for the same model costs more than a file in another place. Returns the file.
-    fn save_model(&self) -> Result<PathBuf, TrainError> {
+    fn save_model(&mut self) -> Result<PathBuf, TrainError> {
         const NAME: &str = "model.safetensors";
         let file = self.options.run_dir.join(NAME);
         let Err(first) = self.trainer.save(&file) else { return Ok(file) };
