@@ -124,8 +124,8 @@ pub(super) enum Command {
     /// TrainJob, and list settings without an equivalent.
     #[command(after_long_help = diagnose::CONVERT_CODES)]
     Convert(ConvertArgs),
-    /// Check the nodes that a TrainJob would get, before it uses any GPU time: 27 checks, each with
-    /// its fix. Starts nothing.
+    /// Check the nodes that a TrainJob would get, before it uses any GPU time. Each finding comes
+    /// with its fix. Starts nothing.
     #[command(after_long_help = exit_codes())]
     Preflight(PreflightArgs),
     /// Explain errors in the logs of ranks (NCCL, Gloo, MPI, CUDA, RDMA, our own worker): the root

@@ -4,8 +4,8 @@
 //! Uses a real API server, scheduler and controller manager, the real controller as shipped, and 16
 //! emulated nodes of two machine types with eight GPUs each, as their agents would report them. The
 //! measured time runs from the create call to the watch event with the condition `FabricReady`. It
-//! includes creating the pods, placing the gang, deriving the settings, running 27 checks, and all
-//! writes.
+//! includes creating the pods, placing the gang, deriving the settings, running the preflight
+//! checks, and all writes.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use anyhow::Result;

@@ -1,8 +1,8 @@
-//! Preflight: 27 checks of the chosen gang before anything starts, from the agents' reports, the
-//! pod and the decisions. Uses no GPU time. Pure.
+//! Preflight: checks the chosen gang before anything starts, from the agents' reports, the pod and
+//! the decisions. Uses no GPU time. Pure.
 //!
 //! ```text
-//! gang (reports, pod, own environment) + decisions ─> 27 checks ─> faults of nodes ─> folded ─> PreflightStatus
+//! gang (reports, pod, own environment) + decisions ─> `CHECKS` ─> faults of nodes ─> folded ─> PreflightStatus
 //! ```
 //!
 //! A check without the facts it needs is skipped with a reason, never counted as passed. Numbers

@@ -294,10 +294,14 @@ fn every_check_runs_and_passes_on_healthy_nodes() {
         let skipped = status.skipped.iter().find(|skip| skip.check == number);
         let may = NEED_A_SUBJECT.contains(&number);
         assert!(may || skipped.is_none(), "check {number} is skipped: {skipped:?}");
-        assert_eq!(status.passed + status.not_applicable, 27, "check {number}: {}", describe(&status));
+        assert_eq!(
+            usize::try_from(status.passed + status.not_applicable).unwrap(),
+            CHECKS.len(),
+            "check {number}: {}",
+            describe(&status)
+        );
     }
     assert!(CHECKS.iter().zip(1..).all(|(check, number)| check.number == number));
-    assert_eq!(CHECKS.len(), 27);
 }
 
 #[test]

@@ -107,8 +107,7 @@ impl LocalGroup {
             return Ok(());
         }
         self.reduce(op.start..op.start + op.len, Target::All, ctx);
-        self.publish(Flag::Reduced, op.sequence);
-        self.wait_all(Flag::Reduced, op.sequence, ctx)
+        self.finish(op, ctx)
     }
 
     /// Complete reduce-scatter if all ranks are on this host. `buckets`: start and length of each
@@ -126,8 +125,7 @@ impl LocalGroup {
         for bucket in buckets {
             self.reduce(self.part(*bucket, self.me), Target::Own, ctx);
         }
-        self.publish(Flag::Reduced, op.sequence);
-        self.wait_all(Flag::Reduced, op.sequence, ctx)
+        self.finish(op, ctx)
     }
 
     /// Complete all-gather if all ranks are on this host.
@@ -145,16 +143,14 @@ impl LocalGroup {
                 unsafe { self.copy(self.part(*bucket, other), other, self.me) };
             }
         }
-        self.publish(Flag::Reduced, op.sequence);
-        self.wait_all(Flag::Reduced, op.sequence, ctx)
+        self.finish(op, ctx)
     }
 
     /// First half with several hosts: leaves this host's sum in the leader's arena.
     pub fn reduce_to_leader(&mut self, op: Operation, ctx: &OpContext<'_>) -> Result<(), OpError> {
         self.enter(op, ctx)?;
         self.reduce(op.start..op.start + op.len, Target::Leader, ctx);
-        self.publish(Flag::Reduced, op.sequence);
-        if self.is_leader() { self.wait_all(Flag::Reduced, op.sequence, ctx) } else { Ok(()) }
+        self.finish_at_leader(op, ctx)
     }
 
     /// First half of an all-gather with several hosts: leaves the parts of this host's ranks in the
@@ -171,8 +167,7 @@ impl LocalGroup {
             // belongs to this rank.
             unsafe { self.copy(self.part(*bucket, self.me), self.me, 0) };
         }
-        self.publish(Flag::Reduced, op.sequence);
-        if self.is_leader() { self.wait_all(Flag::Reduced, op.sequence, ctx) } else { Ok(()) }
+        self.finish_at_leader(op, ctx)
     }
 
     /// Second half with several hosts: every rank copies the leader's buckets, or after a scatter
@@ -259,6 +254,18 @@ impl LocalGroup {
             at += n;
             ctx.progress.reached(((at - slice.start) * self.ranks.len() * 4).min(range.len() * 4) as u64);
         }
+    }
+
+    /// Ends the reduction; no rank touches another arena for this operation any more.
+    fn finish(&mut self, op: Operation, ctx: &OpContext<'_>) -> Result<(), OpError> {
+        self.publish(Flag::Reduced, op.sequence);
+        self.wait_all(Flag::Reduced, op.sequence, ctx)
+    }
+
+    /// As [`Self::finish`], but only the leader waits; the others wait for its result later.
+    fn finish_at_leader(&mut self, op: Operation, ctx: &OpContext<'_>) -> Result<(), OpError> {
+        self.publish(Flag::Reduced, op.sequence);
+        if self.is_leader() { self.wait_all(Flag::Reduced, op.sequence, ctx) } else { Ok(()) }
     }
 
     fn publish(&self, flag: Flag, sequence: u32) {
