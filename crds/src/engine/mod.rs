@@ -129,7 +129,8 @@ pub struct Engine {
     pub reader: Reader,
 
     /// Samples per process and micro-batch. The global batch of one optimizer step has numNodes *
-    /// numProcPerNode * batchSizePerProcess * batchMerge samples. Default 8.
+    /// numProcPerNode * batchSizePerProcess * batchMerge samples, divided by
+    /// parallelism.pipelineStages. Default 8.
     #[serde(default = "eight")]
     #[schemars(range(min = 1, max = 65536))]
     pub batch_size_per_process: i32,

@@ -170,9 +170,7 @@ impl Network {
     pub fn boundary(&mut self, boundary: Boundary) -> &mut [u8] {
         let ends = self.nodes.iter().zip(&self.plan.nodes);
         let end = match boundary {
-            Boundary::Input | Boundary::InputGradient => {
-                ends.take(1).find(|(node, _)| node.layer.kind() == RECEIVED)
-            }
+            Boundary::Input | Boundary::InputGradient => ends.take(1).find(|(node, _)| node.layer.kind() == RECEIVED),
             Boundary::Output | Boundary::OutputGradient => {
                 ends.rev().take(1).find(|(node, _)| node.layer.kind() == SENT)
             }

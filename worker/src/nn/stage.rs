@@ -27,11 +27,6 @@ impl Graph {
         self.cuts().len() + 1
     }
 
-    /// Predicted FLOP of both passes over these layers.
-    pub fn predicted_flop(&self, layers: Range<usize>) -> f64 {
-        self.nodes[layers].iter().map(|node| self.cost(node)).sum()
-    }
-
     /// Names of the parameters that these layers use.
     pub fn parameters_of(&self, layers: Range<usize>) -> impl Iterator<Item = &str> {
         let used = self.nodes[layers].iter().flat_map(|node| &node.parameters);
@@ -62,7 +57,7 @@ impl Graph {
         let crossing = |layer: usize| self.crossing(layer).expect("invariant: one tensor crosses a cut");
         let input = (layers.start > 0).then(|| crossing(layers.start));
         let output = (layers.end < self.nodes.len()).then(|| crossing(layers.end));
-        let mut stage = Graph { nodes: Vec::new(), ..Graph::new(self.batch(), self.kind().clone(), self.format()) };
+        let mut stage = Graph::new(self.batch(), self.kind().clone(), self.format());
         let mut tensors = vec![usize::MAX; self.tensors.len()];
         if let Some(input) = input {
             tensors[input] = 0;

@@ -10,8 +10,6 @@ use std::ops::Range;
 pub(super) struct Stages {
     /// The layers of each stage.
     layers: Vec<Range<usize>>,
-    /// Predicted FLOP of each stage.
-    pub flop: Vec<f64>,
     /// Elements of the tensor that each stage receives; 0 for the first.
     pub received: Vec<usize>,
     /// Of the whole network.
@@ -48,7 +46,10 @@ impl Stages {
             TrainError::Usage(format!("spec.engine.parallelism.pipelineStages: got {got}; expected {expected}"))
         };
         let layers = graph.stages(count).ok_or_else(|| {
-            refused(count.to_string(), format!("at most {}, the stages that {} has", graph.most_stages(), training.model.words()))
+            refused(
+                count.to_string(),
+                format!("at most {}, the stages that {} has", graph.most_stages(), training.model.words()),
+            )
         })?;
         let layout = graph.layout()?;
         let mut stages_of: Vec<Vec<usize>> = vec![Vec::new(); layout.parameters.len()];
@@ -80,10 +81,13 @@ impl Stages {
             let start = layout.parameters[ordinal].offset;
             let end = layout.parameters.get(ordinal + 1).map_or(layout.len, |next| next.offset);
             let range = &mut weights[stages[0]];
-            *range = if range.is_empty() { start..end } else { range.start..end };
+            *range = if range.end == 0 { start..end } else { range.start..end };
         }
         if let Some(stage) = weights.iter().position(Range::is_empty) {
-            return Err(refused(count.to_string(), format!("fewer: stage {stage} would have no parameters of its own")));
+            return Err(refused(
+                count.to_string(),
+                format!("fewer: stage {stage} would have no parameters of its own"),
+            ));
         }
         let mut own_statistics = Vec::new();
         let mut at = 0;
@@ -93,7 +97,6 @@ impl Stages {
             at += len;
         }
         Ok(Some(Stages {
-            flop: layers.iter().map(|layers| graph.predicted_flop(layers.clone())).collect(),
             received: layers.iter().map(|layers| graph.received_len(layers.start)).collect(),
             statistics: graph.statistics().map(|(name, len)| (name.to_owned(), len)).collect(),
             layers,

@@ -273,12 +273,12 @@ impl Trainer {
     /// Bytes of gradients or weights reduced in a step; 0 with a single rank.
     pub(super) fn reduced_bytes(&self, step: u64) -> u64 {
         let Training { config, world, buckets, total_steps, .. } = &self.training;
-        if *world == 1 || !config.exchanges(step, *total_steps) {
+        if self.training.replicas() == 1 || !config.exchanges(step, *total_steps) {
             return 0;
         }
         4 * match config.compression {
             Some(Compression::TopK(settings)) => TopKExchange::bucket_len(settings, buckets, *world) as u64,
-            None => buckets.iter().map(|bucket| bucket.range.len() as u64).sum(),
+            None => buckets.iter().map(|bucket| bucket.range.len() as u64).sum::<u64>() / u64::from(config.stages()),
         }
     }
 

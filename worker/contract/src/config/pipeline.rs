@@ -43,6 +43,7 @@ impl RankOrder {
 /// A rank's place in the pipelines. Without pipelines, each rank is a pipeline of one stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PipelinePlace {
+    /// Number of its stage, from 0.
     pub stage: u32,
     /// Number of stages.
     pub stages: u32,

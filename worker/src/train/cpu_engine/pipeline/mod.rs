@@ -32,7 +32,7 @@ use schedule::{Action, one_forward_one_backward};
 use state::Run;
 use std::ops::Range;
 use std::sync::Arc;
-use switchyard_worker_contract::config::PipelinePlace;
+use switchyard_worker_contract::config::{EngineConfig, PipelinePlace};
 
 /// A rank's place in its pipeline.
 pub(super) struct Pipeline {
@@ -68,7 +68,8 @@ struct SharedGradient {
 /// A rank's training as one of the ranks of its stage, which reduce their gradients.
 pub(super) fn of_stage(training: &Training, place: PipelinePlace, layout: &Layout) -> Training {
     let buckets = fuse(layout, BUCKET);
-    Training { buckets, world: place.replicas, ..training.clone() }
+    let config = EngineConfig { pipeline: None, ..training.config.clone() };
+    Training { config, buckets, world: place.replicas, ..training.clone() }
 }
 
 impl Pipeline {
@@ -124,10 +125,9 @@ impl Pipeline {
 
     /// The parts of this stage's layout, cut where a run without stages cuts.
     pub fn ownership(&self, training: &Training, exchange: &Exchange) -> Ownership {
-        let ends = whole_parts(training, &self.stages, exchange).into_iter().map(|part| part.range.end);
-        let mut cuts: Vec<usize> = ends
-            .flat_map(|end| state::within(&self.runs, end - 1..end).into_iter().map(|last| last.end).collect::<Vec<_>>())
-            .collect();
+        let parts = whole_parts(training, &self.stages, exchange);
+        let last = parts.into_iter().flat_map(|part| state::within(&self.runs, part.range.end - 1..part.range.end));
+        let mut cuts: Vec<usize> = last.map(|last| last.end).collect();
         cuts.sort_unstable();
         Ownership { cuts, own: exchange.ranges.iter().map(|bucket| bucket.range.clone()).collect() }
     }

@@ -22,17 +22,25 @@ pub(super) enum Action {
     /// From the stage after.
     ReceiveGradient(u32),
     /// With the stage after.
-    SwapOutput { output: u32, gradient: u32 },
+    SwapOutput {
+        output: u32,
+        gradient: u32,
+    },
     Backward(u32),
     /// To the stage before.
     SendGradient(u32),
     /// With the stage before.
-    SwapGradient { gradient: u32, input: u32 },
+    SwapGradient {
+        gradient: u32,
+        input: u32,
+    },
 }
 
 /// The actions of a stage in a step of `merge` micro-batches.
 pub(super) fn one_forward_one_backward(stage: u32, stages: u32, merge: u32) -> Vec<Action> {
-    use Action::{Backward, Forward, ReceiveGradient, ReceiveInput, SendGradient, SendOutput, SwapGradient, SwapOutput};
+    use Action::{
+        Backward, Forward, ReceiveGradient, ReceiveInput, SendGradient, SendOutput, SwapGradient, SwapOutput,
+    };
     let (is_first, is_last) = (stage == 0, stage + 1 == stages);
     let ahead = (stages - stage - 1).min(merge);
     let mut actions = Vec::new();
@@ -89,9 +97,8 @@ mod tests {
         let mut in_flight: Vec<Vec<u32>> = vec![Vec::new(); all.len()];
         while let Some(stage) = (0..all.len()).find(|&stage| {
             let Some(&action) = all[stage].get(next[stage]) else { return false };
-            partner(stage as u32, action).is_none_or(|(other, expected)| {
-                all[other as usize].get(next[other as usize]) == Some(&expected)
-            })
+            partner(stage as u32, action)
+                .is_none_or(|(other, expected)| all[other as usize].get(next[other as usize]) == Some(&expected))
         }) {
             let action = all[stage][next[stage]];
             match action {

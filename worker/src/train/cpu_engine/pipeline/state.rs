@@ -125,7 +125,7 @@ impl Pipeline {
 
 impl CpuEngine {
     /// See [`Pipeline::collect`].
-    pub(in super::super) fn collect_stages(
+    pub(in crate::train::cpu_engine) fn collect_stages(
         &mut self,
         wanted: &[(Array, usize, Range<usize>)],
         into: &mut [f32],

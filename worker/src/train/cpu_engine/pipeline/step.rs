@@ -19,7 +19,7 @@ use switchyard_worker_contract::recorder::Operation;
 
 impl CpuEngine {
     /// Runs all micro-batches of the stage and starts its reductions.
-    pub(in super::super) fn compute_stage(
+    pub(in crate::train::cpu_engine) fn compute_stage(
         &mut self,
         reader: &mut Prefetcher,
         input: &StepInput,
@@ -131,13 +131,13 @@ impl CpuEngine {
 
     /// Waits for the reductions of the stage, then exchanges what all stages need. Returns the
     /// gradients, the loss and the flags of all ranks.
-    pub(in super::super) fn collect_from_stages(
+    pub(in crate::train::cpu_engine) fn collect_from_stages(
         &mut self,
         input: &StepInput,
         scale: f32,
         report: &mut StepReport,
     ) -> Result<(Gradients, f32, Flags), TrainError> {
-        let Some(pipeline) = &mut self.pipeline else { return Err(missing()) };
+        let Some(pipeline) = self.pipeline.as_deref_mut() else { return Err(missing()) };
         let at = Instant::now();
         let last = self.exchange.buckets.metrics_bucket().max(self.exchange.buckets.gradients - 1);
         (0..=last).try_for_each(|bucket| self.exchange.reducer.wait(bucket))?;
@@ -166,8 +166,11 @@ impl CpuEngine {
     }
 
     /// Passes a batch of the validation set through the pipeline. The last stage has the result.
-    pub(in super::super) fn evaluate_stage(&mut self, batch: &Batch) -> Result<Option<LossSums>, TrainError> {
-        let Some(pipeline) = &mut self.pipeline else { return Err(missing()) };
+    pub(in crate::train::cpu_engine) fn evaluate_stage(
+        &mut self,
+        batch: &Batch,
+    ) -> Result<Option<LossSums>, TrainError> {
+        let Some(pipeline) = self.pipeline.as_deref_mut() else { return Err(missing()) };
         self.network.select(0);
         if let Some(previous) = pipeline.place.previous() {
             pipeline.links.receive(self.network.boundary(Boundary::Input), previous)?;
