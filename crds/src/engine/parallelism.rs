@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 #[derive(KubeSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Parallelism {
-    /// Stages of a pipeline: consecutive layers of the network on different ranks. Each rank has the
-    /// weights and the optimizer's state of one stage. Divides numNodes * numProcPerNode; the
+    /// Stages of a pipeline: consecutive layers of the network on different ranks. Each rank has
+    /// the weights and the optimizer's state of one stage. Divides numNodes * numProcPerNode; the
     /// quotient is the number of pipelines, which train on different samples. Set `batchMerge` to
     /// several times this number, so that stages rarely wait for each other. Default 1: every rank
     /// has the whole network. CPUs only.

@@ -185,8 +185,8 @@ impl Collectives {
         self.execute(&Prepared::new(program, None), Call::message::<T>(), sequence, data)
     }
 
-    /// Sends the first half of `data` to a rank and receives the second half from it, which does the
-    /// same.
+    /// Sends the first half of `data` to a rank and receives the second half from it, which does
+    /// the same.
     ///
     /// # Errors
     /// There is no other rank of this number, the length is odd, or the group failed.

@@ -133,8 +133,8 @@ pub(super) struct Parts {
     pub shards: Arc<Shards>,
 }
 
-/// Connects the ranks of a group. Collective: all ranks must call it, those that reduce together with
-/// the same plan.
+/// Connects the ranks of a group. Collective: all ranks must call it, those that reduce together
+/// with the same plan.
 ///
 /// # Errors
 /// The plans differ, the transport is not possible, or a connection failed. The caller must report

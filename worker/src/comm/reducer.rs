@@ -81,10 +81,10 @@ impl Reducer {
         Reducer::connect_among(group, &[], bucket_lens, options)
     }
 
-    /// Connects this rank with `members`, to which it belongs: ascending ranks, none: all. Collective
-    /// over the whole group: every rank calls it with the members to which it belongs, and members
-    /// call it with the same buckets. [`Reducer::shard`] then counts members, not ranks. Only
-    /// all-reduces are for some of the ranks.
+    /// Connects this rank with `members`, to which it belongs: ascending ranks, none: all.
+    /// Collective over the whole group: every rank calls it with the members to which it belongs,
+    /// and members call it with the same buckets. [`Reducer::shard`] then counts members, not
+    /// ranks. Only all-reduces are for some of the ranks.
     pub fn connect_among(
         group: &mut Group,
         members: &[u32],

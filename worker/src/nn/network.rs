@@ -69,8 +69,8 @@ impl Network {
         Network::with_arenas(graph, cpu, 1)
     }
 
-    /// As [`Network::new`], with memory for several micro-batches between their forward and backward
-    /// passes.
+    /// As [`Network::new`], with memory for several micro-batches between their forward and
+    /// backward passes.
     ///
     /// # Errors
     /// See [`Network::new`].

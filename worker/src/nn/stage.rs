@@ -2,7 +2,8 @@
 //!
 //! A cut is possible where exactly one tensor is computed before it and read after it, and depends
 //! on parameters: that tensor travels forward, its gradient back. Residual blocks therefore stay
-//! whole. Among the possible cuts, those are chosen with which the most expensive stage costs least.
+//! whole. Among the possible cuts, those are chosen with which the most expensive stage costs
+//! least.
 
 use super::Form;
 use super::graph::{Graph, Node, TensorInfo};
@@ -15,8 +16,8 @@ const FLOP_PER_ELEMENT: f64 = 16.0;
 const BOTH_PASSES: f64 = 3.0;
 
 impl Graph {
-    /// The layers of `count` stages, in forward order, by predicted costs; `None` if the network has
-    /// too few places to cut.
+    /// The layers of `count` stages, in forward order, by predicted costs; `None` if the network
+    /// has too few places to cut.
     pub fn stages(&self, count: usize) -> Option<Vec<Range<usize>>> {
         let costs: Vec<f64> = self.nodes.iter().map(|node| self.cost(node)).collect();
         divide(&costs, &self.cuts(), count)

@@ -165,8 +165,8 @@ pub(super) trait Engine: Send {
     /// The layout of the whole model.
     fn layout(&self) -> &Layout;
 
-    /// Whether this rank has all weights. Otherwise [`Engine::read`] returns 0 for those that it does
-    /// not have, [`Engine::write`] ignores them, and [`Engine::collect`] gets them.
+    /// Whether this rank has all weights. Otherwise [`Engine::read`] returns 0 for those that it
+    /// does not have, [`Engine::write`] ignores them, and [`Engine::collect`] gets them.
     fn has_all_weights(&self) -> bool {
         true
     }

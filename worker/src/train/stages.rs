@@ -111,7 +111,8 @@ impl Stages {
         self.layers.len()
     }
 
-    /// The network of a stage, with memory for the micro-batches that it has begun and not completed.
+    /// The network of a stage, with memory for the micro-batches that it has begun and not
+    /// completed.
     ///
     /// # Errors
     /// The machine lacks the memory.

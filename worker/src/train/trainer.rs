@@ -438,8 +438,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// Writes the weights to a safetensors file, completely or not at all. With pipelines, all other
-    /// ranks must be in [`Trainer::serve_weights`].
+    /// Writes the weights to a safetensors file, completely or not at all. With pipelines, all
+    /// other ranks must be in [`Trainer::serve_weights`].
     ///
     /// # Errors
     /// The file cannot be written, or the group failed.
@@ -450,8 +450,8 @@ impl Trainer {
         save::model(&self.disk, file, &mut *self.engine, announce, (self.done, &metadata))
     }
 
-    /// With pipelines: sends this rank's weights to rank 0 while that saves the model; on rank 0, ends
-    /// this on all other ranks.
+    /// With pipelines: sends this rank's weights to rank 0 while that saves the model; on rank 0,
+    /// ends this on all other ranks.
     ///
     /// # Errors
     /// The group failed.

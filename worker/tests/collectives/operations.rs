@@ -418,8 +418,8 @@ fn two_ranks_exchange_more_than_their_buffers_hold() {
     }
 }
 
-/// Two groups of ranks reduce different buckets at the same time: in one process's memory, over TCP,
-/// and with the ranks of a group on different hosts.
+/// Two groups of ranks reduce different buckets at the same time: in one process's memory, over
+/// TCP, and with the ranks of a group on different hosts.
 #[test]
 fn some_ranks_reduce_among_themselves() {
     let on_hosts = |config: &mut GroupConfig| config.host_id = format!("host-{}", config.rank() / 2);

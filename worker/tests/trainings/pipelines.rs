@@ -126,8 +126,8 @@ fn messages_over_tcp_carry_the_same_bits() {
     assert_same_steps("tcp", &got, &expected);
 }
 
-/// Each stage adds its own gradients of the shared table first, so only the last bits may differ from a
-/// run without stages; among pipelines the order is the same.
+/// Each stage adds its own gradients of the shared table first, so only the last bits may differ
+/// from a run without stages; among pipelines the order is the same.
 #[test]
 fn shared_weights_learn_the_same_up_to_rounding() {
     for (name, config) in [("GPT", gpt(true)), ("BERT", bert())] {

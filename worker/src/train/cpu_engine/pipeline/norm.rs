@@ -1,8 +1,8 @@
 //! The norm of all gradients: each stage continues the sums of the stage after it.
 //!
 //! Without stages, the squares of each rank's part of each bucket are added in 16 lanes, then the
-//! parts of a rank. A part can begin in one stage and end in the stage before it, so the lanes travel
-//! too.
+//! parts of a rank. A part can begin in one stage and end in the stage before it, so the lanes
+//! travel too.
 
 use super::Part;
 use crate::comm::Reducer;

@@ -1,5 +1,5 @@
-//! The order in which a stage computes and communicates: one forward, one backward (PipeDream-Flush:
-//! Narayanan et al. 2021, arXiv:2006.09503).
+//! The order in which a stage computes and communicates: one forward, one backward
+//! (PipeDream-Flush: Narayanan et al. 2021, arXiv:2006.09503).
 //!
 //! ```text
 //! stage 0   F0 F1 F2 .. B0 F3 B1 .. B2 .. B3
@@ -87,8 +87,8 @@ mod tests {
         })
     }
 
-    /// Runs all stages; both partners of a message wait for each other. Forward takes 1 and backward
-    /// 2. Returns the end, and the most micro-batches in flight of each stage.
+    /// Runs all stages; both partners of a message wait for each other. Forward takes 1 and
+    /// backward 2. Returns the end, and the most micro-batches in flight of each stage.
     fn simulate(stages: u32, merge: u32) -> (u32, Vec<usize>) {
         let all: Vec<Vec<Action>> = (0..stages).map(|stage| one_forward_one_backward(stage, stages, merge)).collect();
         let mut next = vec![0; all.len()];
