@@ -158,12 +158,11 @@ fn divide(costs: &[f64], cuts: &[usize], count: usize) -> Option<Vec<Range<usize
         (0..bounds.len()).map(|end| (if end == 0 { 0.0 } else { f64::INFINITY }, Vec::new())).collect();
     for _ in 0..count {
         let mut next = vec![(f64::INFINITY, Vec::new()); bounds.len()];
-        for end in 1..bounds.len() {
-            for start in 0..end {
-                let largest = best[start].0.max(sum(start, end));
-                if largest < next[end].0 {
-                    let starts = best[start].1.iter().copied().chain([start]).collect();
-                    next[end] = (largest, starts);
+        for (end, least) in next.iter_mut().enumerate() {
+            for (start, (largest, starts)) in best.iter().enumerate().take(end) {
+                let largest = largest.max(sum(start, end));
+                if largest < least.0 {
+                    *least = (largest, starts.iter().copied().chain([start]).collect());
                 }
             }
         }
@@ -185,7 +184,7 @@ mod tests {
     fn the_most_expensive_stage_costs_least() {
         let costs = [1.0, 1.0, 1.0, 1.0, 4.0, 1.0];
         assert_eq!(divide(&costs, &[1, 2, 3, 4, 5], 2), Some(vec![0..4, 4..6]));
-        assert_eq!(divide(&costs, &[1, 2, 3, 4, 5], 3), Some(vec![0..1, 1..4, 4..6]));
+        assert_eq!(divide(&costs, &[1, 2, 3, 4, 5], 3), Some(vec![0..4, 4..5, 5..6]));
         assert_eq!(divide(&costs, &[1, 2], 2), Some(vec![0..2, 2..6]));
         assert_eq!(divide(&costs, &[1, 2], 4), None);
         assert_eq!(divide(&costs, &[1, 2], 1), Some(vec![0..6]));

@@ -51,8 +51,7 @@ pub(super) fn one_forward_one_backward(stage: u32, stages: u32, merge: u32) -> V
     if ahead < merge && !is_first {
         actions.push(ReceiveInput(ahead));
     }
-    for (gradient, output) in (ahead..merge).enumerate() {
-        let gradient = gradient as u32;
+    for (gradient, output) in (0..).zip(ahead..merge) {
         actions.push(Forward(output));
         actions.extend((!is_last).then_some(SwapOutput { output, gradient }));
         actions.push(Backward(gradient));
