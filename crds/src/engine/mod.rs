@@ -3,6 +3,7 @@
 mod data;
 mod model;
 mod optimizer;
+mod parallelism;
 mod precision;
 mod run;
 mod sync;
@@ -13,6 +14,7 @@ pub use data::{
 };
 pub use model::{Activation, Bert, Custom, Gpt, Head, Mlp, Model, ModelType, ResNet, Stem, Vocabulary};
 pub use optimizer::{DecayExclusions, Optimizer, OptimizerType, Schedule, ScheduleType};
+pub use parallelism::Parallelism;
 pub use precision::{ComputeType, LossScaling, LossScalingType, Matmul, Precision, PrecisionMode};
 pub use run::{Evaluation, Memory, Overlap, Profile, WireType};
 pub use sync::{
@@ -77,6 +79,12 @@ const SIGNED_DECIMAL: &str = r"^-?[0-9]{1,12}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2
     .message("with communication.mode ParameterServer, overlap.wireType must be FP32: servers take no rounded gradients yet").field_path(".overlap.wireType"))]
 #[x_kube(validation = Rule::new("self.communication.algorithm != 'RecursiveDoubling' || self.overlap.wireType == 'FP32'")
     .message("with communication.algorithm RecursiveDoubling, overlap.wireType must be FP32: every rank rounds its own sum").field_path(".overlap.wireType"))]
+#[x_kube(validation = Rule::new("self.parallelism.pipelineStages == 1 || self.sharding == 'None'")
+    .message("parallelism.pipelineStages needs sharding None: a stage's optimizer state is whole on its ranks").field_path(".sharding"))]
+#[x_kube(validation = Rule::new("self.parallelism.pipelineStages == 1 || self.sync.type == 'EveryStep'")
+    .message("parallelism.pipelineStages needs sync.type EveryStep: all stages take the same steps").field_path(".sync.type"))]
+#[x_kube(validation = Rule::new("self.parallelism.pipelineStages == 1 || (self.communication.mode == 'Collective' && self.communication.compression.type == 'None')")
+    .message("parallelism.pipelineStages needs communication.mode Collective without compression: the ranks of a stage reduce all of its gradients").field_path(".communication"))]
 pub struct Engine {
     /// What the ranks compute on. `Auto` (default): `Cuda` if the trainer requests
     /// `nvidia.com/gpu`, otherwise `Cpu`. `Cpu`: the cores of the pod. `Cuda`: an NVIDIA GPU for
@@ -121,7 +129,8 @@ pub struct Engine {
     pub reader: Reader,
 
     /// Samples per process and micro-batch. The global batch of one optimizer step has numNodes *
-    /// numProcPerNode * batchSizePerProcess * batchMerge samples. Default 8.
+    /// numProcPerNode * batchSizePerProcess * batchMerge samples, divided by
+    /// parallelism.pipelineStages. Default 8.
     #[serde(default = "eight")]
     #[schemars(range(min = 1, max = 65536))]
     pub batch_size_per_process: i32,
@@ -174,6 +183,10 @@ pub struct Engine {
     /// others. Weights have the same bits, and checkpoints the same contents. CPUs only.
     #[serde(default)]
     pub sharding: Sharding,
+
+    /// How one network is divided over several ranks. Default: every rank has the whole network.
+    #[serde(default)]
+    pub parallelism: Parallelism,
 
     /// How ranks exchange gradients, and which. Default: all gradients, without servers.
     #[serde(default)]

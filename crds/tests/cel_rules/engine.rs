@@ -112,6 +112,7 @@ fn exchanges() -> Vec<Case> {
         job["spec"]["engine"]["precision"] = json!({"mode": "AMP", "computeType": compute});
         job
     };
+    let stages = |stages: u32| json!({"pipelineStages": stages});
     let servers_with = |field: &str, value: Value| {
         let mut block = servers();
         block[field] = value;
@@ -196,6 +197,26 @@ fn exchanges() -> Vec<Case> {
             "asynchronous parameter servers need precision FP32, or BF16 without lossScaling",
             precise("Asynchronous", "BF16"),
             precise("Asynchronous", "FP16"),
+        ),
+        (
+            "parallelism.pipelineStages needs sharding None",
+            engine(json!({"parallelism": stages(2), "sharding": "None"})),
+            engine(json!({"parallelism": stages(2), "sharding": "Optimizer"})),
+        ),
+        (
+            "parallelism.pipelineStages needs sync.type EveryStep",
+            engine(json!({"parallelism": stages(1), "sync": local()})),
+            engine(json!({"parallelism": stages(2), "sync": local()})),
+        ),
+        (
+            "parallelism.pipelineStages needs communication.mode Collective",
+            engine(json!({"parallelism": stages(2), "communication": {"algorithm": "Ring"}})),
+            engine(json!({"parallelism": stages(2), "communication": servers()})),
+        ),
+        (
+            "parallelism.pipelineStages needs communication.mode Collective",
+            engine(json!({"parallelism": stages(1), "communication": {"compression": top_k()}})),
+            engine(json!({"parallelism": stages(2), "communication": {"compression": top_k()}})),
         ),
         (
             "sharding needs communication.mode Collective",

@@ -4,7 +4,9 @@ use super::entropies;
 use switchyard_core::units::{binary, counted, grouped, three_digits};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_plan::local::LocalPlan;
-use switchyard_worker_contract::config::{Checkpoint, EngineConfig, HalfType, LossScaling, Precision, Source};
+use switchyard_worker_contract::config::{
+    Checkpoint, EngineConfig, HalfType, LossScaling, Pipeline, Precision, Source, idle_share,
+};
 use switchyard_worker_contract::event::Inspection;
 
 /// The header of a run: model, data, hardware and duration.
@@ -31,6 +33,9 @@ pub(crate) fn header(plan: &LocalPlan, inspection: &Inspection, run_dir: &str, t
     if let Some(servers) = engine.parameter_server {
         let hosts = (0..servers.servers).map(|server| servers.host(server, plan.world()).to_string());
         line("servers", format!("{servers}; with ranks {}", hosts.collect::<Vec<_>>().join(", ")));
+    }
+    if let Some(pipeline) = engine.pipeline {
+        line("stages", stages_words(pipeline, engine.batch_merge, plan.world()));
     }
     line(
         "steps",
@@ -108,6 +113,20 @@ fn checkpoint_words(checkpoint: &Checkpoint) -> String {
     }
     let times = if times.is_empty() { "never".to_string() } else { times.join(", ") };
     format!("in {}: {times}; {} kept", checkpoint.path, checkpoint.keep)
+}
+
+/// `2 stages in 3 pipelines, the first on ranks 0, 1; a stage waits for others in 20 % of a step or
+/// more`.
+fn stages_words(pipeline: Pipeline, merge: u32, world: u32) -> String {
+    let place = pipeline.place(0, world);
+    let ranks: Vec<String> = (0..place.stages).map(|stage| place.in_stage(stage).to_string()).collect();
+    let pipelines = counted(place.replicas.into(), "pipeline");
+    let idle = 100.0 * idle_share(place.stages, merge);
+    format!(
+        "{} in {pipelines}, the first on ranks {}; a stage waits for others in {idle:.0} % of a step or more",
+        counted(place.stages.into(), "stage"),
+        ranks.join(", ")
+    )
 }
 
 fn merge_words(engine: &EngineConfig) -> String {

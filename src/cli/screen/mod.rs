@@ -48,7 +48,8 @@ pub(super) fn rank_table(plan: &LocalPlan, ranks: &[Ready]) -> String {
 pub(super) fn fusion(plan: &LocalPlan, inspection: &Inspection, ranks: &[Ready]) -> String {
     let tensors = counted(u64::from(inspection.gradient_tensors), "gradient tensor");
     let Some((first, last)) = ranks.first().and_then(|first| Some((first, first.bucket_bytes.last()?))) else {
-        return format!("  fusion   {tensors}; one rank: nothing is reduced");
+        let ranks = if plan.engine.pipeline.is_some() { "one rank per stage" } else { "one rank" };
+        return format!("  fusion   {tensors}; {ranks}: nothing is reduced");
     };
     let servers = plan.engine.parameter_server;
     let exchange = if servers.is_some() { "bucket" } else { "all-reduce" };

@@ -6,7 +6,9 @@ use jiff::Timestamp;
 use serde_json::json;
 use switchyard_local::{Interval, RankLog};
 use switchyard_plan::local::{Devices, LocalPlan, LocalSnapshot, plan};
-use switchyard_worker_contract::config::{Device, EngineConfig, ParameterServers, Transport, Updates};
+use switchyard_worker_contract::config::{
+    Device, EngineConfig, ParameterServers, Pipeline, RankOrder, Transport, Updates,
+};
 use switchyard_worker_contract::event::{Finished, GpuCalls, Item, MemoryUse, Slowest, Summary};
 use switchyard_worker_contract::fold::Breakdown;
 
@@ -209,6 +211,11 @@ fn the_header_shows_the_model_and_the_16_bit_savings() {
     with_servers.engine.parameter_server = Some(ParameterServers { servers: 2, updates: Updates::Synchronous });
     let text_with_servers = header(&with_servers, &inspection(), "runs/x", &machine());
     assert!(text_with_servers.contains("  servers  2 synchronous parameter servers; with ranks 0, 1\n"));
+    let mut with_stages = planned();
+    with_stages.engine.pipeline = Some(Pipeline { stages: 2, order: RankOrder::ByPipeline });
+    let text_with_stages = header(&with_stages, &inspection(), "runs/x", &machine());
+    let line = "  stages   2 stages in 1 pipeline, the first on ranks 0, 1; a stage waits for others in 33 % of a step or more";
+    assert!(text_with_stages.lines().any(|found| found == line), "{text_with_stages}");
     let on_gpu = Inspection { fp32_memory_bytes: None, gpu_memory: Some(inspection().memory), ..inspection() };
     let text_on_gpu = header(&planned(), &on_gpu, "runs/x", &machine());
     assert!(text_on_gpu.contains("  memory   61 MiB per rank, and 61 MiB of its GPU\n"), "{text_on_gpu}");

@@ -186,12 +186,14 @@ pub(super) fn all_reduce(facts: &Facts) -> Option<AllReduce> {
     let gradients = buckets.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes)) as f64;
     let bytes =
         reduce.map(|reduce| reduce.bytes).filter(|bytes| *bytes > 0.0).or((gradients > 0.0).then_some(gradients));
-    let ranks = f64::from(facts.world);
+    // The ranks of a stage reduce its gradients.
+    let stages = f64::from(facts.engine.as_ref().map_or(1, |engine| engine.stages()));
+    let ranks = f64::from(facts.world) / stages;
     let alone = facts.reduce_alone_ms.zip(bytes).map(|(ms, bytes)| bytes * 2.0 * (ranks - 1.0) / ranks / (ms * 1e6));
     // A rank pushes every gradient once; the weights come back.
     let servers = facts.engine.as_ref().and_then(|engine| engine.parameter_server);
     let on_ring = if servers.is_some() { 1.0 } else { 2.0 * (ranks - 1.0) / ranks };
-    let parameters = facts.inspection.as_ref().map(|inspection| inspection.parameters as f64);
+    let parameters = facts.inspection.as_ref().map(|inspection| inspection.parameters as f64 / stages);
     Some(AllReduce {
         transport: facts.transport.map(|transport| match servers {
             Some(servers) => format!("{}, to {servers}", transport.word()),

@@ -49,6 +49,7 @@ pub(crate) fn job(model: Model, source: Source, batch: u32) -> EngineConfig {
         sync: SyncPolicy::EveryStep,
         sharding: Sharding::None,
         parameter_server: None,
+        pipeline: None,
         algorithm: None,
         compression: None,
         memory: Memory { fraction: 0.9, release_every_steps: 0 },

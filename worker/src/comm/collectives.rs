@@ -185,6 +185,27 @@ impl Collectives {
         self.execute(&Prepared::new(program, None), Call::message::<T>(), sequence, data)
     }
 
+    /// Sends the first half of `data` to a rank and receives the second half from it, which does
+    /// the same.
+    ///
+    /// # Errors
+    /// There is no other rank of this number, the length is odd, or the group failed.
+    pub fn exchange<T: Number>(&mut self, data: &mut [T], with: u32) -> Result<(), CommError> {
+        self.check_rank("partner", with, true)?;
+        if !data.len().is_multiple_of(2) {
+            let got = format!("{} elements", data.len());
+            return Err(CommError::Argument { name: "exchange", got, expected: "two halves".to_owned() });
+        }
+        let (sent, received) = &mut self.messages[with as usize];
+        (*sent, *received) = (sent.wrapping_add(1), received.wrapping_add(1));
+        // Both have counted the same messages, in opposite directions.
+        let sequence = sent.wrapping_add(*received);
+        let mut program = Program::new(2);
+        program.send(with as usize, 0);
+        program.receive(with as usize, 1, Action::Copy);
+        self.execute(&Prepared::new(program, None), Call::message::<T>(), sequence, data)
+    }
+
     fn check_rank(&self, name: &'static str, rank: u32, other: bool) -> Result<(), CommError> {
         if rank < self.shared.world && !(other && rank == self.shared.rank) {
             return Ok(());
@@ -251,7 +272,7 @@ impl Collectives {
             parts: Parts {
                 buckets: &[(0, data.len())],
                 chunks: plan.chunks(),
-                equal: call.collective == Some(Collective::AllToAll),
+                equal: matches!(call.collective, None | Some(Collective::AllToAll)),
             },
             format: Format::Plain(call.data_type, call.reduction),
         };

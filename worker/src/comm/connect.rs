@@ -38,6 +38,8 @@ pub(super) struct BucketPlan<'a> {
     /// Size of all buckets with their alignment, in floats.
     pub arena: usize,
     pub options: Options,
+    /// The ranks that reduce together, ascending; empty: all.
+    pub members: &'a [u32],
 }
 
 impl BucketPlan<'_> {
@@ -94,23 +96,23 @@ impl Endpoint {
         Ok((endpoint, Listeners { data: data.map(|(listener, _)| listener), unix: unix.map(|(fd, _)| fd) }))
     }
 
-    /// Describes the first difference from rank 0's plan, if any.
-    fn conflict(&self, zero: &Endpoint) -> Option<String> {
+    /// Describes the first difference from the plan of the first rank, if any.
+    fn conflict(&self, (rank, zero): (u32, &Endpoint)) -> Option<String> {
         if self.force != zero.force {
-            return Some(format!("asks for transport {}, rank 0 for {}", self.force, zero.force));
+            return Some(format!("asks for transport {}, rank {rank} for {}", self.force, zero.force));
         }
         if self.algorithm != zero.algorithm {
-            return Some(format!("asks for algorithm {}, rank 0 for {}", self.algorithm, zero.algorithm));
+            return Some(format!("asks for algorithm {}, rank {rank} for {}", self.algorithm, zero.algorithm));
         }
         if (self.lanes, &self.wire) != (zero.lanes, &zero.wire) {
             return Some(format!(
-                "asks for {} lanes of communication with {} on the wire, rank 0 for {} with {}",
+                "asks for {} lanes of communication with {} on the wire, rank {rank} for {} with {}",
                 self.lanes, self.wire, zero.lanes, zero.wire
             ));
         }
         if (self.buckets, self.floats, self.plan) != (zero.buckets, zero.floats, zero.plan) {
             return Some(format!(
-                "has {} gradient buckets of {} numbers in all (plan {:016x}), rank 0 has {} of {} (plan {:016x})",
+                "has {} gradient buckets of {} numbers in all (plan {:016x}), rank {rank} has {} of {} (plan {:016x})",
                 self.buckets, self.floats, self.plan, zero.buckets, zero.floats, zero.plan
             ));
         }
@@ -131,7 +133,8 @@ pub(super) struct Parts {
     pub shards: Arc<Shards>,
 }
 
-/// Connects the ranks of a group. Collective: all ranks must call it, with the same plan.
+/// Connects the ranks of a group. Collective: all ranks must call it, those that reduce together
+/// with the same plan.
 ///
 /// # Errors
 /// The plans differ, the transport is not possible, or a connection failed. The caller must report
@@ -150,9 +153,12 @@ pub(super) fn connect(group: &mut Group, plan: &BucketPlan<'_>) -> Result<Parts,
     let endpoints: Result<Vec<Endpoint>, _> =
         group.all_gather("the reductions", &own)?.iter().map(|bytes| serde_json::from_slice(bytes)).collect();
     let endpoints = endpoints.map_err(|error| CommError::protocol("another rank", error))?;
-    let conflict = |(rank, endpoint): (u32, &Endpoint)| Some((rank, endpoint.conflict(&endpoints[0])?));
+    let all: Vec<u32> = (0..peers.identity.world).collect();
+    let plan = &BucketPlan { members: if plan.members.is_empty() { &all } else { plan.members }, ..*plan };
+    let first = (plan.members[0], &endpoints[plan.members[0] as usize]);
+    let conflict = |rank: &u32| Some((*rank, endpoints[*rank as usize].conflict(first)?));
     let shared = Arc::clone(group.shared());
-    if let Some((rank, conflict)) = (0..).zip(&endpoints).find_map(conflict) {
+    if let Some((rank, conflict)) = plan.members.iter().find_map(conflict) {
         shared.abort(Cause::failed(rank, conflict));
         return Err(shared.root_cause());
     }
@@ -168,10 +174,10 @@ fn connect_paths(
     let shared = &Arc::clone(group.shared());
     let Peers { identity, roster, transport, connect_timeout, .. } = peers;
     let deadline = Instant::now() + (*connect_timeout).max(Duration::from_secs(10));
-    let paths = roster.paths(identity.rank, plan.lanes(), *transport)?;
+    let paths = roster.paths_among(plan.members, identity.rank, plan.lanes(), *transport)?;
     let shards = Arc::new(Shards::new(&match transport {
-        Force::Tcp => Layout { rank: 0, hosts: (0..endpoints.len()).collect() },
-        _ => roster.layout(identity.rank),
+        Force::Tcp => Layout { rank: 0, hosts: (0..plan.members.len()).collect() },
+        _ => roster.among(plan.members).layout(0),
     }));
     let policy = SpinPolicy { own_cpu: paths.own_cpu, spare_cpu: paths.spare_cpu };
     let lanes = plan.lanes();
@@ -319,13 +325,13 @@ mod tests {
             algorithm: "auto".to_owned(),
         };
         let zero = endpoint(8, 1, "auto");
-        assert_eq!(endpoint(8, 1, "auto").conflict(&zero), None);
+        assert_eq!(endpoint(8, 1, "auto").conflict((0, &zero)), None);
         for (other, text) in [
             (endpoint(9, 1, "auto"), "1 gradient buckets of 9 numbers"),
             (endpoint(8, 2, "auto"), "asks for 2 lanes"),
             (endpoint(8, 1, "tcp"), "asks for transport tcp, rank 0 for auto"),
         ] {
-            let conflict = other.conflict(&zero);
+            let conflict = other.conflict((0, &zero));
             assert!(conflict.as_ref().is_some_and(|conflict| conflict.contains(text)), "{conflict:?}");
         }
     }

@@ -78,14 +78,32 @@ impl Reducer {
     /// `bucket_lens` are the bucket lengths in elements; they and the options must be equal on all
     /// ranks.
     pub fn connect(group: &mut Group, bucket_lens: &[usize], options: &Options) -> Result<Reducer, CommError> {
-        let shared = Arc::clone(group.shared());
-        Reducer::try_connect(group, bucket_lens, options).map_err(|error| shared.setup_failed(error))
+        Reducer::connect_among(group, &[], bucket_lens, options)
     }
 
-    fn try_connect(group: &mut Group, bucket_lens: &[usize], options: &Options) -> Result<Reducer, CommError> {
+    /// Connects this rank with `members`, to which it belongs: ascending ranks, none: all.
+    /// Collective over the whole group: every rank calls it with the members to which it belongs,
+    /// and members call it with the same buckets. [`Reducer::shard`] then counts members, not
+    /// ranks. Only all-reduces are for some of the ranks.
+    pub fn connect_among(
+        group: &mut Group,
+        members: &[u32],
+        bucket_lens: &[usize],
+        options: &Options,
+    ) -> Result<Reducer, CommError> {
+        let shared = Arc::clone(group.shared());
+        Reducer::try_connect(group, members, bucket_lens, options).map_err(|error| shared.setup_failed(error))
+    }
+
+    fn try_connect(
+        group: &mut Group,
+        members: &[u32],
+        bucket_lens: &[usize],
+        options: &Options,
+    ) -> Result<Reducer, CommError> {
         options.check()?;
         let (buckets, arena) = layout(bucket_lens)?;
-        let parts = connect(group, &BucketPlan { bucket_lens, arena, options: *options })?;
+        let parts = connect(group, &BucketPlan { bucket_lens, arena, options: *options, members })?;
         let reducer = Reducer::assemble(group.shared(), parts, buckets)?;
         group.agree("the end of the set-up", &[])?;
         Ok(reducer)
@@ -168,7 +186,15 @@ impl Reducer {
     /// # Panics
     /// If there is no such bucket or rank.
     pub fn shard(&self, bucket: usize, rank: u32) -> Range<usize> {
-        self.shards.range(self.buckets[bucket].1, rank)
+        self.shard_of(self.buckets[bucket].1, rank)
+    }
+
+    /// [`Reducer::shard`] of a bucket of this length.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    pub fn shard_of(&self, len: usize, rank: u32) -> Range<usize> {
+        self.shards.range(len, rank)
     }
 
     /// A bucket. It is aligned to 64 bytes.

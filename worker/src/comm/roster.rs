@@ -84,6 +84,26 @@ impl Roster {
         Ok(Paths { transport, local, ring, own_cpu, spare_cpu })
     }
 
+    /// Data paths of rank `me` among these ranks, in ascending order.
+    pub fn paths_among(&self, members: &[u32], me: u32, lanes: u32, force: Force) -> Result<Paths, CommError> {
+        let position = members.iter().position(|rank| *rank == me).expect("invariant: a rank is among its members");
+        let mut paths = self.among(members).paths(position as u32, lanes, force)?;
+        let to_rank = |position: &mut u32| *position = members[*position as usize];
+        paths.local.iter_mut().for_each(to_rank);
+        paths.ring.iter_mut().flatten().for_each(to_rank);
+        // The other ranks of the host need CPUs too.
+        let host = &self.members[me as usize].host_id;
+        let neighbours = (0u32..).zip(&self.members).filter(|(_, member)| member.host_id == *host);
+        let neighbours: Vec<u32> = neighbours.map(|(rank, _)| rank).collect();
+        (paths.own_cpu, paths.spare_cpu) = self.cpus_suffice(&neighbours, 1 + lanes);
+        Ok(paths)
+    }
+
+    /// These ranks alone, numbered by position.
+    pub fn among(&self, members: &[u32]) -> Roster {
+        Roster { members: members.iter().map(|rank| self.members[*rank as usize].clone()).collect() }
+    }
+
     /// All ranks and their hosts, as rank `me` sees them.
     pub fn layout(&self, me: u32) -> Layout {
         let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();

@@ -24,6 +24,7 @@ mod memory;
 mod network;
 pub(crate) mod plan;
 pub mod program;
+mod stage;
 
 pub use error::ModelError;
 pub use form::{Form, Lengths};
@@ -33,4 +34,4 @@ pub use layer::{
     Weights,
 };
 pub use layout::{Bucket, GradientSink, Initial, Layout, ParameterSlot, Role, fuse};
-pub use network::{Network, Operation};
+pub use network::{Boundary, Network, Operation};

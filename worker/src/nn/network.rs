@@ -7,11 +7,12 @@ use super::graph::{Graph, Node, StatisticInfo};
 use super::layer::{
     Backward, Forward, Gradients, INPUTS, InputGradient, Kernels, LossSums, Parameters, Statistics, Weights,
 };
+use super::layers::{RECEIVED, SENT};
 use super::layout::{GradientSink, Layout};
 use super::plan::{Alignment, Mode, NetworkPlan, NodePlan};
 use super::program::{Program, Reductions};
 use crate::cpu::values::with_format;
-use crate::cpu::{Cpu, Gemm, Values, ops};
+use crate::cpu::{Cpu, Gemm, Values, ValuesMut, ops};
 use crate::data::Batch;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -28,11 +29,27 @@ pub struct Operation {
     pub end: Instant,
 }
 
+/// The tensors at the ends of a stage, and their gradients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Boundary {
+    /// Written before forward.
+    Input,
+    /// Read after forward.
+    Output,
+    /// Written before backward.
+    OutputGradient,
+    /// Read after backward.
+    InputGradient,
+}
+
 /// A network and its memory.
 pub struct Network {
     nodes: Vec<Node>,
     plan: NetworkPlan,
-    arena: Arena,
+    /// One for each micro-batch between its forward and backward pass.
+    arenas: Vec<Arena>,
+    /// The arena in use.
+    arena: usize,
     kernels: Kernels,
     statistics: Vec<StatisticInfo>,
     /// Written by the last forward pass.
@@ -49,16 +66,27 @@ impl Network {
     /// # Errors
     /// The graph is not a valid network, or the machine lacks the memory.
     pub fn new(graph: Graph, cpu: Cpu) -> Result<Network, ModelError> {
+        Network::with_arenas(graph, cpu, 1)
+    }
+
+    /// As [`Network::new`], with memory for several micro-batches between their forward and
+    /// backward passes.
+    ///
+    /// # Errors
+    /// See [`Network::new`].
+    pub fn with_arenas(graph: Graph, cpu: Cpu, arenas: usize) -> Result<Network, ModelError> {
         let alignment = Alignment { address: Arena::ALIGNMENT, row: 1 };
         let plan = NetworkPlan::new(&graph, alignment, &|node| Ok::<_, ModelError>(node.layer.needs(&cpu)))?;
-        let arena = Arena::new(plan.bytes).ok_or(ModelError::Memory(plan.bytes >> 20))?;
+        let arenas: Option<Vec<Arena>> = (0..arenas).map(|_| Arena::new(plan.bytes)).collect();
+        let arenas = arenas.ok_or(ModelError::Memory(plan.bytes >> 20))?;
         let Graph { nodes, statistics, .. } = graph;
         let len = statistics.iter().map(|statistic| statistic.len).sum();
         let operations = Vec::with_capacity(2 * nodes.len());
         Ok(Network {
             nodes,
             plan,
-            arena,
+            arenas,
+            arena: 0,
             kernels: Kernels { gemm: Gemm::new(cpu.clone()), cpu },
             statistics,
             batch_statistics: vec![0.0; len],
@@ -109,12 +137,12 @@ impl Network {
 
     /// Bytes of activations, their gradients and scratch memory.
     pub fn memory_bytes(&self) -> usize {
-        self.arena.bytes() + self.kernels.gemm.memory_bytes()
+        self.arenas.iter().map(Arena::bytes).sum::<usize>() + self.kernels.gemm.memory_bytes()
     }
 
     /// [`Network::memory_bytes`] if every tensor were f32.
     pub fn memory_bytes_f32(&self) -> usize {
-        self.plan.bytes_f32 + self.kernels.gemm.memory_bytes()
+        self.arenas.len() * self.plan.bytes_f32 + self.kernels.gemm.memory_bytes()
     }
 
     /// Switches the recording of layer times on or off.
@@ -126,6 +154,40 @@ impl Network {
     /// Operations since the last forward pass started, in order.
     pub fn operations(&self) -> &[Operation] {
         &self.operations
+    }
+
+    /// Selects the memory that the next passes use. A micro-batch has the same in both of them.
+    ///
+    /// # Panics
+    /// If there is no such memory.
+    pub fn select(&mut self, arena: usize) {
+        assert!(arena < self.arenas.len(), "memory {arena} of {}", self.arenas.len());
+        self.arena = arena;
+    }
+
+    /// The bytes of a tensor at an end of this stage, in the network's format; empty at an end of
+    /// the whole network.
+    pub fn boundary(&mut self, boundary: Boundary) -> &mut [u8] {
+        let ends = self.nodes.iter().zip(&self.plan.nodes);
+        let end = match boundary {
+            Boundary::Input | Boundary::InputGradient => ends.take(1).find(|(node, _)| node.layer.kind() == RECEIVED),
+            Boundary::Output | Boundary::OutputGradient => {
+                ends.rev().take(1).find(|(node, _)| node.layer.kind() == SENT)
+            }
+        };
+        let Some((_, regions)) = end else { return &mut [] };
+        let region = match boundary {
+            Boundary::Input => regions.output,
+            Boundary::Output => regions.inputs[0],
+            Boundary::OutputGradient => regions.d_inputs[0],
+            Boundary::InputGradient => regions.d_output,
+        };
+        // SAFETY: no layer runs, and `&mut self` excludes other references.
+        match unsafe { self.arenas[self.arena].write(&region) } {
+            ValuesMut::F32(values) => bytemuck::cast_slice_mut(values),
+            ValuesMut::Bf16(values) => bytemuck::cast_slice_mut(values),
+            ValuesMut::F16(values) => bytemuck::cast_slice_mut(values),
+        }
     }
 
     /// Forward pass of a training step.
@@ -145,7 +207,9 @@ impl Network {
     }
 
     fn run_forward(&mut self, weights: Weights<'_>, batch: &Batch, training: bool) -> LossSums {
-        let Network { nodes, plan, arena, kernels, batch_statistics, recording, operations, position, .. } = self;
+        let Network { nodes, plan, arenas, arena, kernels, batch_statistics, recording, operations, position, .. } =
+            self;
+        let arena = &arenas[*arena];
         assert_eq!(weights.master.len(), plan.layout.len, "length of the weights");
         operations.clear();
         let mut loss_sums = LossSums::default();
@@ -189,7 +253,8 @@ impl Network {
     /// Computes the gradients of `scale` times the loss of the last [`Network::forward`], which
     /// must have used the same weights and batch.
     pub fn backward(&mut self, weights: Weights<'_>, batch: &Batch, scale: f32, sink: &mut dyn GradientSink) {
-        let Network { nodes, plan, arena, kernels, recording, operations, position, .. } = self;
+        let Network { nodes, plan, arenas, arena, kernels, recording, operations, position, .. } = self;
+        let arena = &arenas[*arena];
         for (index, (node, regions)) in nodes.iter_mut().zip(&plan.nodes).enumerate().rev() {
             if !regions.backward {
                 continue;

@@ -146,6 +146,16 @@ fn lay_out_parameters(graph: &Graph) -> Result<(Layout, Vec<usize>), ModelError>
     Ok((layout, ordinals))
 }
 
+impl Graph {
+    /// The layout of the parameters.
+    ///
+    /// # Errors
+    /// A parameter is unused, or two have the same name.
+    pub fn layout(&self) -> Result<Layout, ModelError> {
+        Ok(lay_out_parameters(self)?.0)
+    }
+}
+
 /// A node before buffers are placed; buffers are given by index.
 struct Draft {
     needs: Needs,
@@ -254,7 +264,8 @@ fn draft(
 ) -> Result<Draft, ModelError> {
     let (forward, backward) = (i, 2 * graph.nodes.len() - 1 - i);
     let d_output = node.output.and_then(|output| gradients[output]);
-    let differentiable = !node.parameters.is_empty() || node.inputs.iter().any(|&t| graph.tensors[t].differentiable);
+    let mut tensors = node.output.iter().chain(&node.inputs);
+    let differentiable = tensors.any(|&t| graph.tensors[t].differentiable);
     if let (Some(_), None, true) = (node.output, d_output, differentiable) {
         return Err(ModelError::UnusedOutput { layer: node.name.clone() });
     }

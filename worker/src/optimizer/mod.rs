@@ -23,7 +23,7 @@ mod steps;
 #[cfg(test)]
 mod tests;
 
-pub use norm::{gradient_norm, gradient_scale, sum_of_squares};
+pub use norm::{LANES, add_squares, gradient_norm, gradient_scale, sum_of_squares};
 pub use rules::Optimizer;
 pub(crate) use rules::{arrays, is_layer_wise};
 pub use schedule::Schedule;

@@ -6,6 +6,9 @@ use crate::cpu::isa::per_isa;
 /// Added to the norm before dividing by it, as PyTorch's `clip_grad_norm_` does.
 const CLIP_EPSILON: f64 = 1e-6;
 
+/// Sums of squares that are added in parallel.
+pub const LANES: usize = 16;
+
 #[inline(always)]
 pub(super) fn squares_body(x: &[f32], lanes: &mut [f64; 16]) {
     let mut sums = *lanes;
@@ -30,12 +33,21 @@ per_isa! { fn squares = squares_body(x: &[f32], lanes: &mut [f64; 16]) }
 /// f64 in total (3.4e38² times their number is far below 1.8e308), and squares are never negative,
 /// so infinities do not cancel.
 pub fn sum_of_squares(gradients: &[f32]) -> f64 {
-    let isa = Isa::ALL.into_iter().find(|isa| isa.available()).unwrap_or(Isa::Portable);
-    squares_with(isa, gradients)
+    squares_with(best_isa(), gradients)
+}
+
+/// Adds the squares of some gradients, a multiple of [`LANES`] unless they are the last ones, to
+/// their lanes.
+pub fn add_squares(gradients: &[f32], lanes: &mut [f64; LANES]) {
+    squares(best_isa(), gradients, lanes);
+}
+
+fn best_isa() -> Isa {
+    Isa::ALL.into_iter().find(|isa| isa.available()).unwrap_or(Isa::Portable)
 }
 
 pub(super) fn squares_with(isa: Isa, gradients: &[f32]) -> f64 {
-    let mut lanes = [0.0f64; 16];
+    let mut lanes = [0.0f64; LANES];
     squares(isa, gradients, &mut lanes);
     lanes.iter().sum()
 }

@@ -12,16 +12,23 @@ pub(super) fn digest(bytes: &[u8]) -> String {
     format!("{:032x}", xxh3_128(bytes))
 }
 
-/// Digest of an engine's weights, in the form of [`digest`]. No step may be in flight.
+/// Digest of all weights, in the form of [`digest`]. Collective if a rank has only some of them. No
+/// step may be in flight.
 ///
 /// # Errors
-/// The engine failed.
-pub(super) fn weights_digest(engine: &dyn Engine) -> Result<String, TrainError> {
-    digest_of(engine, &[(Array::Weights, engine.layout().len)])
+/// The engine or the group failed.
+pub(super) fn weights_digest(engine: &mut dyn Engine) -> Result<String, TrainError> {
+    let len = engine.layout().len;
+    if engine.has_all_weights() {
+        return digest_of(&[(Array::Weights, len)], |array, from, numbers| engine.read(array, from, numbers));
+    }
+    digest_of(&[(Array::Weights, len)], |array, from, numbers| {
+        engine.collect(&[(array, from, 0..numbers.len())], numbers)
+    })
 }
 
-/// Digest of everything that a checkpoint takes from an engine and all ranks have in common:
-/// weights, moments and running statistics. No step may be in flight.
+/// Digest of everything that a checkpoint takes from an engine and that all ranks of its stage have
+/// in common: weights, moments and running statistics. No step may be in flight.
 ///
 /// # Errors
 /// The engine failed.
@@ -31,16 +38,19 @@ pub(super) fn state_digest(engine: &dyn Engine) -> Result<String, TrainError> {
     let common = engine.moments().into_iter().enumerate().filter(|(_, moment)| moment.held == Held::ByAll);
     arrays.extend(common.map(|(index, _)| (Array::Moments(index), len)));
     arrays.push((Array::Statistics, engine.statistics().iter().map(|(_, len)| len).sum()));
-    digest_of(engine, &arrays)
+    digest_of(&arrays, |array, from, numbers| engine.read(array, from, numbers))
 }
 
-fn digest_of(engine: &dyn Engine, arrays: &[(Array, usize)]) -> Result<String, TrainError> {
+fn digest_of(
+    arrays: &[(Array, usize)],
+    mut read: impl FnMut(Array, usize, &mut [f32]) -> Result<(), TrainError>,
+) -> Result<String, TrainError> {
     let mut hasher = Xxh3::new();
     let mut chunk = vec![0.0; DIGEST_CHUNK];
     for &(array, len) in arrays {
         for from in (0..len).step_by(DIGEST_CHUNK) {
             let numbers = &mut chunk[..DIGEST_CHUNK.min(len - from)];
-            engine.read(array, from, numbers)?;
+            read(array, from, numbers)?;
             hasher.update(bytemuck::cast_slice(numbers));
         }
     }

@@ -155,13 +155,21 @@ pub(super) trait Engine: Send {
     /// See [`Engine::step`].
     fn drain(&mut self) -> Result<Option<StepOutcome>, TrainError>;
 
-    /// Runs one batch of the validation set on the current weights.
+    /// Runs one batch of the validation set on the current weights. Returns `None` if another stage
+    /// of the pipeline has the result.
     ///
     /// # Errors
-    /// The device failed.
-    fn evaluate(&mut self, batch: &Batch) -> Result<LossSums, TrainError>;
+    /// The device or the group failed.
+    fn evaluate(&mut self, batch: &Batch) -> Result<Option<LossSums>, TrainError>;
 
+    /// The layout of the whole model.
     fn layout(&self) -> &Layout;
+
+    /// Whether this rank has all weights. Otherwise [`Engine::read`] returns 0 for those that it
+    /// does not have, [`Engine::write`] ignores them, and [`Engine::collect`] gets them.
+    fn has_all_weights(&self) -> bool {
+        true
+    }
 
     /// Names and lengths of the parts of [`Array::Statistics`], in order.
     fn statistics(&self) -> Vec<(String, usize)>;

@@ -37,11 +37,13 @@ impl Trainer {
         // Without checkpoints, a stop request ends the group.
         let saves_first = self.training.config.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.on_suspend);
         let (mut loss, mut samples, mut correct, mut predicted) = (0.0, 0, 0, 0);
+        let replica = self.training.replica(self.group.rank());
         for index in 0..set.batches() {
             self.recorder.begin(Operation::Evaluate, index);
-            let (batch, count) = set.batch(self.group.rank(), index)?;
-            if count > 0 {
-                let outcome = self.engine.evaluate(batch)?;
+            let (batch, count) = set.batch(replica, index)?;
+            if count > 0
+                && let Some(outcome) = self.engine.evaluate(batch)?
+            {
                 // The mean of a batch, in which each sample has the same number of targets.
                 loss += outcome.loss * count as f64;
                 samples += count;

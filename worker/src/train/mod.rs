@@ -38,6 +38,7 @@ mod run;
 mod save;
 mod saver;
 mod scales;
+mod stages;
 mod statistics;
 mod step;
 mod tensors;

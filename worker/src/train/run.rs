@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
+use switchyard_worker_contract::config::idle_share;
 use switchyard_worker_contract::event::{CheckpointReport, Event, Finished, Progress, Ready};
 use switchyard_worker_contract::recorder::Operation;
 
@@ -205,6 +206,7 @@ impl<W: Write> Run<'_, W> {
         let mut step_times: Vec<f32> = Vec::with_capacity(usize::try_from(total).unwrap_or(0).min(1 << 20));
         let (mut first_loss, mut last_loss) = (None, None);
         let mut staleness = 0;
+        let (mut waited, mut trained) = (Duration::ZERO, Duration::ZERO);
         let (mut recent, mut straggler) = ([0.0; MEDIAN_STEPS], None);
         while self.trainer.steps_done() < total {
             let next = self.trainer.steps_done() + 1;
@@ -222,6 +224,8 @@ impl<W: Write> Run<'_, W> {
                 step_times.push(report.total.as_secs_f32() * 1e3);
             }
             staleness = staleness.max(report.staleness);
+            waited += report.pipeline_wait;
+            trained += report.total;
             recent[(report.step % MEDIAN_STEPS as u64) as usize] = report.total.as_secs_f64();
             if report.step % MEDIAN_STEPS as u64 == 0 && recent.iter().all(|time| *time > 0.0) {
                 self.trainer.recorder.set_median(median(recent));
@@ -253,12 +257,22 @@ impl<W: Write> Run<'_, W> {
         if config.is_asynchronous() {
             eprintln!("note: the weights of rank {rank} lacked at most {staleness} pushes of the slowest rank");
         }
+        if let Some(pipeline) = config.pipeline {
+            let stage = pipeline.place(rank, self.trainer.group().world()).stage;
+            let share = 100.0 * waited.as_secs_f64() / trained.as_secs_f64().max(1e-9);
+            let least = 100.0 * idle_share(pipeline.stages, config.batch_merge);
+            eprintln!(
+                "note: stage {stage} on rank {rank} waited for other stages in {share:.1} % of its steps' time; equal \
+                 stages would wait {least:.1} %"
+            );
+        }
         self.trainer.save_checkpoint()?;
         let validation = self.evaluate(&mut recording)?;
         self.trainer.finish_checkpoint()?;
         self.report_checkpoints();
         let weights_digest = self.trainer.agree_on_weights()?;
         let model_file = if rank == 0 { Some(self.save_model()?) } else { None };
+        self.trainer.serve_weights()?;
         step_times.sort_by(f32::total_cmp);
         Ok(Finished {
             rank,
@@ -278,7 +292,7 @@ impl<W: Write> Run<'_, W> {
     /// Writes the model to the run directory. If that fails, for example because its disk is full,
     /// writes it next to the checkpoints or to the directory of temporary files, because training
     /// again for the same model costs more than a file in another place. Returns the file.
-    fn save_model(&self) -> Result<PathBuf, TrainError> {
+    fn save_model(&mut self) -> Result<PathBuf, TrainError> {
         const NAME: &str = "model.safetensors";
         let file = self.options.run_dir.join(NAME);
         let Err(first) = self.trainer.save(&file) else { return Ok(file) };

@@ -46,7 +46,8 @@ impl Trainer {
             outcome.inspect_err(|error| self.report_failure(error))?;
         self.done = report.step;
         self.synchronised = synchronised;
-        if !self.training.config.is_asynchronous() {
+        // Stages do different work.
+        if !self.training.config.is_asynchronous() && self.training.config.pipeline.is_none() {
             self.pace.add(report.step, &flags.times, report.busy());
         }
         self.skipped_steps = skipped_steps;

@@ -30,6 +30,9 @@ use switchyard_worker_contract::event::{GpuCalls, GpuPaths, Slowest};
 use switchyard_worker_contract::kernels::KernelTimes;
 use switchyard_worker_contract::recorder::Operation;
 
+/// Name of the tensors that rank 0 requests to save the model.
+const MODEL: &str = "the model";
+
 pub(super) struct Checkpoints {
     pub saver: Saver,
     pub index: TensorIndex,
@@ -164,7 +167,8 @@ impl Trainer {
         }
         let done = resumed.unwrap_or(0);
         let EngineConfig { reader, batch_size_per_process, evaluation, .. } = &training.config;
-        let mut reader = Prefetcher::start(Arc::clone(&training.dataset), training.order, group.rank(), done, reader)?;
+        let replica = training.replica(group.rank());
+        let mut reader = Prefetcher::start(Arc::clone(&training.dataset), training.order, replica, done, reader)?;
         if training.config.reader.workers.is_none() && training.config.reader.double_buffer {
             reader.adapt(most_reader_threads(&training.config), group.rank() == 0);
         }
@@ -175,7 +179,7 @@ impl Trainer {
             &training.dataset,
             *batch_size_per_process,
             evaluation.batches,
-            training.world,
+            training.replicas(),
             reader.bad_samples().clone(),
         );
         let skipped_steps = engine.counters().scaler.map(|scaler| scaler.skipped_steps);
@@ -273,12 +277,12 @@ impl Trainer {
     /// Bytes of gradients or weights reduced in a step; 0 with a single rank.
     pub(super) fn reduced_bytes(&self, step: u64) -> u64 {
         let Training { config, world, buckets, total_steps, .. } = &self.training;
-        if *world == 1 || !config.exchanges(step, *total_steps) {
+        if self.training.replicas() == 1 || !config.exchanges(step, *total_steps) {
             return 0;
         }
         4 * match config.compression {
             Some(Compression::TopK(settings)) => TopKExchange::bucket_len(settings, buckets, *world) as u64,
-            None => buckets.iter().map(|bucket| bucket.range.len() as u64).sum(),
+            None => buckets.iter().map(|bucket| bucket.range.len() as u64).sum::<u64>() / u64::from(config.stages()),
         }
     }
 
@@ -389,12 +393,12 @@ impl Trainer {
         std::mem::take(&mut checkpoints.saved)
     }
 
-    /// Digest of all weights: 32 hexadecimal digits.
+    /// Digest of all weights: 32 hexadecimal digits. Collective with pipelines.
     ///
     /// # Errors
-    /// The engine failed.
-    pub fn weights_digest(&self) -> Result<String, TrainError> {
-        weights_digest(&*self.engine)
+    /// The engine or the group failed.
+    pub fn weights_digest(&mut self) -> Result<String, TrainError> {
+        weights_digest(&mut *self.engine)
     }
 
     /// Compares the digest of the weights over all ranks.
@@ -413,20 +417,57 @@ impl Trainer {
             return Ok(());
         }
         let digest = state_digest(&*self.engine)?;
+        if self.training.config.pipeline.is_some() {
+            return self.agree_in_stages(&digest);
+        }
         self.group.agree("the state", digest.as_bytes()).map_err(|error| match error {
             CommError::Disagreement(text) => TrainError::Replicas { step: self.done, text },
             error => error.into(),
         })
     }
 
-    /// Writes the weights to a safetensors file, completely or not at all.
+    /// Compares the digests of the ranks of each stage.
+    fn agree_in_stages(&mut self, own: &str) -> Result<(), TrainError> {
+        let digests = self.group.all_gather("the state", own.as_bytes())?;
+        let place = |rank: u32| self.training.config.place(rank, self.training.world);
+        for (rank, digest) in (0..).zip(&digests) {
+            let first = place(rank).rank_of(place(rank).stage, 0);
+            let expected = &digests[first as usize];
+            if digest != expected {
+                let [got, expected] = [digest, expected].map(|digest| String::from_utf8_lossy(digest));
+                let text = format!("the state: rank {rank} has {got}, rank {first} of the same stage has {expected}");
+                return Err(TrainError::Replicas { step: self.done, text });
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the weights to a safetensors file, completely or not at all. With pipelines, all
+    /// other ranks must be in [`Trainer::serve_weights`].
     ///
     /// # Errors
-    /// The file cannot be written.
-    pub fn save(&self, file: &Path) -> Result<(), TrainError> {
+    /// The file cannot be written, or the group failed.
+    pub fn save(&mut self, file: &Path) -> Result<(), TrainError> {
         self.recorder.begin(Operation::Save, 0);
         let metadata = model_metadata(&self.training.dataset);
-        save::model(&self.disk, file, &*self.engine, (self.done, &metadata))
+        let announce = || self.group.broadcast(MODEL, &[1]).map(drop);
+        save::model(&self.disk, file, &mut *self.engine, announce, (self.done, &metadata))
+    }
+
+    /// With pipelines: sends this rank's weights to rank 0 while that saves the model; on rank 0,
+    /// ends this on all other ranks.
+    ///
+    /// # Errors
+    /// The group failed.
+    pub(super) fn serve_weights(&mut self) -> Result<(), TrainError> {
+        if self.training.config.pipeline.is_none() {
+            return Ok(());
+        }
+        self.recorder.begin(Operation::Save, 0);
+        while !self.group.broadcast(MODEL, &[])?.is_empty() {
+            self.engine.collect(&[], &mut [])?;
+        }
+        Ok(())
     }
 
     /// Reports this rank's failure to the group. An earlier cause takes precedence.

@@ -6,13 +6,14 @@ use crate::data::{Dataset, Order, StepShape};
 use crate::model::{Model, Registry};
 use crate::nn::{Bucket, Graph};
 use std::sync::Arc;
-use switchyard_worker_contract::config::{EngineConfig, HalfType, Length, Precision};
+use switchyard_worker_contract::config::{Device, EngineConfig, HalfType, Length, Precision};
 
 /// Bytes of a gradient bucket, unless a single parameter has more. Small, so that the first bucket
 /// is complete early and the last one is reduced quickly.
 pub(super) const BUCKET: usize = 1 << 20;
 
 /// Model, data and schedule of a rank, independent of the device.
+#[derive(Clone)]
 pub struct Training {
     pub config: EngineConfig,
     pub world: u32,
@@ -36,7 +37,9 @@ impl Training {
         world: u32,
         registry: &Registry,
     ) -> Result<Training, TrainError> {
-        let shape = StepShape { batch_size: config.batch_size_per_process, merge: config.batch_merge, world };
+        check_pipelines(config, world)?;
+        let (batch_size, merge) = (config.batch_size_per_process, config.batch_merge);
+        let shape = StepShape { batch_size, merge, world: config.replicas(world) };
         let order = Order::new(&dataset, shape, config.seed)?;
         let model: Arc<dyn Model> = Arc::from(registry.model(&config.model)?);
         let total_steps = match config.length {
@@ -44,6 +47,16 @@ impl Training {
             Length::Epochs(epochs) => order.steps_of(epochs),
         };
         Ok(Training { config: config.clone(), world, dataset, order, buckets: Vec::new(), total_steps, model })
+    }
+
+    /// Number of ranks, or of pipelines, that train on different samples.
+    pub fn replicas(&self) -> u32 {
+        self.config.replicas(self.world)
+    }
+
+    /// The number of a rank, or of its pipeline, among them.
+    pub(super) fn replica(&self, rank: u32) -> u32 {
+        self.config.place(rank, self.world).replica
     }
 
     /// Continues in steps and samples where a checkpoint ended.
@@ -71,11 +84,16 @@ impl Training {
     /// # Errors
     /// The model does not fit the data.
     pub(super) fn graph(&self) -> Result<Graph, TrainError> {
-        self.graph_in(match self.half_type() {
+        self.graph_in(self.format())
+    }
+
+    /// Format of the activations.
+    pub(super) fn format(&self) -> Format {
+        match self.half_type() {
             None => Format::F32,
             Some(HalfType::Bf16) => Format::Bf16,
             Some(HalfType::Fp16) => Format::F16,
-        })
+        }
     }
 
     /// Builds the network in another format.
@@ -90,4 +108,22 @@ impl Training {
         self.model.build(&mut graph)?;
         Ok(graph)
     }
+}
+
+/// Checks that pipelines can be made of these ranks.
+fn check_pipelines(config: &EngineConfig, world: u32) -> Result<(), TrainError> {
+    let Some(pipeline) = config.pipeline else { return Ok(()) };
+    let refused = |got: String, expected: &str| {
+        let text = format!("spec.engine.parallelism.pipelineStages: got {got}; expected {expected}");
+        Err(TrainError::Usage(text))
+    };
+    let stages = pipeline.stages;
+    if config.device == Device::Cuda {
+        return refused(format!("{stages} on GPUs"), "1: only ranks on CPUs form pipelines yet");
+    }
+    if !world.is_multiple_of(stages.max(1)) {
+        let ranks = "a number that divides the ranks, trainer.numNodes * trainer.numProcPerNode";
+        return refused(format!("{stages} with {world} ranks"), ranks);
+    }
+    Ok(())
 }

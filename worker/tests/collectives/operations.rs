@@ -4,7 +4,9 @@ use crate::collective_support::{config, free_port};
 use half::{bf16, f16};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
-use switchyard_worker::comm::{Algorithm, Collectives, CommError, Force, Group, GroupConfig, Number, Reduction};
+use switchyard_worker::comm::{
+    Algorithm, Collectives, CommError, Force, Group, GroupConfig, Number, Options, Reducer, Reduction,
+};
 use switchyard_worker_contract::config::Transport;
 
 const LENS: [usize; 7] = [0, 1, 3, 17, 63, 257, 1021];
@@ -189,6 +191,12 @@ fn exercise<T: Value>(comm: &mut Collectives, rank: u32, world: u32, lens: [usiz
                 comm.send(&own::<T>(rank, len), right).unwrap();
             }
             assert_eq!(got, own::<T>(left, len), "message");
+        }
+        let partner = rank ^ 1;
+        if partner < world {
+            let mut halves = [own::<T>(rank, len), vec![junk(); len]].concat();
+            comm.exchange(&mut halves, partner).unwrap();
+            assert_eq!(halves, [own::<T>(rank, len), own::<T>(partner, len)].concat(), "exchange");
         }
         comm.barrier().unwrap();
     }
@@ -387,4 +395,61 @@ fn ranks_with_different_algorithms_are_named() {
         errors.iter().all(|text| text.contains("rank 1") && text.contains("asks for tree over auto")),
         "{errors:?}"
     );
+}
+
+/// More than any buffer between two ranks holds: with two sends, both would wait for room.
+#[test]
+fn two_ranks_exchange_more_than_their_buffers_hold() {
+    const LEN: usize = 8 << 20;
+    for transport in [Force::Auto, Force::Tcp] {
+        let received = ranks(
+            2,
+            |_| None,
+            |config| config.transport = transport,
+            |group, comm| {
+                let mut halves = vec![group.rank() as u8 + 1; 2 * LEN];
+                comm.unwrap().exchange(&mut halves, 1 - group.rank()).unwrap();
+                (halves[..LEN].iter().all(|own| *own == group.rank() as u8 + 1), halves.split_off(LEN))
+            },
+        );
+        for (rank, (is_kept, other)) in received.into_iter().enumerate() {
+            assert!(is_kept && other.iter().all(|value| usize::from(*value) == 2 - rank), "rank {rank}");
+        }
+    }
+}
+
+/// Two groups of ranks reduce different buckets at the same time: in one process's memory, over
+/// TCP, and with the ranks of a group on different hosts.
+#[test]
+fn some_ranks_reduce_among_themselves() {
+    let on_hosts = |config: &mut GroupConfig| config.host_id = format!("host-{}", config.rank() / 2);
+    let over_tcp = |config: &mut GroupConfig| config.transport = Force::Tcp;
+    let changes: [&(dyn Fn(&mut GroupConfig) + Sync); 3] = [&|_| (), &over_tcp, &on_hosts];
+    for change in changes {
+        for members in [[vec![0, 2, 3], vec![1]], [vec![0, 2], vec![1, 3]], [vec![0, 1], vec![2, 3]]] {
+            let sums = ranks(
+                4,
+                |_| None,
+                change,
+                |group, _| {
+                    let rank = group.rank();
+                    let own = members.iter().find(|members| members.contains(&rank)).unwrap();
+                    let lens = [3, 1000 * own.len()];
+                    let mut reducer = Reducer::connect_among(group, own, &lens, &Options::default()).unwrap();
+                    for bucket in [0, 1] {
+                        reducer.bucket_mut(bucket).fill((1 << rank) as f32);
+                        reducer.start(bucket);
+                    }
+                    let expected: f32 = own.iter().map(|rank| (1 << rank) as f32).sum();
+                    for bucket in [0, 1] {
+                        reducer.wait(bucket).unwrap();
+                        assert!(reducer.bucket(bucket).iter().all(|sum| *sum == expected), "rank {rank} of {own:?}");
+                    }
+                    group.barrier().unwrap();
+                    expected
+                },
+            );
+            assert_eq!(sums.len(), 4);
+        }
+    }
 }

@@ -57,6 +57,7 @@ pub fn gpt(path: &Path, include: &[&str]) -> EngineConfig {
         sync: SyncPolicy::EveryStep,
         sharding: Sharding::None,
         parameter_server: None,
+        pipeline: None,
         algorithm: None,
         compression: None,
         memory: Memory { fraction: 0.9, release_every_steps: 0 },

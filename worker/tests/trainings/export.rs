@@ -25,7 +25,7 @@ fn config(model: Model) -> EngineConfig {
 
 /// A model with its initial weights: the file, our own layout, and our own values.
 fn saved(config: &EngineConfig) -> (Vec<u8>, Layout, Vec<f32>) {
-    let trainer = Trainer::join(blueprint(config, 1).unwrap(), &group(1, 0, free_port())).unwrap();
+    let mut trainer = Trainer::join(blueprint(config, 1).unwrap(), &group(1, 0, free_port())).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("model.safetensors");
     trainer.save(&file).unwrap();

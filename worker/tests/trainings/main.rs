@@ -12,6 +12,7 @@ mod local;
 mod mixed;
 mod options;
 mod parameter_servers;
+mod pipelines;
 #[path = "../plain/mod.rs"]
 mod plain;
 #[path = "../ranks/mod.rs"]

@@ -5,6 +5,7 @@ mod data;
 mod device;
 mod model;
 mod optimizer;
+mod pipeline;
 mod precision;
 mod sync;
 #[cfg(test)]
@@ -73,6 +74,7 @@ pub(super) fn config(
     let sync = sync::sync(&engine.sync, device, check);
     let sharding = sync::sharding(engine.sharding, device, check);
     let parameter_server = sync::parameter_server(&engine.communication, device, check);
+    let pipeline = pipeline::pipeline(engine, model.as_ref(), device, (nodes, processes_per_node), check);
     let algorithm = sync::algorithm(engine.communication.algorithm, device, check);
     let compression = sync::compression(&engine.communication.compression, device, check);
     let schedule = optimizer::schedule(engine.schedule.as_ref(), optimizer.learning_rate, check);
@@ -103,6 +105,7 @@ pub(super) fn config(
         sync,
         sharding,
         parameter_server,
+        pipeline,
         algorithm,
         compression,
         memory: Memory { fraction, release_every_steps: engine.memory.release_every_steps.unsigned_abs() },

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use switchyard_crds as api;
 use switchyard_worker_contract::config::{
     Adam, Algorithm, Amp, Column, Compression, Device, EngineConfig, Features, Gpu, HalfType, Header, Lars, LocalSteps,
-    LossScaling, Matmul, Momentum, Nesterov, OnHang, OuterOptimizer, ParameterServers, Precision, ResNet, ResNetDepth,
-    Rule, Sharding, Source, Stem, SyncPolicy, Synthetic, TopK, Updates, Watchdog,
+    LossScaling, Matmul, Momentum, Nesterov, OnHang, OuterOptimizer, ParameterServers, Pipeline, Precision, RankOrder,
+    ResNet, ResNetDepth, Rule, Sharding, Source, Stem, SyncPolicy, Synthetic, TopK, Updates, Watchdog,
 };
 
 mod exchanges;
@@ -188,12 +188,16 @@ fn the_first_layers_of_a_resnet_follow_the_size_of_the_images() {
 
 /// The device for this trainer and these blocks.
 fn on(trainer: Value, blocks: Value) -> Result<Device, String> {
+    with_trainer(trainer, blocks).map(|config| config.device)
+}
+
+fn with_trainer(trainer: Value, blocks: Value) -> Result<EngineConfig, String> {
     let mut document = document(blocks);
     document["spec"]["trainer"] = trainer;
     let job = api::validate::train_job(&document).unwrap_or_else(|faults| panic!("{faults:?}"));
     let valid =
         validate(&job).map_err(|faults| faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))?;
-    Ok(valid.engine.unwrap().device)
+    Ok(valid.engine.unwrap())
 }
 
 #[test]

@@ -7,6 +7,7 @@
 mod data;
 mod model;
 mod optimizer;
+mod pipeline;
 mod sync;
 
 pub use data::{
@@ -18,6 +19,7 @@ pub use optimizer::{
     Adam, Amp, DecayExclusions, HalfType, Lars, LossScaling, Momentum, Optimizer, Precision, Rule, Schedule,
     ScheduleKind,
 };
+pub use pipeline::{Pipeline, PipelinePlace, RankOrder, idle_share};
 pub use sync::{
     Algorithm, Compression, LocalSteps, Nesterov, OuterOptimizer, ParameterServers, Sharding, SyncPolicy, TopK, Updates,
 };
@@ -65,6 +67,9 @@ pub struct EngineConfig {
     /// Servers that hold and update the weights. `None`: every rank does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parameter_server: Option<ParameterServers>,
+    /// Stages of the network on different ranks. `None`: every rank has the whole network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pipeline: Option<Pipeline>,
     /// How gradients are summed between hosts. `None`: chosen for each all-reduce.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub algorithm: Option<Algorithm>,

@@ -5,6 +5,7 @@
 //! it is also the [`Form`](super::Form) for other devices.
 
 mod attention;
+mod boundary;
 mod convolution;
 mod embedding;
 mod input;
@@ -15,6 +16,7 @@ mod pooling;
 mod rows;
 
 pub use attention::Attention;
+pub(super) use boundary::{RECEIVED, Received, SENT, Sent};
 pub use convolution::Convolution;
 pub use embedding::{Embedding, Tables};
 pub use input::{Features, Pixels, features, pixels};

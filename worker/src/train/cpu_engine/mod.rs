@@ -9,12 +9,15 @@
 //!
 //! With parameter servers, a rank pushes its gradients and gets the updated weights.
 //!
+//! With pipelines, it does so for one stage of the network.
+//!
 //! With local steps, no gradients are reduced; `outer` averages the changes of the weights instead.
 
 mod asynchronous;
 mod exchanges;
 mod kernel;
 mod outer;
+mod pipeline;
 mod plan;
 mod servers;
 mod shards;
@@ -34,6 +37,7 @@ use crate::data::{Batch, Making, Prefetcher};
 use crate::nn::{Layout, LossSums, Network};
 use crate::profile::Row;
 use crate::recorder::Recorder;
+use pipeline::Pipeline;
 use serde_json::json;
 use sink::GradientSlots;
 use state::State;
@@ -50,6 +54,7 @@ pub(super) struct CpuEngine {
     state: State,
     exchange: Exchange,
     slots: GradientSlots,
+    pipeline: Option<Box<Pipeline>>,
     /// This rank's share of the mean batch statistics, summed over the micro-batches of a step.
     statistics: Vec<f32>,
     /// This rank's share of the mean loss of the last step.
@@ -75,12 +80,27 @@ impl CpuEngine {
         saved: Option<HalfKernel>,
         recorder: &Arc<Recorder>,
     ) -> Result<CpuEngine, TrainError> {
-        let plan = kernel::agree(training, plan, group, saved)?;
+        let place = training.config.place(group.rank(), training.world);
+        let mut plan = kernel::agree(training, plan, group, saved)?;
+        if training.config.pipeline.is_some() {
+            plan = plan.with_stage(training, place.stage as usize)?;
+        }
         let half_kernel = plan.half_kernel(training);
-        let CpuPlan { network, cpu, .. } = plan;
+        let CpuPlan { mut network, cpu, stages, .. } = plan;
         recorder.track_layers(&network);
-        let mut exchange = Exchange::connect(training, network.batch_statistics().len(), group)?;
-        let mut ownership = exchange.ownership();
+        let (whole, members): (_, Vec<u32>) = (training, place.stage_ranks().collect());
+        let of_stage = stages.is_some().then(|| pipeline::of_stage(training, place, network.layout()));
+        let training = of_stage.as_ref().unwrap_or(training);
+        let mut exchange = Exchange::connect(training, network.batch_statistics().len(), &members, group)?;
+        let pipeline = stages.map(|stages| {
+            let connected = Pipeline::connect(whole, stages, place, (&mut network, &exchange), group);
+            connected.map(Box::new)
+        });
+        let pipeline = pipeline.transpose()?;
+        let mut ownership = match &pipeline {
+            Some(pipeline) => pipeline.ownership(whole, &exchange),
+            None => exchange.ownership(),
+        };
         if training.config.parameter_server.is_some_and(|servers| servers.has_state()) {
             ownership.own.clear();
         }
@@ -97,6 +117,7 @@ impl CpuEngine {
             state,
             exchange,
             slots: GradientSlots::new(network.layout(), &training.buckets),
+            pipeline,
             statistics: vec![0.0; network.batch_statistics().len()],
             loss: 0.0,
             squares: vec![0.0; training.world as usize],
@@ -118,15 +139,25 @@ impl Engine for CpuEngine {
         Ok(None)
     }
 
-    fn evaluate(&mut self, batch: &Batch) -> Result<LossSums, TrainError> {
-        Ok(self.network.evaluate(self.state.weights(), batch))
+    fn evaluate(&mut self, batch: &Batch) -> Result<Option<LossSums>, TrainError> {
+        if self.pipeline.is_some() {
+            return self.evaluate_stage(batch);
+        }
+        Ok(Some(self.network.evaluate(self.state.weights(), batch)))
     }
 
     fn layout(&self) -> &Layout {
-        self.network.layout()
+        self.pipeline.as_ref().map_or_else(|| self.network.layout(), |pipeline| &pipeline.stages.layout)
+    }
+
+    fn has_all_weights(&self) -> bool {
+        self.pipeline.is_none()
     }
 
     fn statistics(&self) -> Vec<(String, usize)> {
+        if let Some(pipeline) = &self.pipeline {
+            return pipeline.stages.statistics.clone();
+        }
         self.network.statistics().map(|(name, len)| (name.to_owned(), len)).collect()
     }
 
@@ -135,6 +166,10 @@ impl Engine for CpuEngine {
     }
 
     fn read(&self, array: Array, from: usize, into: &mut [f32]) -> Result<(), TrainError> {
+        if let Some(pipeline) = &self.pipeline {
+            pipeline.read(&self.state, array, from, into);
+            return Ok(());
+        }
         match (&self.exchange.servers, array) {
             (Some(servers), Array::Moments(index)) if self.state.geo.is_none() => {
                 servers.get(index, from, into, false)?
@@ -145,10 +180,17 @@ impl Engine for CpuEngine {
     }
 
     fn collect(&mut self, wanted: &[(Array, usize, Range<usize>)], into: &mut [f32]) -> Result<(), TrainError> {
+        if self.pipeline.is_some() {
+            return self.collect_stages(wanted, into);
+        }
         self.collect_parts(wanted, into)
     }
 
     fn write(&mut self, array: Array, from: usize, numbers: &[f32]) -> Result<(), TrainError> {
+        if let Some(pipeline) = &self.pipeline {
+            pipeline.write(&mut self.state, array, from, numbers);
+            return Ok(());
+        }
         match (&self.exchange.servers, array) {
             (Some(servers), Array::Moments(index)) if self.state.geo.is_none() => servers.put(index, from, numbers),
             _ => self.state.write(array, from, numbers),

@@ -1,9 +1,11 @@
 use super::kernel;
+use super::pipeline::Pipeline;
 use super::state::State;
 use crate::cpu::{Cpu, HalfKernel, Isa, Pool};
 use crate::nn::{Layout, Network};
 use crate::train::TrainError;
 use crate::train::exchange::{check_bytes, top_k_bytes};
+use crate::train::stages::Stages;
 use crate::train::training::Training;
 use std::sync::Arc;
 use switchyard_worker_contract::config::HalfType;
@@ -12,7 +14,11 @@ use switchyard_worker_contract::event::MemoryUse;
 /// The static plan of a rank on CPUs.
 pub(in crate::train) struct CpuPlan {
     pub(super) cpu: Cpu,
+    /// With pipelines, of the stage that needs most memory until the rank knows its own.
     pub(super) network: Network,
+    pub(super) stages: Option<Stages>,
+    /// The stage of `network`.
+    stage: usize,
     /// Kernels for bf16 products allowed in this process, best first.
     pub(super) half_kernels: Vec<HalfKernel>,
 }
@@ -26,8 +32,30 @@ impl CpuPlan {
         let (isa, half_kernels) = (Isa::detect(kernel)?, HalfKernel::usable(kernel)?);
         let half = half_kernels.first().copied().unwrap_or(HalfKernel::F32);
         let cpu = Cpu { pool: Arc::new(Pool::new(training.config.cpu_threads as usize)), isa, half };
-        let network = Network::new(training.graph()?, cpu.clone())?;
-        Ok(CpuPlan { cpu, network, half_kernels })
+        let Some(stages) = Stages::new(training)? else {
+            let network = Network::new(training.graph()?, cpu.clone())?;
+            return Ok(CpuPlan { cpu, network, stages: None, stage: 0, half_kernels });
+        };
+        let network = stages.network(training, 0, &cpu)?;
+        let mut plan = CpuPlan { cpu, network, stages: Some(stages), stage: 0, half_kernels };
+        let mut largest = (plan.memory(training).total(), 0);
+        for stage in 1..training.config.stages() as usize {
+            plan = plan.with_stage(training, stage)?;
+            largest = largest.max((plan.memory(training).total(), stage));
+        }
+        plan.with_stage(training, largest.1)
+    }
+
+    /// Returns the plan of a stage of the pipelines, if there are any.
+    ///
+    /// # Errors
+    /// The memory is no longer available.
+    pub(super) fn with_stage(mut self, training: &Training, stage: usize) -> Result<CpuPlan, TrainError> {
+        self.stage = stage;
+        if let Some(stages) = &self.stages {
+            self.network = stages.network(training, stage, &self.cpu)?;
+        }
+        Ok(self)
     }
 
     /// Returns the plan with another kernel for bf16 products.
@@ -37,13 +65,18 @@ impl CpuPlan {
     pub(super) fn with_half_kernel(mut self, training: &Training, half: HalfKernel) -> Result<CpuPlan, TrainError> {
         if self.cpu.half != half {
             self.cpu.half = half;
+            if self.stages.is_some() {
+                let stage = self.stage;
+                return self.with_stage(training, stage);
+            }
             self.network = Network::new(training.graph()?, self.cpu.clone())?;
         }
         Ok(self)
     }
 
+    /// Layout of the whole network.
     pub fn layout(&self) -> &Layout {
-        self.network.layout()
+        self.stages.as_ref().map_or_else(|| self.network.layout(), |stages| &stages.layout)
     }
 
     /// The kernel for bf16 products; `None` if there are none.
@@ -66,7 +99,10 @@ impl CpuPlan {
             optimizer: State::optimizer_bytes(training, layout),
             activations: self.network.memory_bytes() as u64,
             input: 0,
-            communication: 0,
+            communication: self
+                .stages
+                .as_ref()
+                .map_or(0, |stages| Pipeline::message_bytes(stages, self.stage, training.format())),
             process: 0,
         }
     }

@@ -47,12 +47,21 @@ impl CpuEngine {
             self.exchange.reducer.set_wire_scale(wire.scale());
         }
         let meets = self.begin_on_servers(input);
-        self.compute(reader, input, scale, &mut report)?;
+        if self.pipeline.is_some() {
+            self.compute_stage(reader, input, scale, &mut report)?;
+        } else {
+            self.compute(reader, input, scale, &mut report)?;
+        }
         report.left_bytes = self.exchange.pending_bytes();
         if self.is_asynchronous() {
             return self.finish_asynchronous(input, meets, report);
         }
-        let gradients = if self.exchange.servers.is_some() {
+        let mut of_all = None;
+        let gradients = if self.pipeline.is_some() {
+            let (gradients, loss, flags) = self.collect_from_stages(input, scale, &mut report)?;
+            of_all = Some((loss, flags));
+            gradients
+        } else if self.exchange.servers.is_some() {
             self.collect_updated(scale, &mut report)?
         } else if self.state.outer.is_some() {
             self.collect_own(input, &mut report)?
@@ -64,6 +73,7 @@ impl CpuEngine {
         let (at, waited) = (Instant::now(), report.communication_wait);
         self.recorder.begin(Operation::Update, 0);
         let (loss, flags, sums) = self.exchange.buckets.read_metrics(&self.exchange.reducer);
+        let (loss, flags) = of_all.unwrap_or((loss, flags));
         report.loss = f64::from(loss);
         // With local steps, statistics are the rank's own.
         if self.state.outer.is_none() {
@@ -177,7 +187,7 @@ impl CpuEngine {
     pub(super) fn can_update_per_bucket(&self) -> bool {
         let optimizer = &self.config.optimizer;
         let scales = &self.state.scales;
-        let is_whole = self.state.outer.is_none() && self.exchange.top_k.is_none();
+        let is_whole = self.state.outer.is_none() && self.exchange.top_k.is_none() && self.pipeline.is_none();
         let has_norms = self.exchange.shards.is_none() || !is_layer_wise(&optimizer.rule);
         is_whole
             && has_norms

@@ -197,7 +197,7 @@ impl CudaEngine {
         let exchange = match (training.world, &collectives) {
             (1, _) => None,
             (_, Some(_)) => Some(Exchange::without_gradients(training, statistics, group)?),
-            (_, None) => Some(Exchange::connect(training, statistics, group)?),
+            (_, None) => Some(Exchange::connect(training, statistics, &[], group)?),
         };
         let staging = |exchange: Exchange| {
             let longest = exchange.ranges.iter().map(|bucket| bucket.range.len()).max().unwrap_or(1);
@@ -296,9 +296,9 @@ impl Engine for CudaEngine {
         self.health.handle().explain(outcome)
     }
 
-    fn evaluate(&mut self, batch: &Batch) -> Result<LossSums, TrainError> {
+    fn evaluate(&mut self, batch: &Batch) -> Result<Option<LossSums>, TrainError> {
         let sums = self.run_evaluation(batch);
-        self.health.handle().explain(sums)
+        self.health.handle().explain(sums).map(Some)
     }
 
     fn layout(&self) -> &Layout {

@@ -10,6 +10,7 @@ mod top_k;
 pub(super) use buckets::{Buckets, CHECK, check_bytes, top_k_bytes};
 pub(super) use fusion::default_runs;
 pub(super) use servers::{Push, Servers, check as check_servers, most_hosted};
+pub(super) use shards::{ELEMENTS as NORM, decode, encode};
 pub(super) use top_k::TopKExchange;
 
 use shards::Shards;
@@ -44,13 +45,18 @@ pub(super) struct Exchange {
 
 impl Exchange {
     /// Connects the ranks, and decides which buckets are reduced together. `statistics`: number of
-    /// batch statistics values.
+    /// batch statistics values; `members`: see [`Reducer::connect_among`].
     ///
     /// # Errors
     /// The group failed.
-    pub fn connect(training: &Training, statistics: usize, group: &mut Group) -> Result<Exchange, TrainError> {
+    pub fn connect(
+        training: &Training,
+        statistics: usize,
+        members: &[u32],
+        group: &mut Group,
+    ) -> Result<Exchange, TrainError> {
         let buckets = Buckets::new(training, statistics);
-        let reducer = Reducer::connect(group, &buckets.lens, &buckets.options)?;
+        let reducer = Reducer::connect_among(group, members, &buckets.lens, &buckets.options)?;
         let ranks = (group.rank(), training.world);
         let top_k =
             training.config.compression.zip(buckets.entries).map(|(Compression::TopK(settings), bucket)| {

@@ -11,7 +11,7 @@ use crate::train::training::Training;
 use std::ops::Range;
 
 /// Elements of a value: 22 bits each.
-const ELEMENTS: usize = 3;
+pub(in crate::train) const ELEMENTS: usize = 3;
 const BITS: u32 = 22;
 
 /// The buckets of the sums, and this rank.
@@ -111,14 +111,14 @@ impl Exchange {
 }
 
 /// Writes a value's bits as integers below 2^22; zeros without a value.
-fn encode(value: Option<f64>, into: &mut [f32]) {
+pub(in crate::train) fn encode(value: Option<f64>, into: &mut [f32]) {
     let bits = value.map_or(0, f64::to_bits);
     for (shift, into) in (0..).step_by(BITS as usize).zip(into) {
         *into = (bits >> shift & ((1 << BITS) - 1)) as f32;
     }
 }
 
-fn decode(from: &[f32]) -> f64 {
+pub(in crate::train) fn decode(from: &[f32]) -> f64 {
     let parts = (0..).step_by(BITS as usize).zip(from);
     f64::from_bits(parts.fold(0, |bits, (shift, part)| bits | (*part as u64) << shift))
 }

@@ -39,7 +39,7 @@ impl Engine for AlteredEngine {
         self.held.take().transpose()
     }
 
-    fn evaluate(&mut self, batch: &Batch) -> Result<LossSums, TrainError> {
+    fn evaluate(&mut self, batch: &Batch) -> Result<Option<LossSums>, TrainError> {
         self.engine.evaluate(batch)
     }
 

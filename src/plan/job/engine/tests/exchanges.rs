@@ -79,3 +79,32 @@ fn compression_has_a_ratio_and_needs_cpus() {
         "spec.engine.communication.compression.type: got TopK on GPUs; expected None: only ranks on CPUs select gradients yet"
     );
 }
+
+#[test]
+fn pipelines_divide_the_ranks_and_need_cpus() {
+    let stages = |stages: u32| json!({"parallelism": {"pipelineStages": stages}});
+    assert_eq!(config(json!({})).pipeline, None);
+    assert_eq!(config(stages(1)).pipeline, None);
+    let mut on_gpus = stages(2);
+    on_gpus["device"] = json!("Cuda");
+    let error = with_trainer(json!({"numProcPerNode": 2}), on_gpus).unwrap_err();
+    assert!(error.contains("spec.engine.parallelism.pipelineStages: got 2 on GPUs; expected 1"), "{error}");
+    let error = with_trainer(json!({"numNodes": 3}), stages(2)).unwrap_err();
+    assert!(error.starts_with("spec.engine.parallelism.pipelineStages: got 2 with 3 x 1 ranks; expected"), "{error}");
+}
+
+/// Many micro-batches of a small network stay within nodes; few of a large one leave them, so that
+/// its gradients need not.
+#[test]
+fn ranks_are_ordered_so_that_nodes_send_the_least() {
+    let order = |hidden: u32, merge: u32| {
+        let gpt = json!({"layers": 4, "hiddenSize": hidden, "heads": 4, "contextLength": 64});
+        let engine = json!({
+            "model": {"type": "GPT", "gpt": gpt}, "data": {"path": "t"}, "batchMerge": merge,
+            "parallelism": {"pipelineStages": 2},
+        });
+        with_trainer(json!({"numNodes": 2, "numProcPerNode": 2}), engine).unwrap().pipeline
+    };
+    assert_eq!(order(64, 64), Some(Pipeline { stages: 2, order: RankOrder::ByPipeline }));
+    assert_eq!(order(1024, 2), Some(Pipeline { stages: 2, order: RankOrder::ByStage }));
+}
