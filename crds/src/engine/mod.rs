@@ -14,7 +14,7 @@ pub use data::{
 pub use model::{Activation, Bert, Custom, Gpt, Head, Mlp, Model, ModelType, ResNet, Stem, Vocabulary};
 pub use optimizer::{DecayExclusions, Optimizer, OptimizerType, Schedule, ScheduleType};
 pub use precision::{ComputeType, LossScaling, LossScalingType, Matmul, Precision, PrecisionMode};
-pub use run::{Evaluation, Memory, Overlap, Profile, WireType};
+pub use run::{Evaluation, Memory, Overlap, Profile, Recomputation, WireType};
 pub use sync::{
     Algorithm, Communication, CommunicationMode, Compression, CompressionType, OuterOptimizer, OuterOptimizerType,
     ParameterServers, Sharding, SyncPolicy, SyncType, Updates,
@@ -77,6 +77,8 @@ const SIGNED_DECIMAL: &str = r"^-?[0-9]{1,12}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2
     .message("with communication.mode ParameterServer, overlap.wireType must be FP32: servers take no rounded gradients yet").field_path(".overlap.wireType"))]
 #[x_kube(validation = Rule::new("self.communication.algorithm != 'RecursiveDoubling' || self.overlap.wireType == 'FP32'")
     .message("with communication.algorithm RecursiveDoubling, overlap.wireType must be FP32: every rank rounds its own sum").field_path(".overlap.wireType"))]
+#[x_kube(validation = Rule::new("self.recomputation == 'None' || self.model.type != 'MLP'")
+    .message("recomputation needs a model with blocks: GPT, BERT, ResNet or Custom").field_path(".recomputation"))]
 pub struct Engine {
     /// What the ranks compute on. `Auto` (default): `Cuda` if the trainer requests
     /// `nvidia.com/gpu`, otherwise `Cpu`. `Cpu`: the cores of the pod. `Cuda`: an NVIDIA GPU for
@@ -182,6 +184,13 @@ pub struct Engine {
     /// Memory of a rank.
     #[serde(default)]
     pub memory: Memory,
+
+    /// What the backward pass computes again instead of keeping it. `None` (default). `Blocks`:
+    /// within each block of the model (a layer of GPT or BERT, a residual block of ResNet), the
+    /// forward pass keeps the inputs only, and the backward pass computes the block once more.
+    /// Weights have the same bits. CPUs only.
+    #[serde(default)]
+    pub recomputation: Recomputation,
 
     /// Validation during training.
     #[serde(default)]

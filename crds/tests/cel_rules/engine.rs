@@ -163,6 +163,11 @@ fn exchanges() -> Vec<Case> {
             engine(json!({"sharding": "Optimizer", "sync": local()})),
         ),
         (
+            "recomputation needs a model with blocks",
+            engine(json!({"recomputation": "Blocks"})),
+            engine(json!({"recomputation": "Blocks", "model": mlp(), "data": {"format": "CIFAR10", "path": "c"}})),
+        ),
+        (
             "sharding needs communication.compression.type None",
             engine(json!({"sharding": "Optimizer", "communication": {"algorithm": "Ring"}})),
             engine(json!({"sharding": "Optimizer", "communication": {"compression": top_k()}})),

@@ -24,6 +24,7 @@ mod memory;
 mod network;
 pub(crate) mod plan;
 pub mod program;
+mod timeline;
 
 pub use error::ModelError;
 pub use form::{Form, Lengths};

@@ -130,6 +130,14 @@ impl Blueprint {
         Some(self.with_common(plan.memory_fp32(&self.training)).total())
     }
 
+    /// Activations of one rank without recomputation, in bytes; `None` if nothing is recomputed.
+    fn kept_activations(&self) -> Option<u64> {
+        match &self.plan {
+            Plan::Cpu(plan) => plan.kept_activations(),
+            Plan::Gpu(_) => None,
+        }
+    }
+
     /// GPU memory of one rank.
     fn gpu_memory(&self) -> Option<MemoryUse> {
         match &self.plan {
@@ -172,6 +180,7 @@ impl Blueprint {
             gradient_tensors: layout.parameters.len() as u32,
             memory: self.memory(),
             fp32_memory_bytes: self.memory_fp32(),
+            kept_activation_bytes: self.kept_activations(),
             gpu_memory: self.gpu_memory(),
             gpu_fp32_memory_bytes: self.gpu_memory_fp32()?,
             kernel: self.kernel(),

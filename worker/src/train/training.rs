@@ -4,9 +4,9 @@ use super::TrainError;
 use crate::cpu::Format;
 use crate::data::{Dataset, Order, StepShape};
 use crate::model::{Model, Registry};
-use crate::nn::{Bucket, Graph};
+use crate::nn::{Bucket, Graph, ModelError};
 use std::sync::Arc;
-use switchyard_worker_contract::config::{EngineConfig, HalfType, Length, Precision};
+use switchyard_worker_contract::config::{EngineConfig, HalfType, Length, Precision, Recomputation};
 
 /// Bytes of a gradient bucket, unless a single parameter has more. Small, so that the first bucket
 /// is complete early and the last one is reduced quickly.
@@ -43,7 +43,15 @@ impl Training {
             Length::Steps(steps) => steps,
             Length::Epochs(epochs) => order.steps_of(epochs),
         };
-        Ok(Training { config: config.clone(), world, dataset, order, buckets: Vec::new(), total_steps, model })
+        Ok(Training {
+            config: config.clone(),
+            world,
+            dataset,
+            order,
+            buckets: Vec::new(),
+            total_steps,
+            model,
+        })
     }
 
     /// Continues in steps and samples where a checkpoint ended.
@@ -87,7 +95,13 @@ impl Training {
         let mut graph = Graph::new(config.batch_size_per_process as usize, self.dataset.kind(), format)
             .with_label_smoothing(config.label_smoothing as f32)
             .with_normalisation(&images.mean, &images.deviation);
+        if config.recomputation == Recomputation::Blocks {
+            graph = graph.with_recomputation();
+        }
         self.model.build(&mut graph)?;
+        if config.recomputation == Recomputation::Blocks && graph.blocks() == 0 {
+            return Err(ModelError::NoBlocks.into());
+        }
         Ok(graph)
     }
 }

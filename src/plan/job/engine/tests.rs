@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use switchyard_crds as api;
 use switchyard_worker_contract::config::{
     Adam, Algorithm, Amp, Column, Compression, Device, EngineConfig, Features, Gpu, HalfType, Header, Lars, LocalSteps,
-    LossScaling, Matmul, Momentum, Nesterov, OnHang, OuterOptimizer, ParameterServers, Precision, ResNet, ResNetDepth,
-    Rule, Sharding, Source, Stem, SyncPolicy, Synthetic, TopK, Updates, Watchdog,
+    LossScaling, Matmul, Momentum, Nesterov, OnHang, OuterOptimizer, ParameterServers, Precision, Recomputation,
+    ResNet, ResNetDepth, Rule, Sharding, Source, Stem, SyncPolicy, Synthetic, TopK, Updates, Watchdog,
 };
 
 mod exchanges;

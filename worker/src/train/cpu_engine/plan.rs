@@ -71,6 +71,11 @@ impl CpuPlan {
         }
     }
 
+    /// Activations without recomputation, in bytes; `None` if nothing is recomputed.
+    pub fn kept_activations(&self) -> Option<u64> {
+        self.network.memory_bytes_kept().map(|bytes| bytes as u64)
+    }
+
     /// Host memory with all values in f32.
     pub fn memory_fp32(&self, training: &Training) -> MemoryUse {
         let flat = 4 * self.network.layout().len as u64;

@@ -43,6 +43,16 @@ fn sharding_needs_cpus() {
 }
 
 #[test]
+fn recomputation_needs_cpus() {
+    assert_eq!(config(json!({})).recomputation, Recomputation::None);
+    assert_eq!(config(json!({"recomputation": "Blocks"})).recomputation, Recomputation::Blocks);
+    assert_eq!(
+        on(json!({}), json!({"device": "Cuda", "recomputation": "Blocks"})).unwrap_err(),
+        "spec.engine.recomputation: got Blocks on GPUs; expected None: only ranks on CPUs recompute blocks yet"
+    );
+}
+
+#[test]
 fn parameter_servers_need_cpus() {
     let block = json!({"communication": {"mode": "ParameterServer", "parameterServer": {"servers": 2}}});
     assert_eq!(config(json!({})).parameter_server, None);
