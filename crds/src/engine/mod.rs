@@ -77,6 +77,10 @@ const SIGNED_DECIMAL: &str = r"^-?[0-9]{1,12}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2
     .message("with communication.mode ParameterServer, overlap.wireType must be FP32: servers take no rounded gradients yet").field_path(".overlap.wireType"))]
 #[x_kube(validation = Rule::new("self.communication.algorithm != 'RecursiveDoubling' || self.overlap.wireType == 'FP32'")
     .message("with communication.algorithm RecursiveDoubling, overlap.wireType must be FP32: every rank rounds its own sum").field_path(".overlap.wireType"))]
+#[x_kube(validation = Rule::new("self.sharding != 'Gradients' || self.batchMerge == 1")
+    .message("sharding Gradients needs batchMerge 1: merged batches add up whole gradients").field_path(".sharding"))]
+#[x_kube(validation = Rule::new("self.sharding != 'Gradients' || self.overlap.mode == 'Enabled'")
+    .message("sharding Gradients needs overlap.mode Enabled: without it, all gradients wait for the end of the backward pass").field_path(".sharding"))]
 #[x_kube(validation = Rule::new("self.recomputation == 'None' || self.model.type != 'MLP'")
     .message("recomputation needs a model with blocks: GPT, BERT, ResNet or Custom").field_path(".recomputation"))]
 pub struct Engine {
@@ -171,9 +175,10 @@ pub struct Engine {
     #[serde(default)]
     pub sync: SyncPolicy,
 
-    /// State that is divided among the ranks. `None` (default). `Optimizer`: the
-    /// optimizer's state, as in ZeRO-1. Each rank updates its part of the weights and receives the
-    /// others. Weights have the same bits, and checkpoints the same contents. CPUs only.
+    /// State that is divided among the ranks. `None` (default). `Optimizer`: the optimizer's state,
+    /// as in ZeRO-1. Each rank updates its part of the weights and receives the others. `Gradients`:
+    /// gradients too, as in ZeRO-2. A rank keeps its part of the sums only. Weights have the same
+    /// bits, and checkpoints the same contents. CPUs only.
     #[serde(default)]
     pub sharding: Sharding,
 

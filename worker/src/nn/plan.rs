@@ -202,7 +202,7 @@ impl NetworkPlan {
         alignment: Alignment,
         needs: &dyn Fn(&Node) -> Result<Needs, E>,
     ) -> Result<NetworkPlan, E> {
-        let (layout, ordinals) = lay_out_parameters(graph)?;
+        let (mut layout, ordinals) = lay_out_parameters(graph)?;
         let needs = graph.nodes.iter().map(needs).collect::<Result<Vec<Needs>, E>>()?;
         let mut drafts = Drafts::new(graph, alignment, &needs);
         let mut drafted: Vec<Draft> = Vec::with_capacity(needs.len());
@@ -233,6 +233,12 @@ impl NetworkPlan {
             fresh.retain(|&ordinal| !std::mem::replace(&mut seen[ordinal], true));
             fresh.sort_unstable();
             node.finished = fresh;
+        }
+        let mut done = 0;
+        for node in nodes.iter().rev() {
+            let first_writes = node.ordinals.iter().zip(&node.written).filter(|(_, written)| !**written);
+            first_writes.for_each(|(&ordinal, _)| layout.parameters[ordinal].written_after = done);
+            done += node.finished.len();
         }
         let plan = NetworkPlan { layout, nodes, bytes, bytes_f32, visits: timeline.visits };
         plan.check();

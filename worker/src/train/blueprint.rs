@@ -5,7 +5,7 @@ use super::config::most_reader_threads;
 use super::cpu_engine::CpuPlan;
 use super::cuda_engine::CudaPlan;
 use super::digest::DIGEST_CHUNK;
-use super::exchange::check_servers;
+use super::exchange::{Places, check_servers, short_runs};
 use super::training::{BUCKET, Training};
 use super::{TrainError, memory};
 use crate::data::{Dataset, Prefetcher, Task};
@@ -14,7 +14,7 @@ use crate::nn::{Layout, fuse};
 use crate::optimizer::Optimizer;
 use std::sync::Arc;
 use switchyard_checkpoint::format::CHUNK;
-use switchyard_worker_contract::config::{Device, EngineConfig, OuterOptimizer, Reader};
+use switchyard_worker_contract::config::{Device, EngineConfig, OuterOptimizer, Reader, Sharding};
 use switchyard_worker_contract::event::{Inspection, MemoryUse};
 
 /// Resident memory of a worker process without a job: code, libraries, stacks and buffers of its
@@ -65,6 +65,11 @@ impl Blueprint {
         };
         let mut blueprint = Blueprint { training, plan };
         blueprint.training.buckets = fuse(blueprint.layout(), BUCKET);
+        if config.sharding == Sharding::Gradients {
+            let Training { buckets, .. } = &blueprint.training;
+            let places = Places::new(blueprint.layout(), buckets, short_runs(buckets, &config.overlap));
+            blueprint.training.places = Some(places);
+        }
         check_servers(&blueprint.training)?;
         memory::check(&blueprint.memory(), config)?;
         Ok(blueprint)

@@ -1,6 +1,7 @@
 //! The device-independent part of a rank's training.
 
 use super::TrainError;
+use super::exchange::Places;
 use crate::cpu::Format;
 use crate::data::{Dataset, Order, StepShape};
 use crate::model::{Model, Registry};
@@ -21,12 +22,14 @@ pub struct Training {
     pub order: Order,
     /// The gradient buckets, in the order in which backward completes them.
     pub buckets: Vec<Bucket>,
+    /// Where gradients are while they are reduced, if they are divided among the ranks.
+    pub(super) places: Option<Places>,
     pub total_steps: u64,
     pub(super) model: Arc<dyn Model>,
 }
 
 impl Training {
-    /// Leaves `buckets` empty, because they depend on the layout.
+    /// Leaves `buckets` and `places` empty, because they depend on the layout.
     ///
     /// # Errors
     /// The model cannot be used, or there is too little data for one step.
@@ -49,6 +52,7 @@ impl Training {
             dataset,
             order,
             buckets: Vec::new(),
+            places: None,
             total_steps,
             model,
         })
@@ -60,6 +64,13 @@ impl Training {
         if let Length::Epochs(epochs) = self.config.length {
             self.total_steps = self.order.steps_of(epochs);
         }
+    }
+
+    /// Most weights that a rank updates if they are divided among the ranks: its parts of all
+    /// buckets, which are whole cache lines.
+    pub(super) fn most_owned(&self) -> usize {
+        let part = |len: usize| len.div_ceil(self.world as usize).next_multiple_of(16).min(len);
+        self.buckets.iter().map(|bucket| part(bucket.range.len())).sum()
     }
 
     /// Items per optimizer step over all ranks.

@@ -60,9 +60,13 @@ impl CpuPlan {
     pub fn memory(&self, training: &Training) -> MemoryUse {
         let layout = self.network.layout();
         let flat = 4 * layout.len as u64;
+        let gradients = match &training.places {
+            Some(places) => places.bytes() + 4 * training.most_owned() as u64,
+            None => flat,
+        };
         MemoryUse {
             weights: flat + if training.half_type().is_some() { flat / 2 } else { 0 },
-            gradients: flat + check_bytes(&training.config) + top_k_bytes(training),
+            gradients: gradients + check_bytes(&training.config) + top_k_bytes(training),
             optimizer: State::optimizer_bytes(training, layout),
             activations: self.network.memory_bytes() as u64,
             input: 0,

@@ -36,6 +36,7 @@ fn an_algorithm_can_be_chosen_on_cpus_only() {
 fn sharding_needs_cpus() {
     assert_eq!(config(json!({})).sharding, Sharding::None);
     assert_eq!(config(json!({"sharding": "Optimizer"})).sharding, Sharding::Optimizer);
+    assert_eq!(config(json!({"sharding": "Gradients"})).sharding, Sharding::Gradients);
     assert_eq!(
         on(json!({}), json!({"device": "Cuda", "sharding": "Optimizer"})).unwrap_err(),
         "spec.engine.sharding: got Optimizer on GPUs; expected None: only ranks on CPUs share the state yet"
