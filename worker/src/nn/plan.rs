@@ -429,7 +429,7 @@ impl<'a> Drafts<'a> {
                     passes.push(Pass { input: k, from, to, add });
                     Some(to)
                 };
-                // A layer adds to the gradients of other layers, not to its own for the same tensor.
+                // A layer adds to gradients of other layers, not to its own for the same tensor.
                 let own_sum = |sum: usize| d_inputs.contains(&Some(sum)) || d_output == Some(sum);
                 let gradient;
                 (modes[k], d_inputs[k], gradient) = match (gradients[input], needs.flow[k], d_output) {

@@ -28,6 +28,7 @@ mod exchange;
 pub mod fault;
 mod memory;
 mod pace;
+mod places;
 mod preparation;
 mod progress;
 mod recording;

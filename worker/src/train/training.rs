@@ -1,7 +1,7 @@
 //! The device-independent part of a rank's training.
 
 use super::TrainError;
-use super::exchange::Places;
+use super::places::Places;
 use crate::cpu::Format;
 use crate::data::{Dataset, Order, StepShape};
 use crate::model::{Model, Registry};

@@ -158,7 +158,7 @@ fn the_gradients_of_a_rank_are_divided_by_the_ranks() {
     }
 }
 
-/// GPT with many buckets, and a tied embedding that the first and the last layer of backward add to.
+/// Many buckets, and a tied embedding to which the first and the last layer of backward add.
 #[test]
 fn places_are_used_again_and_again() {
     let Model::Gpt(small) = gpt().model else { unreachable!() };

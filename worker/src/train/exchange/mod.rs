@@ -10,7 +10,7 @@ mod top_k;
 
 pub(super) use buckets::{Buckets, CHECK, check_bytes, top_k_bytes};
 pub(super) use fusion::{default_runs, short_runs};
-pub(super) use gradients::{GradientParts, Places};
+pub(super) use gradients::GradientParts;
 pub(super) use servers::{Push, Servers, check as check_servers, most_hosted};
 pub(super) use top_k::TopKExchange;
 
