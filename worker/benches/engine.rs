@@ -61,6 +61,9 @@ struct Options {
     /// Print our side's time per kind of layer.
     #[arg(long)]
     profile: bool,
+    /// Compare our steps with and without recomputed blocks.
+    #[arg(long)]
+    recompute: bool,
     /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
@@ -107,6 +110,9 @@ fn measure(
     folder: &std::path::Path,
 ) -> Outcome<Row> {
     let mut ours = Ours::new(case, format, threads, kernels)?;
+    if options.recompute {
+        compare_recomputation(&mut ours, Ours::recomputing(case, format, threads, kernels)?, options);
+    }
     let mut peers = Vec::new();
     if let Some(python) = &options.python {
         let files = peer::write_inputs(folder, case, &ours)?;
@@ -140,6 +146,27 @@ fn measure(
         memory: ours.memory(),
         torch: peers.first().map(|peer| peer.version.clone()),
     })
+}
+
+fn compare_recomputation(kept: &mut Ours, mut again: Ours, options: &Options) {
+    let mut sides = ["kept", "recomputed"].map(Side::new);
+    for _ in 0..options.rounds {
+        sides[0].add(&kept.steps(options.steps));
+        sides[1].add(&again.steps(options.steps));
+    }
+    let [[before, after], [less, more]] =
+        [sides.each_ref().map(Side::time), [again.memory(), kept.memory()].map(|memory| memory.activations as f64)];
+    let noise = sides.each_ref().map(|side| 100.0 * side.spread());
+    println!(
+        "recomputed blocks: step {:.2} x ({after:.1} of {before:.1} ms, spread {:.0} and {:.0} %), activations {:.2} x \
+         ({:.1} of {:.1} MiB)",
+        after / before,
+        noise[1],
+        noise[0],
+        less / more,
+        less / 1048576.0,
+        more / 1048576.0,
+    );
 }
 
 fn main() {

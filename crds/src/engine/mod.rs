@@ -16,7 +16,7 @@ pub use model::{Activation, Bert, Custom, Gpt, Head, Mlp, Model, ModelType, ResN
 pub use optimizer::{DecayExclusions, Optimizer, OptimizerType, Schedule, ScheduleType};
 pub use parallelism::Parallelism;
 pub use precision::{ComputeType, LossScaling, LossScalingType, Matmul, Precision, PrecisionMode};
-pub use run::{Evaluation, Memory, Overlap, Profile, WireType};
+pub use run::{Evaluation, Memory, Overlap, Profile, Recomputation, WireType};
 pub use sync::{
     Algorithm, Communication, CommunicationMode, Compression, CompressionType, OuterOptimizer, OuterOptimizerType,
     ParameterServers, Sharding, SyncPolicy, SyncType, Updates,
@@ -85,6 +85,12 @@ const SIGNED_DECIMAL: &str = r"^-?[0-9]{1,12}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2
     .message("parallelism.pipelineStages needs sync.type EveryStep: all stages take the same steps").field_path(".sync.type"))]
 #[x_kube(validation = Rule::new("self.parallelism.pipelineStages == 1 || (self.communication.mode == 'Collective' && self.communication.compression.type == 'None')")
     .message("parallelism.pipelineStages needs communication.mode Collective without compression: the ranks of a stage reduce all of its gradients").field_path(".communication"))]
+#[x_kube(validation = Rule::new("self.sharding != 'Gradients' || self.batchMerge == 1")
+    .message("sharding Gradients needs batchMerge 1: merged batches add up whole gradients").field_path(".sharding"))]
+#[x_kube(validation = Rule::new("self.sharding != 'Gradients' || self.overlap.mode == 'Enabled'")
+    .message("sharding Gradients needs overlap.mode Enabled: without it, all gradients wait for the end of the backward pass").field_path(".sharding"))]
+#[x_kube(validation = Rule::new("self.recomputation == 'None' || self.model.type != 'MLP'")
+    .message("recomputation needs a model with blocks: GPT, BERT, ResNet or Custom").field_path(".recomputation"))]
 pub struct Engine {
     /// What the ranks compute on. `Auto` (default): `Cuda` if the trainer requests
     /// `nvidia.com/gpu`, otherwise `Cpu`. `Cpu`: the cores of the pod. `Cuda`: an NVIDIA GPU for
@@ -178,9 +184,10 @@ pub struct Engine {
     #[serde(default)]
     pub sync: SyncPolicy,
 
-    /// State that is divided among the ranks. `None` (default). `Optimizer`: the
-    /// optimizer's state, as in ZeRO-1. Each rank updates its part of the weights and receives the
-    /// others. Weights have the same bits, and checkpoints the same contents. CPUs only.
+    /// State that is divided among the ranks. `None` (default). `Optimizer`: the optimizer's state,
+    /// as in ZeRO-1. Each rank updates its part of the weights and receives the others. `Gradients`:
+    /// gradients too, as in ZeRO-2. A rank keeps its part of the sums only. Weights have the same
+    /// bits, and checkpoints the same contents. CPUs only.
     #[serde(default)]
     pub sharding: Sharding,
 
@@ -195,6 +202,13 @@ pub struct Engine {
     /// Memory of a rank.
     #[serde(default)]
     pub memory: Memory,
+
+    /// What the backward pass computes again instead of keeping it. `None` (default). `Blocks`:
+    /// within each block of the model (a layer of GPT or BERT, a residual block of ResNet), the
+    /// forward pass keeps the inputs only, and the backward pass computes the block once more.
+    /// Weights have the same bits. CPUs only.
+    #[serde(default)]
+    pub recomputation: Recomputation,
 
     /// Validation during training.
     #[serde(default)]

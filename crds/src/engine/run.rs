@@ -88,6 +88,16 @@ impl Default for Memory {
     }
 }
 
+/// What backward computes again instead of keeping it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Recomputation {
+    /// Nothing.
+    #[default]
+    None,
+    /// The activations within each block.
+    Blocks,
+}
+
 /// Validation during training.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -86,6 +86,8 @@ pub enum Sharding {
     None,
     /// The optimizer's state.
     Optimizer,
+    /// The optimizer's state and gradients.
+    Gradients,
 }
 
 /// How gradients are summed between hosts.

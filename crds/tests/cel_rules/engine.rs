@@ -164,6 +164,21 @@ fn exchanges() -> Vec<Case> {
             engine(json!({"sharding": "Optimizer", "sync": local()})),
         ),
         (
+            "sharding Gradients needs batchMerge 1",
+            engine(json!({"sharding": "Gradients"})),
+            engine(json!({"sharding": "Gradients", "batchMerge": 2})),
+        ),
+        (
+            "sharding Gradients needs overlap.mode Enabled",
+            engine(json!({"sharding": "Gradients", "overlap": {"syncAllReduce": "Enabled"}})),
+            engine(json!({"sharding": "Gradients", "overlap": {"mode": "Disabled"}})),
+        ),
+        (
+            "recomputation needs a model with blocks",
+            engine(json!({"recomputation": "Blocks"})),
+            engine(json!({"recomputation": "Blocks", "model": mlp(), "data": {"format": "CIFAR10", "path": "c"}})),
+        ),
+        (
             "sharding needs communication.compression.type None",
             engine(json!({"sharding": "Optimizer", "communication": {"algorithm": "Ring"}})),
             engine(json!({"sharding": "Optimizer", "communication": {"compression": top_k()}})),

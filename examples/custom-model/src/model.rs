@@ -73,7 +73,7 @@ impl Model for SqueezeExcite {
         };
         let mut x = pixels(graph, "input", false)?;
         for index in 0..self.stages {
-            x = self.stage(graph, index, x)?;
+            x = graph.block(|graph| self.stage(graph, index, x))?;
         }
         let x = average_pool(graph, "pool", x)?;
         let initial = Initial::Uniform(bound(graph.width(x)));

@@ -80,6 +80,13 @@ fn memory_words(inspection: &Inspection) -> String {
         let share = 100.0 * total as f64 / full as f64;
         words.push_str(&format!(", {share:.0} % of FP32's {}", binary(full)));
     }
+    if let Some(kept) = inspection.kept_activation_bytes {
+        words.push_str(&format!(
+            ", {} of activations instead of {}",
+            binary(inspection.memory.activations),
+            binary(kept)
+        ));
+    }
     if let Some(gpu) = &inspection.gpu_memory {
         words.push_str(&format!(", and {} of its GPU", binary(gpu.total())));
         if let Some(full) = inspection.gpu_fp32_memory_bytes.filter(|full| *full > 0) {

@@ -150,6 +150,7 @@ fn inspection() -> Inspection {
         memory: MemoryUse { weights: 61 << 20, ..MemoryUse::default() },
         fp32_memory_bytes: Some(105 << 20),
         gpu_memory: None,
+        kept_activation_bytes: None,
         gpu_fp32_memory_bytes: None,
         kernel: "avx2".into(),
         files: 4,

@@ -171,7 +171,7 @@ fn wire_share(facts: &Facts) -> f64 {
         return 1.0;
     }
     // With sharding, weights travel back in 32 bits.
-    let is_sharded = facts.engine.as_ref().is_some_and(|engine| engine.sharding == Sharding::Optimizer);
+    let is_sharded = facts.engine.as_ref().is_some_and(|engine| engine.sharding != Sharding::None);
     if is_sharded { 0.75 } else { 0.5 }
 }
 

@@ -99,6 +99,7 @@ pub(super) fn memory(record: &Record, facts: Option<&Facts>) -> Option<Memory> {
         kinds: kinds.map(|(kind, bytes)| Amount { kind: kind.into(), bytes }).to_vec(),
         total_bytes: total,
         fp32_bytes: inspection.fp32_memory_bytes,
+        kept_activation_bytes: inspection.kept_activation_bytes,
         gpu_bytes: inspection.gpu_memory.map(|memory| memory.total()),
         gpu_fp32_bytes: inspection.gpu_fp32_memory_bytes,
         ranks_per_node: bound.map(|bound| bound.ranks),

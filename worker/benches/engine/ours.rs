@@ -56,8 +56,16 @@ impl Memory {
 
 impl Ours {
     pub fn new(case: &Case, format: Format, threads: usize, kernels: Kernels) -> Outcome<Ours> {
+        Ours::over(Graph::new(case.samples, case.kind, format), case, threads, kernels)
+    }
+
+    pub fn recomputing(case: &Case, format: Format, threads: usize, kernels: Kernels) -> Outcome<Ours> {
+        Ours::over(Graph::new(case.samples, case.kind, format).with_recomputation(), case, threads, kernels)
+    }
+
+    fn over(mut graph: Graph, case: &Case, threads: usize, kernels: Kernels) -> Outcome<Ours> {
+        let format = graph.format();
         let cpu = Cpu { pool: Arc::new(Pool::new(threads)), isa: kernels.isa, half: kernels.half };
-        let mut graph = Graph::new(case.samples, case.kind, format);
         Registry::new().model(&case.model)?.build(&mut graph)?;
         let network = Network::new(graph, cpu.clone())?;
         let layout = network.layout();

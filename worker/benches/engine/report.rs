@@ -44,12 +44,12 @@ impl Side {
     }
 
     /// The reported time.
-    fn time(&self) -> f64 {
+    pub fn time(&self) -> f64 {
         median(&self.least)
     }
 
     /// Largest over smallest time of the rounds, minus 1.
-    fn spread(&self) -> f64 {
+    pub fn spread(&self) -> f64 {
         self.least.iter().fold(0.0, |a: f64, &b| a.max(b)) / least(&self.least) - 1.0
     }
 

@@ -48,6 +48,7 @@ pub(crate) fn job(model: Model, source: Source, batch: u32) -> EngineConfig {
         },
         sync: SyncPolicy::EveryStep,
         sharding: Sharding::None,
+        recomputation: Recomputation::None,
         parameter_server: None,
         pipeline: None,
         algorithm: None,

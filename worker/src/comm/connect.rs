@@ -60,7 +60,7 @@ struct Endpoint {
     force: String,
     buckets: u32,
     floats: u64,
-    /// Digest of the bucket lengths.
+    /// Digest of the bucket lengths and the arena.
     plan: u64,
     /// Requested lanes.
     lanes: u32,
@@ -81,7 +81,8 @@ impl Endpoint {
     fn open(plan: &BucketPlan<'_>, transport: Force, address: IpAddr) -> Result<(Endpoint, Listeners), CommError> {
         let data = (transport != Force::Shm).then(|| data_listener(address)).transpose()?;
         let unix = (transport != Force::Tcp).then(unix_listener).transpose()?;
-        let lens: Vec<u8> = plan.bucket_lens.iter().flat_map(|len| (*len as u64).to_le_bytes()).collect();
+        let lens = plan.bucket_lens.iter().chain([&plan.arena]);
+        let lens: Vec<u8> = lens.flat_map(|len| (*len as u64).to_le_bytes()).collect();
         let endpoint = Endpoint {
             data: data.as_ref().map(|(_, address)| *address),
             unix: unix.as_ref().map(|(_, name)| name.clone()),

@@ -87,6 +87,6 @@ pub use parameters::{
 };
 pub use plan::Algorithm;
 pub use probe::ConnectionRate;
-pub use reducer::Reducer;
+pub use reducer::{BucketRun, Reducer};
 pub use timing::Timing;
 pub use wire::Wire;

@@ -21,12 +21,24 @@ use switchyard_worker_contract::{config::Transport, event::Link, recorder::Opera
 /// Buckets start at multiples of this many floats (128 bytes).
 const BUCKET_ALIGN: usize = 32;
 
+/// Consecutive buckets that follow each other in memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BucketRun {
+    pub buckets: Range<usize>,
+    /// Runs in the same place share its memory: only one of them is in use at a time.
+    pub place: usize,
+}
+
 /// Reduces a rank's buckets and owns their memory.
 pub struct Reducer {
     // Dropped first: the threads use the other fields.
     threads: Threads,
     memory: Arc<Memory>,
     buckets: Vec<(usize, usize)>,
+    /// Run and place of each bucket.
+    runs: Vec<(usize, usize)>,
+    /// For each place, a run and how many of its buckets are in flight.
+    busy: Vec<(usize, usize)>,
     /// Reductions in flight, by bucket.
     in_flight: Vec<Option<InFlight>>,
     /// Times of the last completed reduction, then of the last gather, by their first bucket.
@@ -91,25 +103,44 @@ impl Reducer {
         bucket_lens: &[usize],
         options: &Options,
     ) -> Result<Reducer, CommError> {
+        let whole = BucketRun { buckets: 0..bucket_lens.len(), place: 0 };
         let shared = Arc::clone(group.shared());
-        Reducer::try_connect(group, members, bucket_lens, options).map_err(|error| shared.setup_failed(error))
+        Reducer::try_connect(group, members, (bucket_lens, &[whole]), options)
+            .map_err(|error| shared.setup_failed(error))
+    }
+
+    /// As [`Reducer::connect`], with buckets that share memory. The runs, also equal on all ranks,
+    /// cover all buckets in order. An operation is on buckets of one run.
+    pub fn connect_in_places(
+        group: &mut Group,
+        bucket_lens: &[usize],
+        runs: &[BucketRun],
+        options: &Options,
+    ) -> Result<Reducer, CommError> {
+        let shared = Arc::clone(group.shared());
+        Reducer::try_connect(group, &[], (bucket_lens, runs), options).map_err(|error| shared.setup_failed(error))
     }
 
     fn try_connect(
         group: &mut Group,
         members: &[u32],
-        bucket_lens: &[usize],
+        (bucket_lens, runs): (&[usize], &[BucketRun]),
         options: &Options,
     ) -> Result<Reducer, CommError> {
         options.check()?;
-        let (buckets, arena) = layout(bucket_lens)?;
+        let (buckets, arena) = layout(bucket_lens, runs)?;
         let parts = connect(group, &BucketPlan { bucket_lens, arena, options: *options, members })?;
-        let reducer = Reducer::assemble(group.shared(), parts, buckets)?;
+        let reducer = Reducer::assemble(group.shared(), parts, buckets, runs)?;
         group.agree("the end of the set-up", &[])?;
         Ok(reducer)
     }
 
-    fn assemble(shared: &Arc<Shared>, parts: Parts, buckets: Vec<(usize, usize)>) -> Result<Reducer, CommError> {
+    fn assemble(
+        shared: &Arc<Shared>,
+        parts: Parts,
+        buckets: Vec<(usize, usize)>,
+        runs: &[BucketRun],
+    ) -> Result<Reducer, CommError> {
         let Parts { memory, engines, transport, links, probed, algorithms, shards } = parts;
         let mut threads = Threads { shared: Arc::clone(shared), lanes: Vec::new(), workers: Vec::new() };
         for (lane, engine) in engines.into_iter().enumerate() {
@@ -127,7 +158,23 @@ impl Reducer {
             }
         }
         let (in_flight, timings) = (vec![None; buckets.len()], vec![None; 2 * buckets.len()]);
-        Ok(Reducer { threads, memory, buckets, in_flight, timings, transport, links, probed, algorithms, shards })
+        let busy = vec![(0, 0); places(runs)];
+        let runs = runs.iter().enumerate().flat_map(|(run, of)| of.buckets.clone().map(move |_| (run, of.place)));
+        let runs = runs.collect();
+        Ok(Reducer {
+            threads,
+            memory,
+            buckets,
+            runs,
+            busy,
+            in_flight,
+            timings,
+            transport,
+            links,
+            probed,
+            algorithms,
+            shards,
+        })
     }
 
     /// Transport used for gradients.
@@ -200,7 +247,8 @@ impl Reducer {
     /// A bucket. It is aligned to 64 bytes.
     ///
     /// # Panics
-    /// If its reduction is in flight (or was when the group failed), or if there is no such bucket.
+    /// If its reduction is in flight (or was when the group failed), or one of another run in its
+    /// place, or if there is no such bucket.
     pub fn bucket(&self, bucket: usize) -> &[f32] {
         let (start, len) = self.idle_bucket(bucket);
         // SAFETY: an idle bucket belongs to this rank; `start` needs `&mut self` and thus ends this
@@ -225,12 +273,19 @@ impl Reducer {
     pub fn buckets_mut(&mut self, a: usize, b: usize) -> (&mut [f32], &mut [f32]) {
         assert_ne!(a, b, "two different buckets");
         let ((a_start, a_len), (b_start, b_len)) = (self.idle_bucket(a), self.idle_bucket(b));
-        // SAFETY: as in `bucket_mut`; two buckets do not overlap.
+        assert!(
+            self.runs[a].0 == self.runs[b].0 || self.runs[a].1 != self.runs[b].1,
+            "buckets {a} and {b} share memory"
+        );
+        // SAFETY: as in `bucket_mut`; two buckets of a run, or of two places, do not overlap.
         unsafe { (self.memory.slice_mut(a_start, a_len), self.memory.slice_mut(b_start, b_len)) }
     }
 
     fn idle_bucket(&self, bucket: usize) -> (usize, usize) {
         assert!(self.in_flight[bucket].is_none(), "bucket {bucket} is used while its all_reduce is in flight");
+        let (run, place) = self.runs[bucket];
+        let (other, in_flight) = self.busy[place];
+        assert!(in_flight == 0 || other == run, "bucket {bucket} is used while run {other} has its place");
         self.buckets[bucket]
     }
 
@@ -287,6 +342,7 @@ impl Reducer {
             || shared.record_wait(Operation::Reduce, bucket as u32, || lanes[lane].wait(ticket));
         if complete {
             self.in_flight[bucket] = None;
+            self.busy[self.runs[bucket].1].1 -= 1;
             let offset = if kind == OpKind::Gather { self.buckets.len() } else { 0 };
             self.timings[offset + bucket] = (!is_follower).then(|| lanes[lane].timing(kind, bucket, started));
             return Ok(());
@@ -307,9 +363,13 @@ impl Reducer {
 
     fn push(&mut self, kind: OpKind, buckets: Range<usize>, lane: usize, wake: bool) {
         assert!(!buckets.is_empty(), "at least one bucket is reduced");
+        let (run, place) = self.runs[buckets.start];
         for bucket in buckets.clone() {
             self.idle_bucket(bucket);
+            assert_eq!(self.runs[bucket].0, run, "run of bucket {bucket}");
         }
+        let in_flight = self.busy[place].1;
+        self.busy[place] = (run, in_flight + buckets.len());
         let (started, lane) = (Instant::now(), lane % self.threads.lanes.len());
         let ticket = self.threads.lanes[lane].push(kind, &buckets, wake && self.threads.shared.world > 1);
         for bucket in buckets.clone() {
@@ -319,17 +379,54 @@ impl Reducer {
     }
 }
 
+fn places(runs: &[BucketRun]) -> usize {
+    runs.iter().map(|run| run.place + 1).max().unwrap_or(0)
+}
+
 /// Start and length of each bucket, and the arena size, in floats.
-fn layout(lens: &[usize]) -> Result<(Vec<(usize, usize)>, usize), CommError> {
-    let mut at = 0usize;
-    let mut buckets = Vec::with_capacity(lens.len());
-    for len in lens {
-        buckets.push((at, *len));
+fn layout(lens: &[usize], runs: &[BucketRun]) -> Result<(Vec<(usize, usize)>, usize), CommError> {
+    let end = |at: usize, len: usize| {
         let next = len.checked_next_multiple_of(BUCKET_ALIGN).and_then(|len| at.checked_add(len));
-        at = next.filter(|next| next.checked_mul(8).is_some()).ok_or_else(|| CommError::Group {
+        next.filter(|next| next.checked_mul(8).is_some()).ok_or_else(|| CommError::Group {
             got: format!("a bucket of {len} numbers"),
             expected: "buckets that fit into the address space".to_owned(),
-        })?;
+        })
+    };
+    let mut sizes = vec![0; places(runs)];
+    for run in runs {
+        let size = lens[run.buckets.clone()].iter().try_fold(0, |at, len| end(at, *len))?;
+        sizes[run.place] = size.max(sizes[run.place]);
     }
-    Ok((buckets, at))
+    let mut arena = 0;
+    let mut starts = Vec::with_capacity(sizes.len());
+    for size in sizes {
+        starts.push(arena);
+        arena = end(arena, size)?;
+    }
+    let mut buckets = Vec::with_capacity(lens.len());
+    for run in runs {
+        assert_eq!(run.buckets.start, buckets.len(), "runs cover all buckets in order");
+        let mut at = starts[run.place];
+        for &len in &lens[run.buckets.clone()] {
+            buckets.push((at, len));
+            at = end(at, len)?;
+        }
+    }
+    assert_eq!(buckets.len(), lens.len(), "runs cover all buckets");
+    Ok((buckets, arena))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    fn run(buckets: Range<usize>, place: usize) -> BucketRun {
+        BucketRun { buckets, place }
+    }
+
+    #[test]
+    fn runs_in_a_place_begin_at_the_same_address() {
+        let runs = [run(0..1, 0), run(1..3, 1), run(3..4, 0), run(4..5, 2)];
+        let (buckets, arena) = layout(&[16, 40, 100, 50, 1], &runs).unwrap();
+        assert_eq!((buckets, arena), (vec![(0, 16), (64, 40), (128, 100), (0, 50), (256, 1)], 288));
+    }
 }

@@ -102,7 +102,7 @@ impl Model for Bert {
         let (x, tokens) = embedding.add(graph, "bert.embeddings")?;
         let mut x = LayerNorm.add(graph, "bert.embeddings.LayerNorm", x)?;
         for layer in 0..self.config.layers {
-            x = self.block(graph, layer, x)?;
+            x = graph.block(|graph| self.block(graph, layer, x))?;
         }
         if self.config.next_sentence {
             self.next_sentence(graph, x)?;

@@ -99,7 +99,8 @@ impl Model for ResNet {
         for (stage, blocks) in self.stages().0.into_iter().enumerate() {
             for block in 0..blocks {
                 let stride = if stage > 0 && block == 0 { 2 } else { 1 };
-                x = self.block(graph, &format!("layer{}.{block}", stage + 1), x, width << stage, stride)?;
+                let name = format!("layer{}.{block}", stage + 1);
+                x = graph.block(|graph| self.block(graph, &name, x, width << stage, stride))?;
             }
         }
         let x = average_pool(graph, "avgpool", x)?;

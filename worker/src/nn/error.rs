@@ -47,6 +47,9 @@ pub enum ModelError {
     /// Two parameters have the same name.
     #[error("two parameters are named {parameter}")]
     DuplicateParameter { parameter: String },
+    /// Blocks shall be recomputed, but the model has none.
+    #[error("recomputation: got Blocks; expected None: the model marks no blocks")]
+    NoBlocks,
     /// This program does not have the custom model.
     #[error("custom.name: got `{got}`; this worker has {has}")]
     Unknown {

@@ -5,6 +5,7 @@ use super::layer::{INPUTS, Layer};
 use super::layout::{Initial, Role};
 use crate::cpu::Format;
 use crate::data::Kind;
+use std::ops::Range;
 
 /// A tensor of a [`Graph`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +72,9 @@ pub struct Graph {
     kind: Kind,
     normalisation: (Vec<f64>, Vec<f64>),
     label_smoothing: f32,
+    pub(super) recomputes: bool,
+    /// Nodes of each block, in order.
+    pub(super) blocks: Vec<Range<usize>>,
     pub(crate) tensors: Vec<TensorInfo>,
     pub(crate) parameters: Vec<ParameterInfo>,
     pub(crate) statistics: Vec<StatisticInfo>,
@@ -87,6 +91,8 @@ impl Graph {
             kind,
             normalisation: (vec![0.0], vec![1.0]),
             label_smoothing: 0.0,
+            recomputes: false,
+            blocks: Vec::new(),
             tensors: Vec::new(),
             parameters: Vec::new(),
             statistics: Vec::new(),
@@ -104,6 +110,34 @@ impl Graph {
     /// per channel.
     pub fn with_normalisation(self, mean: &[f64], deviation: &[f64]) -> Graph {
         Graph { normalisation: (mean.to_vec(), deviation.to_vec()), ..self }
+    }
+
+    /// Recomputes blocks: their values are dropped in the forward pass, except those that other
+    /// layers read, and computed again before the backward pass.
+    pub fn with_recomputation(self) -> Graph {
+        Graph { recomputes: true, ..self }
+    }
+
+    /// Groups the layers that `build` adds into a block. A block within another is part of it.
+    pub fn block<T>(&mut self, build: impl FnOnce(&mut Graph) -> T) -> T {
+        let first = self.nodes.len();
+        let built = build(self);
+        self.blocks.retain(|block| block.end <= first);
+        self.blocks.push(first..self.nodes.len());
+        built
+    }
+
+    pub fn blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Returns whether blocks were recomputed.
+    pub(super) fn stop_recomputing(&mut self) -> bool {
+        std::mem::take(&mut self.recomputes) && !self.blocks.is_empty()
+    }
+
+    pub(super) fn recomputed_blocks(&self) -> &[Range<usize>] {
+        if self.recomputes { &self.blocks } else { &[] }
     }
 
     /// Image mean and deviation.

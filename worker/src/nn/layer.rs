@@ -25,11 +25,13 @@ pub trait Layer: Send {
     /// The memory and tensors that the layer needs on `cpu`.
     fn needs(&self, cpu: &Cpu) -> Needs;
 
-    /// Computes the output from the inputs.
+    /// Computes the output from the inputs. If the layer's block is recomputed, called twice before
+    /// `backward`, with the same inputs: state of its own, such as random numbers, advances in
+    /// `backward`.
     fn forward(&mut self, cx: &mut Forward<'_>);
 
     /// Computes the gradients of inputs and parameters from the gradient of the output. Called once
-    /// after each forward pass of a training step.
+    /// for each micro-batch, after its forward passes.
     fn backward(&mut self, cx: &mut Backward<'_>);
 }
 

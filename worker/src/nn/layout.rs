@@ -42,6 +42,8 @@ pub struct ParameterSlot {
     pub len: usize,
     pub role: Role,
     pub initial: Initial,
+    /// Gradients that are final when backward first writes this one: several layers can add to it.
+    pub written_after: usize,
     /// Axis order in other frameworks, if different: `[0, 3, 1, 2]` for convolutions.
     pub export_axes: Option<Vec<usize>>,
     /// Names in other frameworks, if different; several names refer to equal parts of the first
@@ -77,6 +79,7 @@ impl Layout {
             len,
             role,
             initial,
+            written_after: self.parameters.len(),
             export_axes: None,
             export_names: Vec::new(),
         });

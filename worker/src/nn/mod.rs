@@ -25,6 +25,7 @@ mod network;
 pub(crate) mod plan;
 pub mod program;
 mod stage;
+mod timeline;
 
 pub use error::ModelError;
 pub use form::{Form, Lengths};

@@ -9,8 +9,9 @@ use super::layer::{
 };
 use super::layers::{RECEIVED, SENT};
 use super::layout::{GradientSink, Layout};
-use super::plan::{Alignment, Mode, NetworkPlan, NodePlan};
+use super::plan::{Alignment, ForwardRegions, Mode, NetworkPlan, NodePlan};
 use super::program::{Program, Reductions};
+use super::timeline::Visit;
 use crate::cpu::values::with_format;
 use crate::cpu::{Cpu, Gemm, Values, ValuesMut, ops};
 use crate::data::Batch;
@@ -46,6 +47,8 @@ pub enum Boundary {
 pub struct Network {
     nodes: Vec<Node>,
     plan: NetworkPlan,
+    /// Arena size without recomputation, which otherwise is what the plan has.
+    bytes_kept: Option<usize>,
     /// One for each micro-batch between its forward and backward pass.
     arenas: Vec<Arena>,
     /// The arena in use.
@@ -74,17 +77,22 @@ impl Network {
     ///
     /// # Errors
     /// See [`Network::new`].
-    pub fn with_arenas(graph: Graph, cpu: Cpu, arenas: usize) -> Result<Network, ModelError> {
+    pub fn with_arenas(mut graph: Graph, cpu: Cpu, arenas: usize) -> Result<Network, ModelError> {
         let alignment = Alignment { address: Arena::ALIGNMENT, row: 1 };
-        let plan = NetworkPlan::new(&graph, alignment, &|node| Ok::<_, ModelError>(node.layer.needs(&cpu)))?;
+        let plan =
+            |graph: &Graph| NetworkPlan::new(graph, alignment, &|node| Ok::<_, ModelError>(node.layer.needs(&cpu)));
+        let planned = plan(&graph)?;
+        let bytes_kept = graph.stop_recomputing().then(|| plan(&graph)).transpose()?.map(|plan| plan.bytes);
+        let plan = planned;
         let arenas: Option<Vec<Arena>> = (0..arenas).map(|_| Arena::new(plan.bytes)).collect();
         let arenas = arenas.ok_or(ModelError::Memory(plan.bytes >> 20))?;
         let Graph { nodes, statistics, .. } = graph;
         let len = statistics.iter().map(|statistic| statistic.len).sum();
-        let operations = Vec::with_capacity(2 * nodes.len());
+        let operations = Vec::with_capacity(nodes.len() + plan.visits.len());
         Ok(Network {
             nodes,
             plan,
+            bytes_kept,
             arenas,
             arena: 0,
             kernels: Kernels { gemm: Gemm::new(cpu.clone()), cpu },
@@ -138,6 +146,11 @@ impl Network {
     /// Bytes of activations, their gradients and scratch memory.
     pub fn memory_bytes(&self) -> usize {
         self.arenas.iter().map(Arena::bytes).sum::<usize>() + self.kernels.gemm.memory_bytes()
+    }
+
+    /// [`Network::memory_bytes`] without recomputation; `None` if nothing is recomputed.
+    pub fn memory_bytes_kept(&self) -> Option<usize> {
+        Some(self.arenas.len() * self.bytes_kept? + self.kernels.gemm.memory_bytes())
     }
 
     /// [`Network::memory_bytes`] if every tensor were f32.
@@ -207,61 +220,81 @@ impl Network {
     }
 
     fn run_forward(&mut self, weights: Weights<'_>, batch: &Batch, training: bool) -> LossSums {
+        assert_eq!(weights.master.len(), self.plan.layout.len, "length of the weights");
+        self.operations.clear();
+        let mut loss_sums = LossSums::default();
+        for index in 0..self.nodes.len() {
+            let regions = self.plan.nodes[index].first_forward();
+            self.run_layer(index, regions, (weights, batch, training), &mut loss_sums);
+        }
+        loss_sums
+    }
+
+    fn run_layer(
+        &mut self,
+        index: usize,
+        regions: ForwardRegions,
+        (weights, batch, training): (Weights<'_>, &Batch, bool),
+        loss_sums: &mut LossSums,
+    ) {
         let Network { nodes, plan, arenas, arena, kernels, batch_statistics, recording, operations, position, .. } =
             self;
         let arena = &arenas[*arena];
-        assert_eq!(weights.master.len(), plan.layout.len, "length of the weights");
-        operations.clear();
-        let mut loss_sums = LossSums::default();
-        for (index, (node, regions)) in nodes.iter_mut().zip(&plan.nodes).enumerate() {
-            position.store(index as u32, Ordering::Relaxed);
-            let start = recording.then(Instant::now);
-            let statistics = if training {
-                Statistics::Batch(&mut batch_statistics[regions.statistics.clone()])
-            } else {
-                Statistics::Running(&weights.statistics[regions.statistics.clone()])
-            };
-            // SAFETY: `NetworkPlan::check` asserted that written regions are disjoint from all
-            // others, and one layer runs at a time.
-            let (inputs, output, saved, kept, scratch) = unsafe {
-                (
-                    read(arena, &regions.inputs),
-                    arena.write(&regions.output),
-                    arena.floats(&regions.saved),
-                    arena.write(&regions.kept),
-                    arena.floats(&regions.scratch),
-                )
-            };
-            let parameters = Parameters { layout: &plan.layout, ordinals: &regions.ordinals, weights };
-            node.layer.forward(&mut Forward {
-                inputs,
-                output,
-                saved,
-                kept,
-                scratch,
-                batch,
-                kernels,
-                statistics,
-                loss_sums: &mut loss_sums,
-                parameters,
-            });
-            record_operation(operations, start, index, false);
-        }
-        loss_sums
+        let NodePlan { ordinals, statistics, .. } = &plan.nodes[index];
+        position.store(index as u32, Ordering::Relaxed);
+        let start = recording.then(Instant::now);
+        let statistics = if training {
+            Statistics::Batch(&mut batch_statistics[statistics.clone()])
+        } else {
+            Statistics::Running(&weights.statistics[statistics.clone()])
+        };
+        // SAFETY: `NetworkPlan::check` asserted that written regions are disjoint from all
+        // others, and one layer runs at a time.
+        let (inputs, output, saved, kept, scratch) = unsafe {
+            (
+                read(arena, &regions.inputs),
+                arena.write(&regions.output),
+                arena.floats(&regions.saved),
+                arena.write(&regions.kept),
+                arena.floats(&regions.scratch),
+            )
+        };
+        nodes[index].layer.forward(&mut Forward {
+            inputs,
+            output,
+            saved,
+            kept,
+            scratch,
+            batch,
+            kernels,
+            statistics,
+            loss_sums,
+            parameters: Parameters { layout: &plan.layout, ordinals, weights },
+        });
+        record_operation(operations, start, index, false);
     }
 
     /// Computes the gradients of `scale` times the loss of the last [`Network::forward`], which
     /// must have used the same weights and batch.
     pub fn backward(&mut self, weights: Weights<'_>, batch: &Batch, scale: f32, sink: &mut dyn GradientSink) {
-        let Network { nodes, plan, arenas, arena, kernels, recording, operations, position, .. } = self;
-        let arena = &arenas[*arena];
-        for (index, (node, regions)) in nodes.iter_mut().zip(&plan.nodes).enumerate().rev() {
+        for turn in 0..self.plan.visits.len() {
+            let index = match self.plan.visits[turn] {
+                Visit::Again(index) => {
+                    let regions = self.plan.nodes[index].last_forward();
+                    self.run_layer(index, regions, (weights, batch, true), &mut LossSums::default());
+                    continue;
+                }
+                Visit::Backward(index) => index,
+            };
+            let Network { nodes, plan, arenas, arena, kernels, recording, operations, position, .. } = self;
+            let arena = &arenas[*arena];
+            let (node, regions) = (&mut nodes[index], &plan.nodes[index]);
             if !regions.backward {
                 continue;
             }
             position.store(index as u32, Ordering::Relaxed);
             let start = recording.then(Instant::now);
-            // SAFETY: as in `run_forward`; `d_inputs` that share the memory of `d_output` are not
+            // SAFETY: as in `run_layer`; `d_inputs` that share the memory of `d_output` are not
             // handed out.
             let (inputs, output, d_output, d_inputs, saved, kept, scratch) = unsafe {
                 (

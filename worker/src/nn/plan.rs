@@ -1,12 +1,13 @@
 //! Plans a graph: parameter order, and the memory each layer reads and writes.
 //!
 //! ```text
-//! time      0 .. n-1 forward, n .. 2n-1 backward (layer i at 2n-1-i)
 //! tensors   from the layer that computes them to the last one that reads them
 //! gradients from the first writer (the tensor's last reader) to the tensor's producer
 //! ```
 //!
-//! A gradient that a layer transforms in place shares the memory of the original.
+//! A gradient that a layer transforms in place shares the memory of the original. In a block that
+//! is recomputed, tensors are alive twice: in the forward pass, and from the second forward pass to
+//! the backward pass.
 
 use super::arena::{Region, disjoint};
 use super::error::ModelError;
@@ -14,6 +15,7 @@ use super::graph::{Graph, Node, TensorInfo};
 use super::layer::{Flow, INPUTS, Needs};
 use super::layout::Layout;
 use super::memory::{self, Span};
+use super::timeline::{Timeline, Visit, is_differentiable};
 use crate::cpu::Format;
 
 /// How a node delivers the gradient of an input.
@@ -39,7 +41,20 @@ pub(crate) struct Pass<P> {
     pub add: bool,
 }
 
+/// The memory of a forward pass of a node.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ForwardRegions {
+    pub inputs: [Region; INPUTS],
+    pub output: Region,
+    pub saved: Region,
+    pub kept: Region,
+    pub scratch: Region,
+}
+
 pub(crate) struct NodePlan {
+    /// The first forward pass, if a second one precedes backward.
+    first: Option<ForwardRegions>,
+    /// These five: of the forward pass that precedes backward.
     pub inputs: [Region; INPUTS],
     /// The `inputs` that backward reads; the others are empty.
     pub backward_inputs: [Region; INPUTS],
@@ -65,6 +80,18 @@ pub(crate) struct NodePlan {
     pub statistics: std::ops::Range<usize>,
 }
 
+impl NodePlan {
+    /// The forward pass that precedes backward.
+    pub fn last_forward(&self) -> ForwardRegions {
+        let NodePlan { inputs, output, saved, kept, scratch, .. } = *self;
+        ForwardRegions { inputs, output, saved, kept, scratch }
+    }
+
+    pub fn first_forward(&self) -> ForwardRegions {
+        self.first.unwrap_or_else(|| self.last_forward())
+    }
+}
+
 /// Memory alignment that a device requires.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Alignment {
@@ -80,6 +107,8 @@ pub(crate) struct NetworkPlan {
     pub bytes: usize,
     /// Arena size if every element were f32.
     pub bytes_f32: usize,
+    /// The backward pass.
+    pub visits: Vec<Visit>,
 }
 
 /// Buffers before they are placed, by index.
@@ -159,6 +188,8 @@ impl Graph {
 /// A node before buffers are placed; buffers are given by index.
 struct Draft {
     needs: Needs,
+    /// `saved`, `kept` and `scratch` of the first forward pass, if there are two.
+    first: Option<[usize; 3]>,
     saved: usize,
     kept: usize,
     scratch: usize,
@@ -181,26 +212,15 @@ impl NetworkPlan {
         alignment: Alignment,
         needs: &dyn Fn(&Node) -> Result<Needs, E>,
     ) -> Result<NetworkPlan, E> {
-        let (layout, ordinals) = lay_out_parameters(graph)?;
-        let n = graph.nodes.len();
-        let mut buffers = Buffers::default();
-        // A tensor is alive from its producer to its last reader in forward.
-        let value =
-            |tensor: &TensorInfo| buffers.new_at(tensor.pitched_len(alignment.row), graph.format(), tensor.producer);
-        let values: Vec<usize> = graph.tensors.iter().map(value).collect();
-        let mut readers = vec![0usize; graph.tensors.len()];
-        for (i, node) in graph.nodes.iter().enumerate() {
-            for &input in &node.inputs {
-                buffers.reach(values[input], i);
-                readers[input] += 1;
-            }
+        let (mut layout, ordinals) = lay_out_parameters(graph)?;
+        let needs = graph.nodes.iter().map(needs).collect::<Result<Vec<Needs>, E>>()?;
+        let mut drafts = Drafts::new(graph, alignment, &needs);
+        let mut drafted: Vec<Draft> = Vec::with_capacity(needs.len());
+        for (i, needs) in needs.iter().enumerate().rev() {
+            drafted.push(drafts.draft(i, *needs)?);
         }
-        let mut gradients: Vec<Option<usize>> = vec![None; graph.tensors.len()];
-        let mut drafts: Vec<Draft> = Vec::with_capacity(n);
-        for (i, node) in graph.nodes.iter().enumerate().rev() {
-            drafts.push(draft(graph, needs(node)?, &mut buffers, &values, &readers, &mut gradients, i, node)?);
-        }
-        drafts.reverse();
+        drafted.reverse();
+        let Drafts { buffers, values, timeline, .. } = drafts;
         let (regions, bytes) = buffers.place(alignment.address, false).ok_or(ModelError::TooLarge)?;
         let bytes_f32 = if graph.format() == Format::F32 {
             bytes
@@ -209,9 +229,11 @@ impl NetworkPlan {
         };
         let mut written = vec![false; layout.parameters.len()];
         let statistics = statistics_ranges(graph);
-        let mut nodes: Vec<NodePlan> = Vec::with_capacity(n);
-        for (node, (draft, statistics)) in graph.nodes.iter().zip(drafts.iter().zip(statistics)).rev() {
-            nodes.push(node_plan(node, draft, &values, &regions, &ordinals, &mut written, statistics));
+        let mut nodes: Vec<NodePlan> = Vec::with_capacity(drafted.len());
+        for (i, (draft, statistics)) in drafted.iter().zip(statistics).enumerate().rev() {
+            let own: Vec<usize> = graph.nodes[i].parameters.iter().map(|&parameter| ordinals[parameter]).collect();
+            let before = own.iter().map(|&ordinal| std::mem::replace(&mut written[ordinal], true)).collect();
+            nodes.push(values.node_plan(i, &graph.nodes[i], draft, &timeline, &regions, (own, before, statistics)));
         }
         nodes.reverse();
         // A parameter is final after the first node that uses it.
@@ -222,7 +244,13 @@ impl NetworkPlan {
             fresh.sort_unstable();
             node.finished = fresh;
         }
-        let plan = NetworkPlan { layout, nodes, bytes, bytes_f32 };
+        let mut done = 0;
+        for node in nodes.iter().rev() {
+            let first_writes = node.ordinals.iter().zip(&node.written).filter(|(_, written)| !**written);
+            first_writes.for_each(|(&ordinal, _)| layout.parameters[ordinal].written_after = done);
+            done += node.finished.len();
+        }
+        let plan = NetworkPlan { layout, nodes, bytes, bytes_f32, visits: timeline.visits };
         plan.check();
         Ok(plan)
     }
@@ -230,8 +258,10 @@ impl NetworkPlan {
     /// Asserts the invariants that the arena's unsafe code relies on.
     fn check(&self) {
         for node in &self.nodes {
-            let forward = [node.output, node.saved, node.kept, node.scratch];
-            assert!(disjoint(self.bytes, &node.inputs, &forward), "invariant: regions of forward are apart");
+            for ForwardRegions { inputs, output, saved, kept, scratch } in [node.first_forward(), node.last_forward()] {
+                let written = [output, saved, kept, scratch];
+                assert!(disjoint(self.bytes, &inputs, &written), "invariant: regions of forward are apart");
+            }
             let mut written = vec![node.d_output, node.saved, node.kept, node.backward_scratch];
             for (region, mode) in node.d_inputs.iter().zip(node.modes) {
                 if !matches!(mode, Mode::None | Mode::InPlace) {
@@ -251,146 +281,204 @@ impl NetworkPlan {
     }
 }
 
-#[allow(clippy::too_many_arguments)]
-fn draft(
-    graph: &Graph,
-    needs: Needs,
-    buffers: &mut Buffers,
-    values: &[usize],
-    readers: &[usize],
-    gradients: &mut [Option<usize>],
-    i: usize,
-    node: &Node,
-) -> Result<Draft, ModelError> {
-    let (forward, backward) = (i, 2 * graph.nodes.len() - 1 - i);
-    let d_output = node.output.and_then(|output| gradients[output]);
-    let mut tensors = node.output.iter().chain(&node.inputs);
-    let differentiable = tensors.any(|&t| graph.tensors[t].differentiable);
-    if let (Some(_), None, true) = (node.output, d_output, differentiable) {
-        return Err(ModelError::UnusedOutput { layer: node.name.clone() });
-    }
-    if needs.output && differentiable && node.output.is_some_and(|output| d_output == Some(values[output])) {
-        return Err(ModelError::Overwritten { layer: node.name.clone() });
-    }
-    let saved = buffers.new_at(needs.saved, Format::F32, forward);
-    let kept = buffers.new_at(needs.kept, graph.format(), forward);
-    let mut modes = [Mode::None; INPUTS];
-    let mut d_inputs = [None; INPUTS];
-    let mut passes = Vec::new();
-    if differentiable {
-        buffers.reach(saved, backward);
-        buffers.reach(kept, backward);
-        d_output.into_iter().for_each(|buffer| buffers.reach(buffer, backward));
-        if let Some(output) = node.output.filter(|_| needs.output) {
-            buffers.reach(values[output], backward);
-        }
-        let lens: Vec<usize> = buffers.sizes.iter().map(|(len, _)| *len).collect();
-        let same_len = |buffer: Option<usize>, len: usize| buffer.is_some_and(|buffer| lens[buffer] == len);
-        let mut taken = false;
-        for (k, &input) in node.inputs.iter().enumerate() {
-            if needs.inputs[k] {
-                buffers.reach(values[input], backward);
-            }
-            if !graph.tensors[input].differentiable && !needs.always[k] {
-                continue;
-            }
-            let len = lens[values[input]];
-            let mut fresh = || buffers.new_at(len, graph.format(), backward);
-            let in_place = needs.flow[k] == Flow::InPlace && same_len(d_output, len);
-            let mut passed = |from: usize, to: usize, add: bool| {
-                passes.push(Pass { input: k, from, to, add });
-                Some(to)
-            };
-            // A layer adds to the gradients of other layers, not to its own for the same tensor.
-            let own_sum = |sum: usize| d_inputs.contains(&Some(sum)) || d_output == Some(sum);
-            let gradient;
-            (modes[k], d_inputs[k], gradient) = match (gradients[input], needs.flow[k], d_output) {
-                (Some(sum), Flow::Accumulate, _) if !own_sum(sum) => (Mode::Add, Some(sum), Some(sum)),
-                (Some(sum), Flow::InPlace, Some(d)) if in_place => (Mode::InPlace, None, passed(d, sum, true)),
-                (Some(sum), Flow::Write | Flow::Accumulate, _) => {
-                    let own = fresh();
-                    (Mode::Write, Some(own), passed(own, sum, true))
-                }
-                (None, Flow::InPlace, Some(d)) if in_place && !taken => {
-                    taken = true;
-                    (Mode::InPlace, None, Some(d))
-                }
-                (None, Flow::InPlace, Some(d)) if in_place => (Mode::InPlace, None, passed(d, fresh(), false)),
-                (None, Flow::OverInput, _) if readers[input] == 1 => {
-                    (Mode::OverInput, Some(values[input]), Some(values[input]))
-                }
-                (None, Flow::Write | Flow::Accumulate, _) => {
-                    let own = fresh();
-                    (Mode::Write, Some(own), Some(own))
-                }
-                _ => return Err(ModelError::Shared { layer: node.name.clone() }),
-            };
-            gradients[input] = gradient;
-            gradient.into_iter().chain(d_inputs[k]).for_each(|buffer| buffers.reach(buffer, backward));
-        }
-    }
-    Ok(Draft {
-        saved,
-        kept,
-        scratch: buffers.new_at(needs.scratch, Format::F32, forward),
-        backward_scratch: buffers.new_at(
-            if differentiable { needs.backward_scratch } else { 0 },
-            Format::F32,
-            backward,
-        ),
-        needs,
-        d_output,
-        d_inputs,
-        modes,
-        passes,
-        backward: differentiable,
-    })
+/// The buffers of each tensor's value, by tensor.
+struct ValueBuffers {
+    first: Vec<usize>,
+    /// Of the second forward pass.
+    second: Vec<Option<usize>>,
+    producers: Vec<usize>,
 }
 
-fn node_plan(
-    node: &Node,
-    draft: &Draft,
-    values: &[usize],
-    regions: &[Region],
-    ordinals: &[usize],
-    written: &mut [bool],
-    statistics: std::ops::Range<usize>,
-) -> NodePlan {
-    let mut inputs = [Region::EMPTY; INPUTS];
-    let mut backward_inputs = inputs;
-    let mut d_inputs = inputs;
-    for (k, &input) in node.inputs.iter().enumerate() {
-        inputs[k] = regions[values[input]];
-        if draft.backward && draft.needs.inputs[k] && draft.modes[k] != Mode::OverInput {
-            backward_inputs[k] = inputs[k];
-        }
-        d_inputs[k] = draft.d_inputs[k].map_or(Region::EMPTY, |buffer| regions[buffer]);
+impl ValueBuffers {
+    /// The value of a tensor that a node has from its last forward pass on.
+    fn last(&self, tensor: usize, node: usize, timeline: &Timeline) -> usize {
+        let second = self.second[tensor].filter(|_| timeline.sees_second(node, self.producers[tensor]));
+        second.unwrap_or(self.first[tensor])
     }
-    let output = node.output.map_or(Region::EMPTY, |output| regions[values[output]]);
-    let own: Vec<usize> = node.parameters.iter().map(|&parameter| ordinals[parameter]).collect();
-    let before = own.iter().map(|&ordinal| std::mem::replace(&mut written[ordinal], true)).collect();
-    NodePlan {
-        inputs,
-        backward_inputs,
-        output,
-        backward_output: if draft.backward && draft.needs.output { output } else { Region::EMPTY },
-        saved: regions[draft.saved],
-        kept: regions[draft.kept],
-        scratch: regions[draft.scratch],
-        backward_scratch: regions[draft.backward_scratch],
-        d_output: draft.d_output.map_or(Region::EMPTY, |buffer| regions[buffer]),
-        d_inputs,
-        modes: draft.modes,
-        passes: draft
-            .passes
-            .iter()
-            .map(|pass| Pass { input: pass.input, from: regions[pass.from], to: regions[pass.to], add: pass.add })
-            .collect(),
-        backward: draft.backward,
-        ordinals: own,
-        written: before,
-        finished: Vec::new(),
-        statistics,
+
+    /// `ordinals`, `written` and `statistics`: see [`NodePlan`].
+    fn node_plan(
+        &self,
+        i: usize,
+        node: &Node,
+        draft: &Draft,
+        timeline: &Timeline,
+        regions: &[Region],
+        (ordinals, written, statistics): (Vec<usize>, Vec<bool>, std::ops::Range<usize>),
+    ) -> NodePlan {
+        let tensors = |buffer: &dyn Fn(usize) -> usize| {
+            let mut inputs = [Region::EMPTY; INPUTS];
+            node.inputs.iter().zip(&mut inputs).for_each(|(&input, region)| *region = regions[buffer(input)]);
+            (inputs, node.output.map_or(Region::EMPTY, |output| regions[buffer(output)]))
+        };
+        let last = |tensor: usize| self.last(tensor, i, timeline);
+        let first = draft.first.map(|buffers| {
+            let (inputs, output) = tensors(&|tensor| self.first[tensor]);
+            let [saved, kept, scratch] = buffers.map(|buffer| regions[buffer]);
+            ForwardRegions { inputs, output, saved, kept, scratch }
+        });
+        let runs_twice = first.is_some();
+        let (inputs, output) = tensors(&|tensor| if runs_twice { last(tensor) } else { self.first[tensor] });
+        let mut backward_inputs = [Region::EMPTY; INPUTS];
+        let mut d_inputs = [Region::EMPTY; INPUTS];
+        for (k, &input) in node.inputs.iter().enumerate() {
+            if draft.backward && draft.needs.inputs[k] && draft.modes[k] != Mode::OverInput {
+                backward_inputs[k] = regions[last(input)];
+            }
+            d_inputs[k] = draft.d_inputs[k].map_or(Region::EMPTY, |buffer| regions[buffer]);
+        }
+        NodePlan {
+            first,
+            inputs,
+            backward_inputs,
+            output,
+            backward_output: if draft.backward && draft.needs.output { output } else { Region::EMPTY },
+            saved: regions[draft.saved],
+            kept: regions[draft.kept],
+            scratch: regions[draft.scratch],
+            backward_scratch: regions[draft.backward_scratch],
+            d_output: draft.d_output.map_or(Region::EMPTY, |buffer| regions[buffer]),
+            d_inputs,
+            modes: draft.modes,
+            passes: draft
+                .passes
+                .iter()
+                .map(|pass| Pass { input: pass.input, from: regions[pass.from], to: regions[pass.to], add: pass.add })
+                .collect(),
+            backward: draft.backward,
+            ordinals,
+            written,
+            finished: Vec::new(),
+            statistics,
+        }
+    }
+}
+
+/// The buffers of a graph, drafted from the last node to the first.
+struct Drafts<'a> {
+    graph: &'a Graph,
+    timeline: Timeline,
+    buffers: Buffers,
+    values: ValueBuffers,
+    /// Nodes that read each tensor.
+    readers: Vec<usize>,
+    /// Buffer of each tensor's gradient so far.
+    gradients: Vec<Option<usize>>,
+}
+
+impl<'a> Drafts<'a> {
+    fn new(graph: &'a Graph, alignment: Alignment, needs: &[Needs]) -> Drafts<'a> {
+        let timeline = Timeline::new(graph, needs);
+        let mut buffers = Buffers::default();
+        // A tensor is alive from its producer to its last reader in forward.
+        let mut value =
+            |tensor: &TensorInfo, time| buffers.new_at(tensor.pitched_len(alignment.row), graph.format(), time);
+        let first: Vec<usize> = graph.tensors.iter().map(|tensor| value(tensor, tensor.producer)).collect();
+        let second = graph.tensors.iter().map(|tensor| Some(value(tensor, timeline.again(tensor.producer)?))).collect();
+        let producers = graph.tensors.iter().map(|tensor| tensor.producer).collect();
+        let values = ValueBuffers { first, second, producers };
+        let mut readers = vec![0; graph.tensors.len()];
+        for (i, node) in graph.nodes.iter().enumerate() {
+            for &input in &node.inputs {
+                buffers.reach(values.first[input], i);
+                if let Some(time) = timeline.again(i) {
+                    buffers.reach(values.last(input, i, &timeline), time);
+                }
+                readers[input] += 1;
+            }
+        }
+        Drafts { graph, timeline, buffers, values, readers, gradients: vec![None; graph.tensors.len()] }
+    }
+
+    fn draft(&mut self, i: usize, needs: Needs) -> Result<Draft, ModelError> {
+        let Drafts { graph, timeline, buffers, values, readers, gradients } = self;
+        let node = &graph.nodes[i];
+        let backward = timeline.backward(i);
+        let forward = timeline.again(i).unwrap_or(i);
+        let d_output = node.output.and_then(|output| gradients[output]);
+        let differentiable = is_differentiable(graph, node);
+        if let (Some(_), None, true) = (node.output, d_output, differentiable) {
+            return Err(ModelError::UnusedOutput { layer: node.name.clone() });
+        }
+        let last = |tensor: usize| values.last(tensor, i, timeline);
+        if needs.output && differentiable && node.output.is_some_and(|output| d_output == Some(last(output))) {
+            return Err(ModelError::Overwritten { layer: node.name.clone() });
+        }
+        let first = timeline.again(i).map(|_| {
+            let (saved, kept) =
+                (buffers.new_at(needs.saved, Format::F32, i), buffers.new_at(needs.kept, graph.format(), i));
+            [saved, kept, buffers.new_at(needs.scratch, Format::F32, i)]
+        });
+        let saved = buffers.new_at(needs.saved, Format::F32, forward);
+        let kept = buffers.new_at(needs.kept, graph.format(), forward);
+        let mut modes = [Mode::None; INPUTS];
+        let mut d_inputs = [None; INPUTS];
+        let mut passes = Vec::new();
+        if differentiable {
+            buffers.reach(saved, backward);
+            buffers.reach(kept, backward);
+            d_output.into_iter().for_each(|buffer| buffers.reach(buffer, backward));
+            if let Some(output) = node.output.filter(|_| needs.output) {
+                buffers.reach(last(output), backward);
+            }
+            let lens: Vec<usize> = buffers.sizes.iter().map(|(len, _)| *len).collect();
+            let same_len = |buffer: Option<usize>, len: usize| buffer.is_some_and(|buffer| lens[buffer] == len);
+            let mut taken = false;
+            for (k, &input) in node.inputs.iter().enumerate() {
+                let value = last(input);
+                if needs.inputs[k] {
+                    buffers.reach(value, backward);
+                }
+                if !graph.tensors[input].differentiable && !needs.always[k] {
+                    continue;
+                }
+                let len = lens[value];
+                let mut fresh = || buffers.new_at(len, graph.format(), backward);
+                let in_place = needs.flow[k] == Flow::InPlace && same_len(d_output, len);
+                let mut passed = |from: usize, to: usize, add: bool| {
+                    passes.push(Pass { input: k, from, to, add });
+                    Some(to)
+                };
+                // A layer adds to gradients of other layers, not to its own for the same tensor.
+                let own_sum = |sum: usize| d_inputs.contains(&Some(sum)) || d_output == Some(sum);
+                let gradient;
+                (modes[k], d_inputs[k], gradient) = match (gradients[input], needs.flow[k], d_output) {
+                    (Some(sum), Flow::Accumulate, _) if !own_sum(sum) => (Mode::Add, Some(sum), Some(sum)),
+                    (Some(sum), Flow::InPlace, Some(d)) if in_place => (Mode::InPlace, None, passed(d, sum, true)),
+                    (Some(sum), Flow::Write | Flow::Accumulate, _) => {
+                        let own = fresh();
+                        (Mode::Write, Some(own), passed(own, sum, true))
+                    }
+                    (None, Flow::InPlace, Some(d)) if in_place && !taken => {
+                        taken = true;
+                        (Mode::InPlace, None, Some(d))
+                    }
+                    (None, Flow::InPlace, Some(d)) if in_place => (Mode::InPlace, None, passed(d, fresh(), false)),
+                    (None, Flow::OverInput, _) if readers[input] == 1 => (Mode::OverInput, Some(value), Some(value)),
+                    (None, Flow::Write | Flow::Accumulate, _) => {
+                        let own = fresh();
+                        (Mode::Write, Some(own), Some(own))
+                    }
+                    _ => return Err(ModelError::Shared { layer: node.name.clone() }),
+                };
+                gradients[input] = gradient;
+                gradient.into_iter().chain(d_inputs[k]).for_each(|buffer| buffers.reach(buffer, backward));
+            }
+        }
+        let backward_scratch = if differentiable { needs.backward_scratch } else { 0 };
+        Ok(Draft {
+            first,
+            saved,
+            kept,
+            scratch: buffers.new_at(needs.scratch, Format::F32, forward),
+            backward_scratch: buffers.new_at(backward_scratch, Format::F32, backward),
+            needs,
+            d_output,
+            d_inputs,
+            modes,
+            passes,
+            backward: differentiable,
+        })
     }
 }
 

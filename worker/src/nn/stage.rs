@@ -89,6 +89,10 @@ impl Graph {
         if let Some(output) = output {
             stage.nodes.push(boundary("sent", Box::new(Sent), vec![tensors[output]], None));
         }
+        let at = |layer: usize| layer.clamp(layers.start, layers.end) - layers.start + usize::from(input.is_some());
+        let blocks = self.blocks.iter().map(|block| at(block.start)..at(block.end));
+        stage.blocks = blocks.filter(|block| !block.is_empty()).collect();
+        stage.recomputes = self.recomputes;
         stage.parameters = kept(self.parameters, &parameters);
         stage.statistics = kept(self.statistics, &statistics);
         stage

@@ -27,6 +27,6 @@ pub use norm::{LANES, add_squares, gradient_norm, gradient_scale, sum_of_squares
 pub use rules::Optimizer;
 pub(crate) use rules::{arrays, is_layer_wise};
 pub use schedule::Schedule;
-pub use state::Ownership;
 pub(crate) use state::decays;
+pub use state::{GradientSlice, Ownership};
 pub use steps::Steps;

@@ -2,7 +2,7 @@
 
 use super::kernels::{AdamStep, SgdStep, adam, lamb_moments, lamb_step, momentum_step, sgd_step};
 use super::norm::squares_with;
-use super::state::{Bucket, Norms, OptimizerState, Ownership};
+use super::state::{Bucket, GradientSlice, Norms, OptimizerState, Ownership};
 use super::steps::Steps;
 use crate::amp::HalfWeights;
 use crate::cpu::{Isa, Pool};
@@ -95,16 +95,19 @@ impl Optimizer {
         half: Option<HalfWeights<'_>>,
         pool: &Pool,
     ) {
+        assert_eq!(gradients.len(), range.len(), "length of the gradients");
+        let gradients = GradientSlice { from: range.start, values: gradients };
         self.measure(range.clone(), weights, gradients, pool);
         self.update(range, weights, gradients, half, pool);
     }
 
     /// First part of [`Optimizer::apply`]: sums of squares for the layer-wise rules, which other
-    /// ranks' [`Optimizer::sums`] complete; nothing for the others.
+    /// ranks' [`Optimizer::sums`] complete; nothing for the others. `gradients`: at least those of
+    /// this rank's own weights in the range.
     ///
     /// # Panics
     /// See [`Optimizer::apply`].
-    pub fn measure(&mut self, range: Range<usize>, weights: &mut [f32], gradients: &[f32], pool: &Pool) {
+    pub fn measure(&mut self, range: Range<usize>, weights: &mut [f32], gradients: GradientSlice<'_>, pool: &Pool) {
         let mut bucket = Bucket { range, weights, gradients };
         match self.rule {
             Rule::Sgd(_) | Rule::Adam(_) | Rule::AdamW(_) => {}
@@ -114,6 +117,7 @@ impl Optimizer {
     }
 
     /// Second part of [`Optimizer::apply`]: updates this rank's own weights in the range.
+    /// `gradients`: see [`Optimizer::measure`].
     ///
     /// # Panics
     /// See [`Optimizer::apply`].
@@ -121,7 +125,7 @@ impl Optimizer {
         &mut self,
         range: Range<usize>,
         weights: &mut [f32],
-        gradients: &[f32],
+        gradients: GradientSlice<'_>,
         half: Option<HalfWeights<'_>>,
         pool: &Pool,
     ) {

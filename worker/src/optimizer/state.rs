@@ -57,8 +57,16 @@ pub(super) struct Bucket<'a> {
     pub range: Range<usize>,
     /// The whole layout.
     pub weights: &'a mut [f32],
-    /// The range.
-    pub gradients: &'a [f32],
+    /// At least this rank's own parts of the range.
+    pub gradients: GradientSlice<'a>,
+}
+
+/// Gradients of consecutive weights.
+#[derive(Debug, Clone, Copy)]
+pub struct GradientSlice<'a> {
+    /// Index of the first one in the layout.
+    pub from: usize,
+    pub values: &'a [f32],
 }
 
 /// Norms of one parameter, from the sums of squares written by a pass.
@@ -179,8 +187,8 @@ impl OptimizerState {
         pool: &Pool,
         task: &(dyn Fn(&Piece, Part<'_>, &mut [f64; 2]) + Sync),
     ) {
-        let got = (bucket.weights.len(), bucket.gradients.len(), half.as_ref().map_or(self.len, HalfWeights::len));
-        assert_eq!(got, (self.len, bucket.range.len(), self.len), "lengths of weights, gradients and half weights");
+        let got = (bucket.weights.len(), half.as_ref().map_or(self.len, HalfWeights::len));
+        assert_eq!(got, (self.len, self.len), "lengths of weights and half weights");
         let indices = self.pieces_of(&bucket.range);
         let mine = |at: usize| self.mine.partition_point(|piece| *piece < at);
         let (pieces, mine) = (&self.pieces, &self.mine[mine(indices.start)..mine(indices.end)]);
@@ -189,7 +197,7 @@ impl OptimizerState {
         let has_sums = !self.squares.is_empty();
         let squares = Shared::new(&mut self.squares);
         let half = half.map(HalfWeights::share);
-        let (gradients, start) = (bucket.gradients, bucket.range.start);
+        let GradientSlice { from, values: gradients } = bucket.gradients;
         pool.run(mine.len(), &|i, _| {
             let at = mine[i];
             let piece = &pieces[at];
@@ -203,7 +211,7 @@ impl OptimizerState {
             });
             // SAFETY: each task has its own index.
             let kept = unsafe { squares.piece(if has_sums { at..at + 1 } else { 0..0 }) };
-            let gradients = &gradients[range.start - start..range.end - start];
+            let gradients = &gradients[range.start - from..range.end - from];
             let mut sums = [0.0; 2];
             task(piece, Part { weights: &mut *weights, gradients, state }, &mut sums);
             kept.fill(sums);

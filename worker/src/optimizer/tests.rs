@@ -357,19 +357,24 @@ fn shards_give_the_bits_of_the_whole() {
         let mut weights = [expected.clone(), expected.clone()];
         for step in 0..3 {
             let gradients = noise(&layout, 2 + step);
+            // From the rank's own first part on.
+            let slice = |rank: usize| {
+                let from = own(rank)[0].start;
+                GradientSlice { from, values: &gradients[from..] }
+            };
             whole.begin_step(1e-2, 0.7);
             whole.apply(0..layout.len, &mut expected, &gradients, None, &pool);
-            for (rank, weights) in ranks.iter_mut().zip(&mut weights) {
+            for (number, (rank, weights)) in ranks.iter_mut().zip(&mut weights).enumerate() {
                 rank.begin_step(1e-2, 0.7);
-                rank.measure(0..layout.len, weights, &gradients, &pool);
+                rank.measure(0..layout.len, weights, slice(number), &pool);
             }
             let [first, second] = &mut ranks;
             for ((is_first, a), (is_second, b)) in first.sums().zip(second.sums()) {
                 assert_ne!(is_first, is_second, "every piece has one owner");
                 if is_first { *b = *a } else { *a = *b }
             }
-            for (rank, weights) in ranks.iter_mut().zip(&mut weights) {
-                rank.update(0..layout.len, weights, &gradients, None, &pool);
+            for (number, (rank, weights)) in ranks.iter_mut().zip(&mut weights).enumerate() {
+                rank.update(0..layout.len, weights, slice(number), None, &pool);
             }
             for (from, to) in [(0, 1), (1, 0)] {
                 for range in own(from) {

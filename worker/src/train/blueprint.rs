@@ -5,7 +5,8 @@ use super::config::most_reader_threads;
 use super::cpu_engine::CpuPlan;
 use super::cuda_engine::CudaPlan;
 use super::digest::DIGEST_CHUNK;
-use super::exchange::check_servers;
+use super::exchange::{check_servers, short_runs};
+use super::places::Places;
 use super::training::{BUCKET, Training};
 use super::{TrainError, load, memory};
 use crate::data::{Dataset, Prefetcher, Task};
@@ -13,7 +14,7 @@ use crate::model::Registry;
 use crate::nn::{Layout, fuse};
 use crate::optimizer::Optimizer;
 use std::sync::Arc;
-use switchyard_worker_contract::config::{Device, EngineConfig, OuterOptimizer, Reader};
+use switchyard_worker_contract::config::{Device, EngineConfig, OuterOptimizer, Reader, Sharding};
 use switchyard_worker_contract::event::{Inspection, MemoryUse};
 
 /// Resident memory of a worker process without a job: code, libraries, stacks and buffers of its
@@ -64,6 +65,11 @@ impl Blueprint {
         };
         let mut blueprint = Blueprint { training, plan };
         blueprint.training.buckets = fuse(blueprint.layout(), BUCKET);
+        if config.sharding == Sharding::Gradients {
+            let Training { buckets, .. } = &blueprint.training;
+            let places = Places::new(blueprint.layout(), buckets, short_runs(buckets, &config.overlap));
+            blueprint.training.places = Some(places);
+        }
         check_servers(&blueprint.training)?;
         memory::check(&blueprint.memory(), config)?;
         Ok(blueprint)
@@ -129,6 +135,14 @@ impl Blueprint {
         Some(self.with_common(plan.memory_fp32(&self.training)).total())
     }
 
+    /// Activations of one rank without recomputation, in bytes; `None` if nothing is recomputed.
+    fn kept_activations(&self) -> Option<u64> {
+        match &self.plan {
+            Plan::Cpu(plan) => plan.kept_activations(),
+            Plan::Gpu(_) => None,
+        }
+    }
+
     /// GPU memory of one rank.
     fn gpu_memory(&self) -> Option<MemoryUse> {
         match &self.plan {
@@ -171,6 +185,7 @@ impl Blueprint {
             gradient_tensors: layout.parameters.len() as u32,
             memory: self.memory(),
             fp32_memory_bytes: self.memory_fp32(),
+            kept_activation_bytes: self.kept_activations(),
             gpu_memory: self.gpu_memory(),
             gpu_fp32_memory_bytes: self.gpu_memory_fp32()?,
             kernel: self.kernel(),

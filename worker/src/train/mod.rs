@@ -29,6 +29,7 @@ pub mod fault;
 mod load;
 mod memory;
 mod pace;
+mod places;
 mod preparation;
 mod progress;
 mod recording;

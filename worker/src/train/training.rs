@@ -1,12 +1,13 @@
 //! The device-independent part of a rank's training.
 
 use super::TrainError;
+use super::places::Places;
 use crate::cpu::Format;
 use crate::data::{Dataset, Order, StepShape};
 use crate::model::{Model, Registry};
-use crate::nn::{Bucket, Graph};
+use crate::nn::{Bucket, Graph, ModelError};
 use std::sync::Arc;
-use switchyard_worker_contract::config::{Device, EngineConfig, HalfType, Length, Precision};
+use switchyard_worker_contract::config::{Device, EngineConfig, HalfType, Length, Precision, Recomputation};
 
 /// Bytes of a gradient bucket, unless a single parameter has more. Small, so that the first bucket
 /// is complete early and the last one is reduced quickly.
@@ -22,12 +23,14 @@ pub struct Training {
     pub order: Order,
     /// The gradient buckets, in the order in which backward completes them.
     pub buckets: Vec<Bucket>,
+    /// Where gradients are while they are reduced, if they are divided among the ranks.
+    pub(super) places: Option<Places>,
     pub total_steps: u64,
     pub(super) model: Arc<dyn Model>,
 }
 
 impl Training {
-    /// Leaves `buckets` empty, because they depend on the layout.
+    /// Leaves `buckets` and `places` empty, because they depend on the layout.
     ///
     /// # Errors
     /// The model cannot be used, or there is too little data for one step.
@@ -46,7 +49,16 @@ impl Training {
             Length::Steps(steps) => steps,
             Length::Epochs(epochs) => order.steps_of(epochs),
         };
-        Ok(Training { config: config.clone(), world, dataset, order, buckets: Vec::new(), total_steps, model })
+        Ok(Training {
+            config: config.clone(),
+            world,
+            dataset,
+            order,
+            buckets: Vec::new(),
+            places: None,
+            total_steps,
+            model,
+        })
     }
 
     /// Number of ranks, or of pipelines, that train on different samples.
@@ -65,6 +77,13 @@ impl Training {
         if let Length::Epochs(epochs) = self.config.length {
             self.total_steps = self.order.steps_of(epochs);
         }
+    }
+
+    /// Most weights that a rank updates if they are divided among the ranks: its parts of all
+    /// buckets, which are whole cache lines.
+    pub(super) fn most_owned(&self) -> usize {
+        let part = |len: usize| len.div_ceil(self.world as usize).next_multiple_of(16).min(len);
+        self.buckets.iter().map(|bucket| part(bucket.range.len())).sum()
     }
 
     /// Items per optimizer step over all ranks.
@@ -105,7 +124,13 @@ impl Training {
         let mut graph = Graph::new(config.batch_size_per_process as usize, self.dataset.kind(), format)
             .with_label_smoothing(config.label_smoothing as f32)
             .with_normalisation(&images.mean, &images.deviation);
+        if config.recomputation == Recomputation::Blocks {
+            graph = graph.with_recomputation();
+        }
         self.model.build(&mut graph)?;
+        if config.recomputation == Recomputation::Blocks && graph.blocks() == 0 {
+            return Err(ModelError::NoBlocks.into());
+        }
         Ok(graph)
     }
 }

@@ -8,5 +8,6 @@ mod gradients;
 mod network_parity;
 mod parity;
 mod program;
+mod recomputation;
 #[path = "../trial/mod.rs"]
 mod trial;

@@ -11,7 +11,10 @@ use switchyard_worker::nn::{Form, Lengths, fuse};
 const BUCKET: usize = 4096;
 
 fn program(case: &Case, format: Format, lanes: usize, micro_batches: usize) -> Program {
-    let trial = Trial::new(case, cpu(1, Isa::Portable), format);
+    program_of(&Trial::new(case, cpu(1, Isa::Portable), format), lanes, micro_batches)
+}
+
+fn program_of(trial: &Trial, lanes: usize, micro_batches: usize) -> Program {
     let buckets = fuse(trial.network.layout(), BUCKET);
     // The first and the last bucket alone, the others in pairs, as fusion for a measured link could
     // choose.
@@ -34,8 +37,10 @@ fn case(name: &str) -> Case {
 fn every_program_passes_the_check() {
     for case in cases() {
         for (format, lanes, micro_batches) in [(Format::F32, 1, 1), (Format::Bf16, 2, 3), (Format::F16, 3, 2)] {
-            let program = program(&case, format, lanes, micro_batches);
-            assert_eq!(program.check(), Ok(()), "{} {format:?}\n{program}", case.name);
+            for trial in [Trial::new, Trial::recomputing] {
+                let program = program_of(&trial(&case, cpu(1, Isa::Portable), format), lanes, micro_batches);
+                assert_eq!(program.check(), Ok(()), "{} {format:?}\n{program}", case.name);
+            }
         }
     }
 }

@@ -56,6 +56,7 @@ pub fn gpt(path: &Path, include: &[&str]) -> EngineConfig {
         },
         sync: SyncPolicy::EveryStep,
         sharding: Sharding::None,
+        recomputation: Recomputation::None,
         parameter_server: None,
         pipeline: None,
         algorithm: None,

@@ -57,6 +57,31 @@ fn transport_and_overlap_do_not_change_any_bit() {
 }
 
 #[test]
+fn recomputation_does_not_change_any_bit() {
+    let changes: [Change; 4] = [
+        ("plain", |_| ()),
+        ("merged batches", |config| config.batch_merge = 2),
+        ("f16", |config| config.precision = crate::same_bits::dynamic(HalfType::Fp16, 1073741824.0)),
+        ("sharded", |config| config.sharding = Sharding::Optimizer),
+    ];
+    for model in [small(), crate::plain::resnet()] {
+        for (name, change) in changes {
+            let kept = with(&with(&model, change), |config| config.length = Length::Steps(STEPS));
+            let recomputed = with(&kept, |config| config.recomputation = Recomputation::Blocks);
+            assert_eq!(learned(&kept, 2, Force::Auto), learned(&recomputed, 2, Force::Auto), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_model_without_blocks_is_not_recomputed() {
+    let model = Model::Mlp(Mlp { hidden_sizes: vec![8], activation: Activation::Relu });
+    let mlp = with(&crate::plain::resnet(), |config| config.model = model);
+    let refused = blueprint(&with(&mlp, |config| config.recomputation = Recomputation::Blocks), 2).err().unwrap();
+    assert!(refused.to_string().contains("got Blocks; expected None: the model marks no blocks"), "{refused}");
+}
+
+#[test]
 fn reader_options_do_not_change_any_bit() {
     let changes: [Change; 3] = [
         ("workers", |config| config.reader.workers = Some(3)),

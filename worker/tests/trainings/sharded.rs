@@ -20,8 +20,10 @@ fn with(change: impl Fn(&mut EngineConfig)) -> EngineConfig {
     config
 }
 
-fn sharded(config: &EngineConfig) -> EngineConfig {
-    EngineConfig { sharding: Sharding::Optimizer, ..config.clone() }
+const KINDS: [Sharding; 2] = [Sharding::Optimizer, Sharding::Gradients];
+
+fn sharded(sharding: Sharding, config: &EngineConfig) -> EngineConfig {
+    EngineConfig { sharding, ..config.clone() }
 }
 
 fn learned(config: &EngineConfig, world: u32, transport: Force) -> History {
@@ -29,11 +31,23 @@ fn learned(config: &EngineConfig, world: u32, transport: Force) -> History {
     train_over(transport, config, world, STEPS, true).unwrap().1
 }
 
+/// Whether the API accepts the combination.
+fn is_accepted(sharding: Sharding, config: &EngineConfig) -> bool {
+    sharding != Sharding::Gradients || config.batch_merge == 1 && config.overlap.enabled
+}
+
 fn assert_same_bits(name: &str, config: &EngineConfig, worlds: &[u32]) {
     for &world in worlds {
         for transport in [Force::Auto, Force::Tcp] {
-            let (got, expected) = (learned(&sharded(config), world, transport), learned(config, world, transport));
-            assert_same_steps(&format!("{name}: {world} ranks over {transport:?}"), &got, &expected);
+            let expected = learned(config, world, transport);
+            for sharding in KINDS.into_iter().filter(|sharding| is_accepted(*sharding, config)) {
+                let got = learned(&sharded(sharding, config), world, transport);
+                assert_same_steps(
+                    &format!("{name}: {sharding:?} on {world} ranks over {transport:?}"),
+                    &got,
+                    &expected,
+                );
+            }
         }
     }
 }
@@ -87,11 +101,11 @@ fn checkpoints_restore_under_any_sharding_and_number_of_ranks() {
     for (name, rule, learning_rate) in rules() {
         let optimizer = Optimizer { rule, learning_rate, ..gpt().optimizer };
         let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
-        // One run shards, the other does not: the same bits after every attempt.
+        // Two runs that shard differently: the same bits after every attempt.
         for (attempt, world) in [2_u32, 4, 1, 2].into_iter().enumerate() {
             let [got, expected] = [0, 1].map(|run| {
-                let shards = if run == 0 { attempt % 2 == 0 } else { attempt % 2 == 1 };
-                let sharding = if shards { Sharding::Optimizer } else { Sharding::None };
+                // Each run goes through all kinds.
+                let sharding = [Sharding::Optimizer, Sharding::Gradients, Sharding::None][(attempt + run) % 3];
                 let config = saving(&EngineConfig { sharding, optimizer, ..of(world) }, folders[run].path(), 2);
                 let config = EngineConfig { length: Length::Steps(2 * (attempt as u64 + 1)), ..config };
                 let outcomes = runs(&config, world, folders[run].path(), |_, _, _| ());
@@ -114,10 +128,48 @@ fn the_state_of_a_rank_is_divided_by_the_ranks() {
         let config = with(|config| config.optimizer = Optimizer { rule, learning_rate, ..config.optimizer });
         let whole = bytes(&config, 1);
         for world in 1..=4 {
-            let part = bytes(&sharded(&config), world);
-            // Parts are whole cache lines.
-            let most = whole / u64::from(world) + 64 * 16;
-            assert!((whole / u64::from(world)..=most).contains(&part), "{name}: {part} of {whole} on {world} ranks");
+            for sharding in KINDS {
+                let part = bytes(&sharded(sharding, &config), world);
+                // Parts are whole cache lines.
+                let most = whole / u64::from(world) + 64 * 16;
+                assert!(
+                    (whole / u64::from(world)..=most).contains(&part),
+                    "{name}: {part} of {whole} on {world} ranks"
+                );
+            }
         }
+    }
+}
+
+/// With many buckets, the places are a small part of all gradients.
+#[test]
+fn the_gradients_of_a_rank_are_divided_by_the_ranks() {
+    let Model::Gpt(small) = gpt().model else { unreachable!() };
+    let model = Model::Gpt(Gpt { hidden_size: 256, layers: 12, tied_head: false, ..small });
+    let config = EngineConfig { model, batch_size_per_process: 1, ..gpt() };
+    let bytes = |config: &EngineConfig, world| blueprint(config, world).unwrap().inspection().unwrap().memory.gradients;
+    let whole = bytes(&config, 1);
+    for world in 1..=4 {
+        assert_eq!(bytes(&sharded(Sharding::Optimizer, &config), world), whole);
+        let part = bytes(&sharded(Sharding::Gradients, &config), world);
+        // Two places of a bucket each.
+        let most = whole / u64::from(world) + 3 * (1 << 20);
+        assert!(part <= most, "{part} of {whole} on {world} ranks, expected at most {most}");
+    }
+}
+
+/// Many buckets, and a tied embedding to which the first and the last layer of backward add.
+#[test]
+fn places_are_used_again_and_again() {
+    let Model::Gpt(small) = gpt().model else { unreachable!() };
+    let model = Model::Gpt(Gpt { hidden_size: 128, layers: 4, tied_head: true, ..small });
+    let config = EngineConfig { model, length: Length::Steps(4), ..gpt() };
+    assert!(blueprint(&config, 2).unwrap().training.buckets.len() >= 4);
+    for (transport, communicators) in [(Force::Auto, 1), (Force::Tcp, 3)] {
+        let mut config = config.clone();
+        config.overlap.communicators = communicators;
+        let learned = |config: &EngineConfig| train_over(transport, config, 2, 4, true).unwrap().1;
+        let (got, expected) = (learned(&sharded(Sharding::Gradients, &config)), learned(&config));
+        assert_same_steps(&format!("{transport:?}"), &got, &expected);
     }
 }

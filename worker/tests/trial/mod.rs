@@ -128,7 +128,17 @@ impl Trial {
     }
 
     pub fn of(registry: &Registry, case: &Case, cpu: Cpu, format: Format, (mean, deviation): (f64, f64)) -> Trial {
-        let mut graph = Graph::new(case.samples, case.kind, format).with_normalisation(&[mean], &[deviation]);
+        let graph = Graph::new(case.samples, case.kind, format).with_normalisation(&[mean], &[deviation]);
+        Trial::build(registry, case, cpu, graph)
+    }
+
+    pub fn recomputing(case: &Case, cpu: Cpu, format: Format) -> Trial {
+        let graph = Graph::new(case.samples, case.kind, format).with_normalisation(&[0.45], &[0.25]);
+        Trial::build(&Registry::new(), case, cpu, graph.with_recomputation())
+    }
+
+    fn build(registry: &Registry, case: &Case, cpu: Cpu, mut graph: Graph) -> Trial {
+        let format = graph.format();
         registry.model(&case.model).unwrap().build(&mut graph).unwrap();
         let network = Network::new(graph, cpu).unwrap();
         let mut weights = vec![0.0; network.layout().len];

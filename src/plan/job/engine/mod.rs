@@ -15,7 +15,8 @@ use super::Invalid;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use switchyard_crds as api;
 use switchyard_worker_contract::config::{
-    Checkpoint, EngineConfig, Evaluation, Length, Memory, OnHang, Overlap, Profile, Watchdog, WireType,
+    Checkpoint, Device, EngineConfig, Evaluation, Length, Memory, OnHang, Overlap, Profile, Recomputation, Watchdog,
+    WireType,
 };
 
 /// Collects faults in the block.
@@ -109,6 +110,7 @@ pub(super) fn config(
         algorithm,
         compression,
         memory: Memory { fraction, release_every_steps: engine.memory.release_every_steps.unsigned_abs() },
+        recomputation: recomputation(engine.recomputation, device, check),
         evaluation: Evaluation {
             every_steps: engine.evaluation.every_steps.unsigned_abs(),
             batches: match &engine.evaluation.batches {
@@ -137,6 +139,18 @@ pub(super) fn config(
         watchdog: Watchdog::default(),
         gpu: device::gpu(engine),
     })
+}
+
+fn recomputation(recomputation: api::Recomputation, device: Device, check: &mut Check<'_>) -> Recomputation {
+    match recomputation {
+        api::Recomputation::None => Recomputation::None,
+        api::Recomputation::Blocks => {
+            if device == Device::Cuda {
+                check.fault("recomputation", "Blocks on GPUs", "None: only ranks on CPUs recompute blocks yet");
+            }
+            Recomputation::Blocks
+        }
+    }
 }
 
 /// Concurrent all-reduces between the ranks on this number of hosts. Between hosts a second one

@@ -90,13 +90,13 @@ pub(super) fn parameter_server(
 
 /// Translates the field.
 pub(super) fn sharding(sharding: api::Sharding, device: Device, check: &mut Check<'_>) -> Sharding {
-    match sharding {
-        api::Sharding::None => Sharding::None,
-        api::Sharding::Optimizer => {
-            if device == Device::Cuda {
-                check.fault("sharding", "Optimizer on GPUs", "None: only ranks on CPUs share the state yet");
-            }
-            Sharding::Optimizer
-        }
+    let found = match sharding {
+        api::Sharding::None => return Sharding::None,
+        api::Sharding::Optimizer => Sharding::Optimizer,
+        api::Sharding::Gradients => Sharding::Gradients,
+    };
+    if device == Device::Cuda {
+        check.fault("sharding", format!("{found:?} on GPUs"), "None: only ranks on CPUs share the state yet");
     }
+    found
 }

@@ -265,6 +265,9 @@ pub(super) fn memory(report: &Report) -> Body {
         amounts.push(Bar { name: "in FP32", value: fp32 as f64, words: binary(fp32), class: "c-other" });
         caption.push_str(&format!(" In FP32 it would be {}: {saved:.0} % saved.", binary(fp32)));
     }
+    if let Some(kept) = memory.kept_activation_bytes {
+        caption.push_str(&format!(" Without recomputation, activations would be {}.", binary(kept)));
+    }
     if let Some(gpu) = memory.gpu_bytes {
         amounts.push(Bar { name: "of its GPU", value: gpu as f64, words: binary(gpu), class: "other" });
         caption.push_str(&format!(" On its GPU it allocates {}", binary(gpu)));

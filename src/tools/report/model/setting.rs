@@ -12,6 +12,9 @@ data! {
         /// What the sum would be in FP32, bytes.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub fp32_bytes: Option<u64>,
+        /// Activations without recomputation, bytes.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub kept_activation_bytes: Option<u64>,
         /// GPU memory, bytes.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub gpu_bytes: Option<u64>,

@@ -78,6 +78,9 @@ pub struct EngineConfig {
     pub compression: Option<Compression>,
     /// Memory that a rank may use.
     pub memory: Memory,
+    /// What backward computes again instead of keeping it.
+    #[serde(default, skip_serializing_if = "Recomputation::is_default")]
+    pub recomputation: Recomputation,
     /// Validation during training.
     pub evaluation: Evaluation,
     /// Steps between two progress events.
@@ -253,6 +256,23 @@ pub struct Memory {
     pub fraction: f64,
     /// Steps between releases of unused memory to the system; 0: never.
     pub release_every_steps: u32,
+}
+
+/// What backward computes again instead of keeping it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Recomputation {
+    /// Nothing.
+    #[default]
+    None,
+    /// The activations within each block (Chen et al. 2016, arXiv:1604.06174).
+    Blocks,
+}
+
+impl Recomputation {
+    fn is_default(&self) -> bool {
+        *self == Recomputation::default()
+    }
 }
 
 /// Steps to profile, one operation at a time.

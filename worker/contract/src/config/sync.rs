@@ -54,6 +54,8 @@ pub enum Sharding {
     None,
     /// The optimizer's state (ZeRO-1: Rajbhandari et al. 2020, arXiv:1910.02054).
     Optimizer,
+    /// Gradients too (ZeRO-2). Without merged batches.
+    Gradients,
 }
 
 impl Sharding {

@@ -23,6 +23,9 @@ pub struct Inspection {
     /// [`MemoryUse::total`] in FP32; `None` if FP32 is used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fp32_memory_bytes: Option<u64>,
+    /// [`MemoryUse::activations`] without recomputation; `None` if nothing is recomputed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept_activation_bytes: Option<u64>,
     /// GPU memory that one rank allocates; absent on CPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_memory: Option<MemoryUse>,

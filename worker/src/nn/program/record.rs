@@ -4,7 +4,8 @@ use super::{Access, Content, Event, Lane, Memory, Program, Step, Work};
 use crate::nn::arena::Region;
 use crate::nn::graph::Node;
 use crate::nn::layout::{Bucket, Layout};
-use crate::nn::plan::{Mode, NetworkPlan, NodePlan};
+use crate::nn::plan::{ForwardRegions, Mode, NetworkPlan, NodePlan};
+use crate::nn::timeline::Visit;
 use std::ops::Range;
 
 /// How a step's gradients are reduced.
@@ -28,9 +29,18 @@ impl Program {
         for micro_batch in 0..reductions.micro_batches {
             let is_last = micro_batch + 1 == reductions.micro_batches;
             for (node, regions) in nodes.iter().zip(&plan.nodes) {
-                recorder.forward(node, regions);
+                recorder.forward(node, (&regions.ordinals, regions.first_forward()));
             }
-            for (node, regions) in nodes.iter().zip(&plan.nodes).rev().filter(|(_, regions)| regions.backward) {
+            for visit in &plan.visits {
+                let (node, regions) = match *visit {
+                    Visit::Again(index) => {
+                        let regions = &plan.nodes[index];
+                        recorder.forward(&nodes[index], (&regions.ordinals, regions.last_forward()));
+                        continue;
+                    }
+                    Visit::Backward(index) if plan.nodes[index].backward => (&nodes[index], &plan.nodes[index]),
+                    Visit::Backward(_) => continue,
+                };
                 recorder.backward(node, regions, micro_batch > 0);
                 for &ordinal in regions.finished.iter().filter(|_| is_last) {
                     recorder.reduce_after(ordinal, reductions);
@@ -78,13 +88,13 @@ impl Recorder<'_> {
         access(Memory::Gradients, parameter.range(), Content::WeightGradient(parameter.name.clone()))
     }
 
-    fn forward(&mut self, node: &Node, regions: &NodePlan) {
+    fn forward(&mut self, node: &Node, (ordinals, regions): (&[usize], ForwardRegions)) {
         let name = || node.name.clone();
         let mut reads = Vec::new();
         for (&tensor, region) in node.inputs.iter().zip(&regions.inputs) {
             reads.extend(in_arena(region, self.value(tensor)));
         }
-        reads.extend(self.weights(&regions.ordinals));
+        reads.extend(self.weights(ordinals));
         let mut writes = Vec::new();
         writes.extend(node.output.and_then(|tensor| in_arena(&regions.output, self.value(tensor))));
         writes.extend(in_arena(&regions.saved, Content::Saved(name())));

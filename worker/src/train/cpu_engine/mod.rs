@@ -41,6 +41,7 @@ use pipeline::Pipeline;
 use serde_json::json;
 use sink::GradientSlots;
 use state::State;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use switchyard_worker_contract::config::EngineConfig;
@@ -61,6 +62,10 @@ pub(super) struct CpuEngine {
     loss: f32,
     /// Sums of squared gradients of the parts of each rank.
     squares: Vec<f64>,
+    /// Runs whose weights are on their way, oldest first.
+    gathers: VecDeque<usize>,
+    /// See [`sink::BucketSink`].
+    discarded: Vec<f32>,
     /// Reader timings of the last step's micro-batches.
     makings: Vec<Making>,
     half_kernel: Option<HalfKernel>,
@@ -121,6 +126,8 @@ impl CpuEngine {
             statistics: vec![0.0; network.batch_statistics().len()],
             loss: 0.0,
             squares: vec![0.0; training.world as usize],
+            gathers: VecDeque::with_capacity(training.buckets.len()),
+            discarded: Vec::new(),
             makings: Vec::with_capacity(training.config.batch_merge as usize),
             network,
             cpu,

@@ -93,9 +93,13 @@ impl CpuPlan {
     pub fn memory(&self, training: &Training) -> MemoryUse {
         let layout = self.network.layout();
         let flat = 4 * layout.len as u64;
+        let gradients = match &training.places {
+            Some(places) => places.bytes() + 4 * training.most_owned() as u64,
+            None => flat,
+        };
         MemoryUse {
             weights: flat + if training.half_type().is_some() { flat / 2 } else { 0 },
-            gradients: flat + check_bytes(&training.config) + top_k_bytes(training),
+            gradients: gradients + check_bytes(&training.config) + top_k_bytes(training),
             optimizer: State::optimizer_bytes(training, layout),
             activations: self.network.memory_bytes() as u64,
             input: 0,
@@ -105,6 +109,11 @@ impl CpuPlan {
                 .map_or(0, |stages| Pipeline::message_bytes(stages, self.stage, training.format())),
             process: 0,
         }
+    }
+
+    /// Activations without recomputation, in bytes; `None` if nothing is recomputed.
+    pub fn kept_activations(&self) -> Option<u64> {
+        self.network.memory_bytes_kept().map(|bytes| bytes as u64)
     }
 
     /// Host memory with all values in f32.

@@ -16,11 +16,20 @@ use std::time::Instant;
 
 impl CpuEngine {
     /// After the update of a bucket: if it completes a run, starts to gather the run's weights.
-    pub(super) fn send_weights(&mut self, bucket: usize) {
-        let exchange = &mut self.exchange;
+    pub(super) fn send_weights(&mut self, bucket: usize, report: &mut StepReport) -> Result<(), TrainError> {
+        let exchange = &self.exchange;
         let Some((number, run)) = exchange.buckets.run_ending_with(bucket).filter(|_| exchange.shards.is_some()) else {
-            return;
+            return Ok(());
         };
+        // Runs that share memory come one after the other.
+        while let Some(&oldest) = self.gathers.front()
+            && let Some(parts) = &self.exchange.parts
+            && self.gathers.iter().any(|other| parts.share_place([*other, number]))
+        {
+            self.gathers.pop_front();
+            self.receive_run(oldest, report)?;
+        }
+        let exchange = &mut self.exchange;
         let own = exchange.owners().start;
         for bucket in run.clone() {
             let (part, start) = (exchange.part(bucket, own), exchange.ranges[bucket].range.start);
@@ -28,19 +37,26 @@ impl CpuEngine {
             exchange.reducer.bucket_mut(bucket)[part].copy_from_slice(weights);
         }
         exchange.reducer.gather_all(run, number);
+        self.gathers.push_back(number);
+        Ok(())
+    }
+
+    fn receive_run(&mut self, number: usize, report: &mut StepReport) -> Result<(), TrainError> {
+        for bucket in self.exchange.buckets.runs[number].clone() {
+            let at = Instant::now();
+            self.exchange.reducer.wait(bucket)?;
+            report.communication_wait += at.elapsed();
+            let range = self.exchange.ranges[bucket].range.clone();
+            let weights = &self.exchange.reducer.bucket(bucket)[..range.len()];
+            self.state.receive(range, weights, &self.cpu);
+        }
+        Ok(())
     }
 
     /// Waits for the weights that the other ranks have updated.
     pub(super) fn receive_weights(&mut self, report: &mut StepReport) -> Result<(), TrainError> {
-        if self.exchange.shards.is_none() {
-            return Ok(());
-        }
-        for (bucket, part) in self.exchange.ranges.iter().enumerate() {
-            let at = Instant::now();
-            self.exchange.reducer.wait(bucket)?;
-            report.communication_wait += at.elapsed();
-            let weights = &self.exchange.reducer.bucket(bucket)[..part.range.len()];
-            self.state.receive(part.range.clone(), weights, &self.cpu);
+        while let Some(number) = self.gathers.pop_front() {
+            self.receive_run(number, report)?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 use crate::comm::{CommError, Reducer};
 use crate::nn::{Bucket, GradientSink, Layout};
 use crate::train::engine::Flags;
-use crate::train::exchange::{Buckets, Push, Servers};
+use crate::train::exchange::{Buckets, GradientParts, Push, Servers};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -63,6 +63,10 @@ pub(super) struct BucketSink<'a> {
     pub mode: ReduceMode,
     /// Written into their bucket before it is reduced.
     pub metrics: Metrics<'a>,
+    /// With divided gradients.
+    pub parts: Option<&'a mut GradientParts>,
+    /// Takes gradients that have no place since the group failed.
+    pub discarded: &'a mut Vec<f32>,
     /// The first failed reduction that backward waited for.
     pub failed: Option<CommError>,
     /// Time backward waited for reductions.
@@ -103,25 +107,47 @@ impl BucketSink<'_> {
     }
 }
 
+impl BucketSink<'_> {
+    /// Whether gradients can be written to a bucket; it waits until others have left its place.
+    fn enters(&mut self, bucket: usize) -> bool {
+        let Some(parts) = self.parts.as_deref_mut() else { return true };
+        if self.failed.is_none() && !parts.has_entered(bucket) {
+            let at = Instant::now();
+            self.failed = parts.enter(bucket, self.reducer).err();
+            self.waited += at.elapsed();
+        }
+        self.failed.is_none()
+    }
+}
+
 impl GradientSink for BucketSink<'_> {
     fn accumulate(&self) -> bool {
         self.accumulate
     }
 
     fn gradient(&mut self, ordinal: usize) -> &mut [f32] {
-        let (bucket, range) = &self.slots.slots[ordinal];
-        &mut self.reducer.bucket_mut(*bucket)[range.clone()]
+        let (bucket, range) = self.slots.slots[ordinal].clone();
+        if !self.enters(bucket) {
+            self.discarded.resize(range.len().max(self.discarded.len()), 0.0);
+            return &mut self.discarded[..range.len()];
+        }
+        &mut self.reducer.bucket_mut(bucket)[range]
     }
 
     fn gradients2(&mut self, a: usize, b: usize) -> (&mut [f32], &mut [f32]) {
-        let ((a_bucket, a_range), (b_bucket, b_range)) = (&self.slots.slots[a], &self.slots.slots[b]);
-        if a_bucket != b_bucket {
-            let (first, second) = self.reducer.buckets_mut(*a_bucket, *b_bucket);
-            return (&mut first[a_range.clone()], &mut second[b_range.clone()]);
+        let [(a_bucket, a_range), (b_bucket, b_range)] = [a, b].map(|ordinal| self.slots.slots[ordinal].clone());
+        if !(self.enters(a_bucket) && self.enters(b_bucket)) {
+            let len = a_range.len() + b_range.len();
+            self.discarded.resize(len.max(self.discarded.len()), 0.0);
+            return self.discarded[..len].split_at_mut(a_range.len());
         }
-        let bucket = self.reducer.bucket_mut(*a_bucket);
+        if a_bucket != b_bucket {
+            let (first, second) = self.reducer.buckets_mut(a_bucket, b_bucket);
+            return (&mut first[a_range], &mut second[b_range]);
+        }
+        let bucket = self.reducer.bucket_mut(a_bucket);
         let (first, second) = bucket.split_at_mut(b_range.start);
-        (&mut first[a_range.clone()], &mut second[..b_range.len()])
+        (&mut first[a_range], &mut second[..b_range.len()])
     }
 
     fn finished(&mut self, ordinal: usize) {

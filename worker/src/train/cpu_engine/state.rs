@@ -5,7 +5,7 @@ use crate::amp::HalfWeights;
 use crate::cpu::{AlignedBuffer, Cpu, HalfKernel, Values, bf16, f16};
 use crate::model::initialise;
 use crate::nn::{Layout, Network, Weights};
-use crate::optimizer::{Optimizer, Ownership};
+use crate::optimizer::{GradientSlice, Optimizer, Ownership};
 use crate::train::TrainError;
 use crate::train::engine::{Array, Counters, Held, Moment};
 use crate::train::exchange::most_hosted;
@@ -59,7 +59,7 @@ impl State {
             half,
             statistics: network.initial_statistics(),
             optimizer: Optimizer::sharded(layout, &config.optimizer, cpu.isa, ownership),
-            is_sharded: config.sharding == Sharding::Optimizer
+            is_sharded: config.sharding != Sharding::None
                 || config.parameter_server.is_some_and(|servers| servers.has_state()),
             geo: config
                 .parameter_server
@@ -89,11 +89,7 @@ impl State {
         }
         let own = match config.sharding {
             Sharding::None => layout.len,
-            // Parts are whole cache lines.
-            Sharding::Optimizer => {
-                let part = |len: usize| len.div_ceil(training.world as usize).next_multiple_of(16).min(len);
-                training.buckets.iter().map(|bucket| part(bucket.range.len())).sum()
-            }
+            Sharding::Optimizer | Sharding::Gradients => training.most_owned(),
         };
         Optimizer::memory_bytes(own, &config.optimizer.rule) as u64 + outer + residual
     }
@@ -134,18 +130,18 @@ impl State {
     }
 
     /// Runs the optimizer on one bucket.
-    pub fn apply(&mut self, range: Range<usize>, gradients: &[f32], cpu: &Cpu) {
+    pub fn apply(&mut self, range: Range<usize>, gradients: GradientSlice<'_>, cpu: &Cpu) {
         self.measure(range.clone(), gradients, cpu);
         self.update(range, gradients, cpu);
     }
 
     /// See [`Optimizer::measure`].
-    pub fn measure(&mut self, range: Range<usize>, gradients: &[f32], cpu: &Cpu) {
+    pub fn measure(&mut self, range: Range<usize>, gradients: GradientSlice<'_>, cpu: &Cpu) {
         self.optimizer.measure(range, &mut self.weights, gradients, &cpu.pool);
     }
 
     /// See [`Optimizer::update`].
-    pub fn update(&mut self, range: Range<usize>, gradients: &[f32], cpu: &Cpu) {
+    pub fn update(&mut self, range: Range<usize>, gradients: GradientSlice<'_>, cpu: &Cpu) {
         let half = half_weights(&mut self.half);
         self.optimizer.update(range, &mut self.weights, gradients, half, &cpu.pool);
     }

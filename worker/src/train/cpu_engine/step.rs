@@ -14,7 +14,7 @@
 use super::CpuEngine;
 use super::sink::{BucketSink, Metrics, ReduceMode};
 use crate::data::Prefetcher;
-use crate::optimizer::{gradient_scale, is_layer_wise, sum_of_squares};
+use crate::optimizer::{gradient_scale, is_layer_wise};
 use crate::train::TrainError;
 use crate::train::engine::{StepInput, StepOutcome};
 use crate::train::exchange::{Push, Servers};
@@ -148,6 +148,8 @@ impl CpuEngine {
                     flags: input.flags,
                     statistics: &self.statistics,
                 },
+                parts: self.exchange.parts.as_mut(),
+                discarded: &mut self.discarded,
                 failed: None,
                 waited: Duration::ZERO,
             };
@@ -203,6 +205,11 @@ impl CpuEngine {
             self.state.optimizer.begin_step(report.learning_rate, gradient_scale(0.0, None, f64::from(scale)));
         }
         self.squares.fill(0.0);
+        if let Some(parts) = &mut self.exchange.parts {
+            let at = Instant::now();
+            parts.keep_all(&mut self.exchange.reducer)?;
+            report.communication_wait += at.elapsed();
+        }
         let metrics = self.exchange.buckets.metrics_bucket();
         let separate = (metrics >= self.exchange.buckets.gradients).then_some(metrics);
         for index in 0..self.exchange.buckets.gradients {
@@ -212,10 +219,10 @@ impl CpuEngine {
             self.recorder.begin(Operation::Update, index as u32);
             report.communication_wait += arrived - at;
             let range = self.exchange.ranges[index].range.clone();
-            let gradients = &self.exchange.reducer.bucket(index)[..range.len()];
+            let gradients = self.exchange.gradients(index);
             let mut is_finite = true;
             for rank in self.exchange.owners() {
-                let sum = sum_of_squares(&gradients[self.exchange.part(index, rank)]);
+                let sum = self.exchange.squares(index, rank);
                 self.squares[rank as usize] += sum;
                 is_finite &= sum.is_finite();
             }
@@ -223,7 +230,7 @@ impl CpuEngine {
                 if is_finite {
                     self.state.apply(range, gradients, &self.cpu);
                 }
-                self.send_weights(index);
+                self.send_weights(index, report)?;
             }
             report.optimizer += arrived.elapsed();
         }
@@ -256,8 +263,7 @@ impl CpuEngine {
             let measures = self.exchange.shards.is_some() && is_layer_wise(&self.config.optimizer.rule);
             if measures {
                 for (index, bucket) in self.exchange.ranges.iter().enumerate() {
-                    let gradients = &self.exchange.reducer.bucket(index)[..bucket.range.len()];
-                    self.state.measure(bucket.range.clone(), gradients, &self.cpu);
+                    self.state.measure(bucket.range.clone(), self.exchange.gradients(index), &self.cpu);
                 }
                 let at = Instant::now();
                 self.exchange.complete_sums(&mut self.state.optimizer)?;
@@ -265,13 +271,13 @@ impl CpuEngine {
             }
             for index in 0..self.exchange.ranges.len() {
                 let range = self.exchange.ranges[index].range.clone();
-                let gradients = &self.exchange.reducer.bucket(index)[..range.len()];
+                let gradients = self.exchange.gradients(index);
                 if measures {
                     self.state.update(range, gradients, &self.cpu);
                 } else {
                     self.state.apply(range, gradients, &self.cpu);
                 }
-                self.send_weights(index);
+                self.send_weights(index, report)?;
             }
         }
         self.receive_weights(report)?;

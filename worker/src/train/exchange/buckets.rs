@@ -84,7 +84,7 @@ impl Buckets {
             *last += FLAGS + sums;
             (gradients - 1, *last - FLAGS - sums)
         });
-        let is_sharded = training.config.sharding == Sharding::Optimizer;
+        let is_sharded = training.config.sharding != Sharding::None;
         let has_own_metrics = is_sharded || training.config.parameter_server.is_some();
         let metrics = shared.filter(|_| !has_own_metrics).unwrap_or((gradients, 0));
         lens.push(FLAGS + sums);

@@ -75,6 +75,13 @@ pub(in crate::train) fn default_runs(buckets: &[Bucket], overlap: &Overlap) -> V
     runs(&bytes(buckets), limit(overlap), overlaps(overlap))
 }
 
+/// Ranges of buckets to reduce together whose memory is reused: short, unless the user says
+/// otherwise.
+pub(in crate::train) fn short_runs(buckets: &[Bucket], overlap: &Overlap) -> Vec<Range<usize>> {
+    let most = overlap.bucket_size_mib.map_or(BUCKET, |mib| (mib as usize) << 20);
+    runs(&bytes(buckets), most, overlaps(overlap))
+}
+
 impl Exchange {
     /// Decides which buckets are reduced together. Collective; the result is the same on all ranks.
     ///

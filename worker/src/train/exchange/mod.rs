@@ -3,12 +3,14 @@
 
 mod buckets;
 mod fusion;
+mod gradients;
 mod servers;
 mod shards;
 mod top_k;
 
 pub(super) use buckets::{Buckets, CHECK, check_bytes, top_k_bytes};
-pub(super) use fusion::default_runs;
+pub(super) use fusion::{default_runs, short_runs};
+pub(super) use gradients::GradientParts;
 pub(super) use servers::{Push, Servers, check as check_servers, most_hosted};
 pub(super) use shards::{ELEMENTS as NORM, decode, encode};
 pub(super) use top_k::TopKExchange;
@@ -36,6 +38,8 @@ pub(super) struct Exchange {
     pub top_k: Option<TopKExchange>,
     /// With sharding.
     pub shards: Option<Shards>,
+    /// With divided gradients.
+    pub parts: Option<GradientParts>,
     /// With parameter servers, which then get the gradients.
     pub servers: Option<Servers>,
     /// Buckets that carried gradients or weights in the last step.
@@ -56,7 +60,13 @@ impl Exchange {
         group: &mut Group,
     ) -> Result<Exchange, TrainError> {
         let buckets = Buckets::new(training, statistics);
-        let reducer = Reducer::connect_among(group, members, &buckets.lens, &buckets.options)?;
+        let reducer = match &training.places {
+            Some(places) => {
+                let runs = places.runs_of(buckets.lens.len());
+                Reducer::connect_in_places(group, &buckets.lens, &runs, &buckets.options)?
+            }
+            None => Reducer::connect_among(group, members, &buckets.lens, &buckets.options)?,
+        };
         let ranks = (group.rank(), training.world);
         let top_k =
             training.config.compression.zip(buckets.entries).map(|(Compression::TopK(settings), bucket)| {
@@ -65,8 +75,13 @@ impl Exchange {
         let reduced = buckets.entries.map_or(0..buckets.gradients, |bucket| bucket..bucket + 1);
         let (ranges, world) = (training.buckets.clone(), training.world);
         let shards = buckets.shards.map(|buckets| Shards::new(group.rank(), buckets));
-        let mut exchange = Exchange { reducer, buckets, ranges, top_k, shards, servers: None, reduced, world };
-        if exchange.top_k.is_none() && training.config.parameter_server.is_none() {
+        let mut exchange =
+            Exchange { reducer, buckets, ranges, top_k, shards, parts: None, servers: None, reduced, world };
+        if let Some(places) = &training.places {
+            exchange.buckets.runs = places.runs.clone();
+            let own = (0..exchange.ranges.len()).map(|bucket| exchange.part(bucket, group.rank()));
+            exchange.parts = Some(GradientParts::new(places.clone(), own.collect()));
+        } else if exchange.top_k.is_none() && training.config.parameter_server.is_none() {
             exchange.fuse(training.config.overlap, group)?;
         }
         Ok(exchange)
@@ -85,7 +100,17 @@ impl Exchange {
         let buckets = Buckets::without_gradients(statistics);
         let reducer = Reducer::connect(group, &buckets.lens, &buckets.options)?;
         let (ranges, world) = (Vec::new(), training.world);
-        Ok(Exchange { reducer, buckets, ranges, top_k: None, shards: None, servers: None, reduced: 0..0, world })
+        Ok(Exchange {
+            reducer,
+            buckets,
+            ranges,
+            top_k: None,
+            shards: None,
+            parts: None,
+            servers: None,
+            reduced: 0..0,
+            world,
+        })
     }
 
     /// See [`super::engine::Engine::reductions`].
@@ -125,6 +150,11 @@ impl Exchange {
                     return Ok(self.reducer.all_reduce(bucket)?);
                 }
                 for (number, run) in self.buckets.runs.iter().enumerate() {
+                    if let Some(parts) = &self.parts {
+                        for earlier in (0..number).filter(|earlier| parts.share_place([*earlier, number])) {
+                            self.buckets.runs[earlier].clone().try_for_each(|bucket| self.reducer.wait(bucket))?;
+                        }
+                    }
                     self.reducer.start_all(run.clone(), number);
                 }
                 Ok((0..self.buckets.gradients).try_for_each(|bucket| self.reducer.wait(bucket))?)

@@ -6,7 +6,7 @@
 
 use super::Exchange;
 use crate::comm::CommError;
-use crate::optimizer::{Optimizer, Ownership};
+use crate::optimizer::{GradientSlice, Optimizer, Ownership, sum_of_squares};
 use crate::train::training::Training;
 use std::ops::Range;
 
@@ -51,6 +51,25 @@ impl Exchange {
     /// The ranks whose parts this rank has after the gradients were reduced.
     pub fn owners(&self) -> Range<u32> {
         self.shards.map_or(0..self.world, |shards| shards.rank..shards.rank + 1)
+    }
+
+    /// The gradients that this rank has of a bucket after it was reduced.
+    pub fn gradients(&self, bucket: usize) -> GradientSlice<'_> {
+        let Range { start, end } = self.ranges[bucket].range;
+        match &self.parts {
+            Some(parts) => {
+                let (offset, values) = parts.of(bucket);
+                GradientSlice { from: start + offset, values }
+            }
+            None => GradientSlice { from: start, values: &self.reducer.bucket(bucket)[..end - start] },
+        }
+    }
+
+    /// Sum of squares of a rank's part of a bucket, which this rank must have.
+    pub fn squares(&self, bucket: usize, rank: u32) -> f64 {
+        let GradientSlice { from, values } = self.gradients(bucket);
+        let (part, start) = (self.part(bucket, rank), self.ranges[bucket].range.start);
+        sum_of_squares(&values[start + part.start - from..start + part.end - from])
     }
 
     /// The parts of the flat layout.

@@ -36,9 +36,20 @@ fn an_algorithm_can_be_chosen_on_cpus_only() {
 fn sharding_needs_cpus() {
     assert_eq!(config(json!({})).sharding, Sharding::None);
     assert_eq!(config(json!({"sharding": "Optimizer"})).sharding, Sharding::Optimizer);
+    assert_eq!(config(json!({"sharding": "Gradients"})).sharding, Sharding::Gradients);
     assert_eq!(
         on(json!({}), json!({"device": "Cuda", "sharding": "Optimizer"})).unwrap_err(),
         "spec.engine.sharding: got Optimizer on GPUs; expected None: only ranks on CPUs share the state yet"
+    );
+}
+
+#[test]
+fn recomputation_needs_cpus() {
+    assert_eq!(config(json!({})).recomputation, Recomputation::None);
+    assert_eq!(config(json!({"recomputation": "Blocks"})).recomputation, Recomputation::Blocks);
+    assert_eq!(
+        on(json!({}), json!({"device": "Cuda", "recomputation": "Blocks"})).unwrap_err(),
+        "spec.engine.recomputation: got Blocks on GPUs; expected None: only ranks on CPUs recompute blocks yet"
     );
 }
 

@@ -107,6 +107,8 @@ impl CpuEngine {
             accumulate: micro_batch > 0,
             mode: if is_last { mode } else { ReduceMode::Deferred },
             metrics: Metrics { buckets: &self.exchange.buckets, loss, flags, statistics: &self.statistics },
+            parts: None,
+            discarded: &mut self.discarded,
             failed: None,
             waited: Duration::ZERO,
         };
