@@ -60,6 +60,11 @@ pub(super) fn after_run(run_dir: &RunDir) -> Result<Option<String>, Failure> {
     Ok(Some(advice(&report, &page)))
 }
 
+/// The report of a finished run; writes nothing.
+pub(super) fn of_run(run_dir: &RunDir) -> Result<Report, Failure> {
+    make(run_dir.path(), None, None)
+}
+
 /// Writes the page and the data; returns the path of the page.
 fn write(run_dir: &RunDir, report: &Report) -> Result<String, Failure> {
     run_dir.replace(DATA, &data(report)?).map_err(Failure::unexpected)?;
@@ -124,6 +129,12 @@ fn read(folder: &Path) -> Result<Record, Failure> {
         match text(&path) {
             Ok(text) => record.kernel_times(rank, &text),
             Err(error) => record.note(format!("the kernels of rank {rank} cannot be read: {error}")),
+        }
+    }
+    for rank in recorded(&folder.join(record::DIR), ".layers.json") {
+        match text(&folder.join(record::DIR).join(record::layers_file(rank))) {
+            Ok(text) => record.layer_times(rank, &text),
+            Err(error) => record.note(format!("the layers of rank {rank} cannot be read: {error}")),
         }
     }
     if !found {
