@@ -60,11 +60,6 @@ pub(super) fn after_run(run_dir: &RunDir) -> Result<Option<String>, Failure> {
     Ok(Some(advice(&report, &page)))
 }
 
-/// The report of a finished run; writes nothing.
-pub(super) fn of_run(run_dir: &RunDir) -> Result<Report, Failure> {
-    make(run_dir.path(), None, None)
-}
-
 /// Writes the page and the data; returns the path of the page.
 fn write(run_dir: &RunDir, report: &Report) -> Result<String, Failure> {
     run_dir.replace(DATA, &data(report)?).map_err(Failure::unexpected)?;

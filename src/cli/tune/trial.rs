@@ -2,17 +2,16 @@
 
 use super::settings::Settings;
 use crate::failure::Failure;
-use crate::report;
 use serde::Serialize;
 use std::time::Instant;
 use switchyard_crds::TrainJob;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_local::{self as local, Observer, RunDir, RunDirError, Update, Worker};
 use switchyard_plan::local::Devices;
-use switchyard_tools::report::Part;
 use switchyard_worker_contract::exit::Exit;
+use switchyard_worker_contract::record::{self, StepRecord};
 
-/// Steps of a run that the report keeps apart.
+/// Steps that the report keeps apart as well.
 const WARM_UPS: u64 = 10;
 /// Counted steps of the run that estimates how long others take.
 const ESTIMATE: u64 = 10;
@@ -20,7 +19,7 @@ const ESTIMATE: u64 = 10;
 const LEAST_STEPS: u64 = 10;
 const MOST_STEPS: u64 = 2000;
 
-/// The steps of a run with some settings.
+/// The steps of a run with some settings, as rank 0 recorded them. The ranks step together.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Trial {
@@ -86,13 +85,24 @@ impl Bench<'_> {
         }
         // Nobody needs the model of so few steps.
         let _ = std::fs::remove_file(run_dir.path().join("model.safetensors"));
-        let verdict = report::of_run(&run_dir)?.verdict;
-        let (Some(step_ms), Some(step_ms_p99)) = (verdict.step_ms_p50, verdict.step_ms_p99) else {
-            return Err(Failure::unexpected(format!("{name}: no step was recorded in {}", run_dir.short())));
-        };
-        let waits = verdict.parts.iter().filter(|time| time.part == Part::Communication);
-        let communication_ms = waits.map(|time| time.milliseconds).sum();
-        Ok(Trial { settings: settings.clone(), steps, step_ms, step_ms_p99, communication_ms })
+        let path = run_dir.path().join(record::DIR).join(record::steps_file(0));
+        let text = std::fs::read_to_string(&path)
+            .map_err(|error| Failure::unexpected(format!("cannot read {}: {error}", path.display())))?;
+        let counted = text.lines().filter_map(|line| serde_json::from_str::<StepRecord>(line).ok());
+        let counted: Vec<StepRecord> = counted.filter(|step| step.step > WARM_UPS).collect();
+        if counted.is_empty() {
+            return Err(Failure::unexpected(format!("{}: no step was recorded", path.display())));
+        }
+        let mut times: Vec<f64> = counted.iter().map(|step| f64::from(step.total_ms)).collect();
+        times.sort_by(f64::total_cmp);
+        let waits: f64 = counted.iter().map(|step| f64::from(step.communication_ms)).sum();
+        Ok(Trial {
+            settings: settings.clone(),
+            steps,
+            step_ms: times[times.len() / 2],
+            step_ms_p99: times[(times.len() * 99 / 100).min(times.len() - 1)],
+            communication_ms: waits / counted.len() as f64,
+        })
     }
 }
 
