@@ -58,7 +58,7 @@ fn every_setting_is_tried_and_none_changes_the_weights() {
 fn a_trial_that_fails_ends_the_search_with_its_cause() {
     let (scene, manifest) = scene(|manifest| super::fault(manifest, "panic:5@1"));
     let ended = scene.switchyard(["tune", manifest.to_str().unwrap(), "--steps", "3", "--run-dir", "out"]).run(TIMEOUT);
-    assert_eq!((ended.code, ended.stdout.as_str()), (Some(4), ""), "{}", ended.stderr);
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(5), ""), "{}", ended.stderr);
     assert!(ended.stderr.contains("trial-1") && ended.stderr.contains("panicked"), "{}", ended.stderr);
     scene.assert_nothing_left();
 }
@@ -67,7 +67,7 @@ fn a_trial_that_fails_ends_the_search_with_its_cause() {
 fn a_job_of_another_framework_is_refused() {
     let (scene, _) = scene(|manifest| manifest);
     let text = "apiVersion: training.switchyard.dev/v1alpha1\nkind: TrainJob\nmetadata: {name: other}\n\
-                spec: {trainer: {framework: PyTorch, image: other, command: [train]}}\n";
+                spec: {trainer: {framework: Torch, image: other, command: [train]}}\n";
     std::fs::write(scene.join("other.yaml"), text).unwrap();
     let ended = scene.switchyard(["tune", "other.yaml"]).run(TIMEOUT);
     assert_eq!(ended.code, Some(2), "{}", ended.stderr);
