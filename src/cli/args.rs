@@ -104,6 +104,11 @@ pub(super) enum Command {
     /// why. Starts nothing.
     #[command(after_long_help = exit_codes())]
     Plan(PlanArgs),
+    /// Run a TrainJob on this machine for about a minute, with other numbers of threads and
+    /// communicators and other bucket sizes, and show which make its steps shorter. None of them
+    /// changes the loss.
+    #[command(after_long_help = exit_codes())]
+    Tune(TuneArgs),
     /// Show how placements would change if a node were drained, a job added, a domain level
     /// required, or a link lost. Changes nothing.
     Whatif(WhatifArgs),
@@ -222,6 +227,35 @@ pub(super) struct RunArgs {
     pub machines: MachinesArgs,
 }
 
+/// Arguments of `tune`.
+#[derive(Debug, Args)]
+pub(super) struct TuneArgs {
+    /// Manifest of a TrainJob; `-` reads standard input.
+    pub file: PathBuf,
+
+    /// Write the manifest with the best settings to this file, with the reasons as comments. Other
+    /// comments are lost.
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+
+    /// Approximate time of all trials.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub seconds: u32,
+
+    /// Steps that count in each trial, after ten that do not. Default: as many as fit into
+    /// `--seconds`.
+    #[arg(long, value_name = "N", conflicts_with = "seconds", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub steps: Option<u64>,
+
+    /// Directory for the run directories of the trials; new or empty. Default: runs/JOB-tune-xxxx.
+    #[arg(long, value_name = "DIR")]
+    pub run_dir: Option<PathBuf>,
+
+    /// Program that each rank runs. Default: switchyard-worker next to this program or on the PATH.
+    #[arg(long, value_name = "FILE", env = "SWITCHYARD_WORKER")]
+    pub worker: Option<PathBuf>,
+}
+
 /// Arguments of a `run` on several machines.
 #[derive(Debug, Args)]
 pub(super) struct MachinesArgs {
@@ -283,6 +317,12 @@ pub(super) struct PlanArgs {
     /// data.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["topology", "cluster", "snapshot", "fabric"])]
     pub device: Option<PathBuf>,
+
+    /// With `--device`, also predict the all-reduce and the part of it that the backward pass cannot
+    /// hide, for this bus bandwidth between the ranks: 0.12 for 1 Gbit/s, or what
+    /// `plan --cluster` predicts.
+    #[arg(long, value_name = "GB/S", requires = "device", value_parser = positive)]
+    pub bus_bandwidth: Option<f64>,
 
     /// Show where the job would be placed in the cluster of the kubeconfig.
     #[arg(long, conflicts_with = "snapshot")]
@@ -346,6 +386,12 @@ pub(super) struct ExportArgs {
     /// The file to write. Replaced if it exists.
     #[arg(long, value_name = "FILE")]
     pub to: PathBuf,
+}
+
+/// A number above 0.
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
+    number.ok_or_else(|| "expected a number above 0".to_owned())
 }
 
 /// The table of exit codes for `--help`.

@@ -35,6 +35,7 @@ mod simulate;
 mod snapshot;
 mod text;
 mod topo;
+mod tune;
 mod verdict;
 mod whatif;
 mod xml;
@@ -59,8 +60,11 @@ fn command(cli: &Cli) -> Result<Exit, Failure> {
     match &cli.command {
         Command::Run(args) => run::run(cli, args),
         Command::Plan(args) if args.cluster || args.source.snapshot.is_some() => cluster::plan(cli, args),
-        Command::Plan(PlanArgs { device: Some(device), file, .. }) => predict::predict(cli, file, device),
+        Command::Plan(PlanArgs { device: Some(device), file, bus_bandwidth, .. }) => {
+            predict::predict(cli, file, device, *bus_bandwidth)
+        }
         Command::Plan(args) => run::plan(cli, args),
+        Command::Tune(args) => tune::tune(cli, args),
         Command::Whatif(args) => whatif::whatif(cli, args),
         Command::Simulate(args) => simulate::simulate(cli, args),
         Command::Snapshot(args) => cluster::snapshot(cli, args),

@@ -5,6 +5,7 @@ use crate::failure::Failure;
 use crate::input;
 use crate::yaml::{self, Node, Shown};
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
+use serde_json::Value;
 use serde_saphyr::Spanned;
 use std::ops::Range;
 use std::path::Path;
@@ -18,11 +19,19 @@ use switchyard_crds::validate::{self, Fault};
 /// The file cannot be read, is too large, is not YAML, does not contain exactly one document, or is
 /// not a valid TrainJob.
 pub(crate) fn read(path: &Path) -> Result<TrainJob, Failure> {
+    read_document(path).map(|(_, job)| job)
+}
+
+/// Like [`read`], with the document as written: without defaults and comments.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn read_document(path: &Path) -> Result<(Value, TrainJob), Failure> {
     let text = input::read_object(path, "TrainJob")?;
     parse(&input::name(path), &text)
 }
 
-fn parse(name: &str, text: &str) -> Result<TrainJob, Failure> {
+fn parse(name: &str, text: &str) -> Result<(Value, TrainJob), Failure> {
     let mut documents = yaml::documents(name, text)?;
     if documents.len() != 1 {
         let got =
@@ -32,8 +41,11 @@ fn parse(name: &str, text: &str) -> Result<TrainJob, Failure> {
     let Some(document) = documents.pop() else {
         return Err(Failure::usage(format!("error[SY0002]: {name}: got no document; expected one TrainJob")));
     };
-    validate::train_job(&document.value.to_json())
-        .map_err(|faults| Failure::usage(render(name, text, &document, &faults)))
+    let value = document.value.to_json();
+    match validate::train_job(&value) {
+        Ok(job) => Ok((value, job)),
+        Err(faults) => Err(Failure::usage(render(name, text, &document, &faults))),
+    }
 }
 
 /// Position of a fault: the field's value, or its key if the field itself is wrong; the nearest
@@ -96,7 +108,7 @@ spec:
 
     #[test]
     fn a_good_manifest_is_read_with_defaults() {
-        let job = parse("job.yaml", GOOD).unwrap();
+        let (_, job) = parse("job.yaml", GOOD).unwrap();
         assert_eq!(job.spec.trainer.num_nodes, 1);
         assert_eq!(job.spec.engine.as_ref().unwrap().optimizer.kind, None);
     }

@@ -1,4 +1,5 @@
-//! `switchyard plan --device`: predicts the minimum time of a training step on a GPU.
+//! `switchyard plan --device`: predicts the minimum time of a training step on a GPU, and the
+//! communication that it cannot hide.
 
 use crate::args::Cli;
 use crate::event_loop::event_loop;
@@ -6,16 +7,52 @@ use crate::failure::Failure;
 use crate::output::emit;
 use crate::text::columns;
 use crate::{manifest, screen};
+use serde::Serialize;
 use serde_json::json;
 use std::path::Path;
 use switchyard_core::units::{binary, grouped, percent, rate, three_digits};
 use switchyard_local::{self as local, RunError, Worker};
 use switchyard_plan::local::{Engine, engine};
+use switchyard_worker_contract::config::{EngineConfig, WireType};
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::prediction::{Bound, Operation, Part, Prediction};
 
-/// Predicts the step of a manifest on the GPU of a device file.
-pub(super) fn predict(cli: &Cli, file: &Path, device: &Path) -> Result<Exit, Failure> {
+/// Bytes of the first and the last bucket: the last is complete with the last gradient, so
+/// backward hides none of it.
+const LAST_BUCKET: f64 = (1 << 20) as f64;
+
+/// The gradient exchange of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Exchange {
+    /// Bytes that a rank sends, if the ranks form a ring.
+    sent_bytes: f64,
+    seconds: f64,
+    /// Seconds after the end of the backward pass.
+    exposed_seconds: f64,
+}
+
+impl Exchange {
+    /// At a bus bandwidth in bytes per second; `backward` is the backward pass of a step. Only that
+    /// of the last micro-batch overlaps.
+    fn of(config: &EngineConfig, (world, parameters): (u32, u64), backward: f64, rate: f64) -> Exchange {
+        let ranks = f64::from(world);
+        let value_bytes = if config.overlap.wire_type == WireType::Fp32 { 4.0 } else { 2.0 };
+        let bytes = value_bytes * parameters as f64;
+        let sent_bytes = 2.0 * (ranks - 1.0) / ranks * bytes;
+        let seconds = sent_bytes / rate;
+        let last = if bytes > 0.0 { seconds * (LAST_BUCKET.min(bytes) / bytes) } else { 0.0 };
+        let hidden = match config.overlap.enabled && !config.overlap.sync_all_reduce {
+            true => (backward / f64::from(config.batch_merge.max(1))).min(seconds - last),
+            false => 0.0,
+        };
+        Exchange { sent_bytes, seconds, exposed_seconds: seconds - hidden }
+    }
+}
+
+/// Predicts the step of a manifest on the GPU of a device file; with a bus bandwidth in GB/s also
+/// the exchange of gradients.
+pub(super) fn predict(cli: &Cli, file: &Path, device: &Path, bus_bandwidth: Option<f64>) -> Result<Exit, Failure> {
     let job = manifest::read(file)?;
     let engine = engine(&job).map_err(RunError::from)?;
     let worker = Worker::find(None).map_err(|error| Failure::new(error, Exit::Unexpected))?;
@@ -27,7 +64,17 @@ pub(super) fn predict(cli: &Cli, file: &Path, device: &Path) -> Result<Exit, Fai
     let mut value = json!(found);
     value["seconds"] = seconds.into();
     value["itemsPerSecond"] = (found.items as f64 / seconds).into();
-    emit(cli.output, "Prediction", &value, || table(&found, &engine));
+    let backward = found.operations.iter().filter(|operation| operation.part == Part::Backward);
+    let backward = backward.map(|operation| operation.seconds).sum();
+    let exchange =
+        bus_bandwidth.map(|rate| Exchange::of(&engine.config, (engine.world, found.parameters), backward, rate * 1e9));
+    if let Some(exchange) = exchange {
+        value["exchange"] = json!(exchange);
+    }
+    emit(cli.output, "Prediction", &value, || {
+        let exchange = exchange.map_or_else(String::new, |exchange| exchange_words(exchange, engine.world, seconds));
+        format!("{}{exchange}", table(&found, &engine))
+    });
     Ok(Exit::Done)
 }
 
@@ -80,6 +127,17 @@ fn table(found: &Prediction, engine: &Engine) -> String {
     )
 }
 
+fn exchange_words(exchange: Exchange, world: u32, step: f64) -> String {
+    let Exchange { sent_bytes, seconds, exposed_seconds } = exchange;
+    format!(
+        "\nEach of {world} ranks sends {} a step, which takes {}. At most {} of that are exposed, if the GPU needs no longer than it must: {} of the step.",
+        binary(sent_bytes as u64),
+        time(seconds),
+        time(exposed_seconds),
+        percent(exposed_seconds / (step + exposed_seconds)),
+    )
+}
+
 fn row(operation: &Operation, step: f64) -> Vec<String> {
     let part = match operation.part {
         Part::Forward => "forward",
@@ -118,5 +176,38 @@ fn flops(count: f64) -> String {
         count if count >= 1e12 => format!("{} T", three_digits(count / 1e12)),
         count if count >= 1e9 => format!("{} G", three_digits(count / 1e9)),
         count => format!("{} M", three_digits(count / 1e6)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Exchange;
+    use switchyard_worker_contract::config::{EngineConfig, WireType};
+
+    #[test]
+    fn backward_hides_all_but_the_last_bucket() {
+        let job = serde_json::json!({
+            "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "a"},
+            "spec": {"trainer": {"numProcPerNode": 4}, "engine": {
+                "model": {"type": "MLP", "mlp": {"hiddenSizes": [8]}}, "data": {"format": "Synthetic"}, "steps": 5,
+            }},
+        });
+        let job = switchyard_crds::validate::train_job(&job).unwrap();
+        let config = switchyard_plan::local::engine(&job).unwrap().config;
+        // 64 MiB, of which a ring of four sends 96.
+        let of = |config: &EngineConfig, backward| {
+            let found = Exchange::of(config, (4, 16 << 20), backward, f64::from(96 << 20));
+            (found.sent_bytes, found.seconds, found.exposed_seconds)
+        };
+        let (bytes, last) = (f64::from(96 << 20), 1.0 / 64.0);
+        assert_eq!(of(&config, 0.25), (bytes, 1.0, 0.75));
+        assert_eq!(of(&config, 9.0), (bytes, 1.0, last));
+        let mut other = config.clone();
+        other.batch_merge = 5;
+        assert_eq!(of(&other, 1.25), (bytes, 1.0, 0.75), "only the last micro-batch overlaps");
+        other.overlap.wire_type = WireType::Bf16;
+        assert_eq!(of(&other, 0.5), (bytes / 2.0, 0.5, 0.4));
+        other.overlap.enabled = false;
+        assert_eq!(of(&other, 9.0), (bytes / 2.0, 0.5, 0.5));
     }
 }

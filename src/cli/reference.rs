@@ -18,6 +18,7 @@ const GROUPS: [(&str, &[(&str, &str)]); 5] = [
         &[
             ("run", "switchyard run examples/gpt-source.yaml"),
             ("plan", "switchyard plan examples/clusters/gpt-rack.yaml --snapshot examples/clusters/two-racks.json"),
+            ("tune", "switchyard tune examples/gpt-source.yaml --out tuned.yaml"),
             ("explain", "switchyard explain gpt-124m --snapshot examples/clusters/two-racks.json"),
             ("whatif", "switchyard whatif --drain gpu-01 --snapshot examples/clusters/two-racks.json"),
             (

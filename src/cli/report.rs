@@ -126,6 +126,12 @@ fn read(folder: &Path) -> Result<Record, Failure> {
             Err(error) => record.note(format!("the kernels of rank {rank} cannot be read: {error}")),
         }
     }
+    for rank in recorded(&folder.join(record::DIR), ".layers.json") {
+        match text(&folder.join(record::DIR).join(record::layers_file(rank))) {
+            Ok(text) => record.layer_times(rank, &text),
+            Err(error) => record.note(format!("the layers of rank {rank} cannot be read: {error}")),
+        }
+    }
     if !found {
         let expected = "expected the directory of a run, with plan.yaml or events.jsonl";
         return Err(Failure::usage(format!("{}: {expected}", folder.display())));

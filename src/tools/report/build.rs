@@ -6,7 +6,7 @@ use super::model::{API_VERSION, Item, KIND, Remark, Report, Verdict, part_times,
 use super::record::Record;
 use super::sample::{Part, plausible};
 use super::skew::Skew;
-use super::{curves, launches, setting};
+use super::{curves, launches, layers, setting};
 use switchyard_core::units::three_digits;
 
 impl Record {
@@ -36,6 +36,7 @@ impl Record {
             step_time: curves::step_time(self, facts.as_ref()),
             skew: curves::skew(self, &skew),
             all_reduce: facts.as_ref().and_then(curves::all_reduce),
+            layers: facts.as_ref().and_then(layers::layers),
             kernels: facts.as_ref().and_then(launches::kernels),
             memory: setting::memory(self, facts.as_ref()),
             placement: setting::placement(self, facts.as_ref()),

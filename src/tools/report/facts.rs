@@ -10,6 +10,7 @@ use switchyard_core::quantity::parse_quantity;
 use switchyard_worker_contract::CpuList;
 use switchyard_worker_contract::config::{Device, EngineConfig, Transport};
 use switchyard_worker_contract::event::{GpuReport, Inspection, MemoryUse, Ready};
+use switchyard_worker_contract::layers::LayerTimes;
 use switchyard_worker_contract::nccl;
 
 /// Seconds of monitoring after which NVML's samples of a GPU, one a second, have a meaningful mean.
@@ -71,6 +72,8 @@ pub struct Facts {
     pub kernel: Option<String>,
     /// Whether the ranks compute on a GPU.
     pub on_gpu: Option<bool>,
+    /// A rank's layers, preferably the critical one's.
+    pub layers: Option<(u32, LayerTimes)>,
     /// GPU kernels of a rank, preferably the critical one.
     pub kernels: Option<KernelFacts>,
     /// The job's CPU limit on each node.
@@ -199,6 +202,7 @@ impl Facts {
                 Some(engine) if engine.device == Device::Cuda => Some(true),
                 _ => devices.peek().is_some().then(|| devices.any(|device| device != "cpu")),
             },
+            layers: record.layers(ranks[critical].rank),
             kernels: record.kernels(ranks[critical].rank),
             cpu_limit: record.documents.cpu_limit,
             cores_per_cpu: cpus.and_then(|cpus| {

@@ -20,6 +20,7 @@ mod fold;
 mod html;
 mod kernels;
 mod launches;
+mod layers;
 mod markup;
 mod model;
 mod record;

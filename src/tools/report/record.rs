@@ -9,6 +9,7 @@ use super::sample::{Line, Sample};
 use std::collections::BTreeMap;
 use switchyard_worker_contract::event::Event;
 use switchyard_worker_contract::kernels::KernelTimes;
+use switchyard_worker_contract::layers::LayerTimes;
 use switchyard_worker_contract::prediction::Gpu;
 
 /// Most ranks tracked separately; no job has more.
@@ -25,6 +26,8 @@ pub struct Record {
     steps: BTreeMap<u32, Fold>,
     /// From progress events, for runs without records.
     progress: BTreeMap<u32, Fold>,
+    /// From ranks that were profiled on CPUs.
+    layers: BTreeMap<u32, LayerTimes>,
     /// From ranks that were profiled on GPUs.
     kernels: BTreeMap<u32, KernelTimes>,
     /// The GPUs' capabilities from a device file.
@@ -83,6 +86,15 @@ impl Record {
         }
     }
 
+    /// Reads a rank's layer times. Adds a note if they are unreadable.
+    pub fn layer_times(&mut self, rank: u32, text: &str) {
+        match serde_json::from_str::<LayerTimes>(text) {
+            Ok(times) if times.steps > 0 => drop(self.layers.insert(rank, times)),
+            Ok(_) => self.note(format!("the layers of rank {rank} were timed in no step")),
+            Err(error) => self.note(format!("the layers of rank {rank} cannot be read: {error}")),
+        }
+    }
+
     /// Sets the capabilities of the run's GPUs, which its kernels are compared with.
     pub fn device(&mut self, gpu: Gpu) {
         self.gpu = Some(gpu);
@@ -92,6 +104,12 @@ impl Record {
     pub(super) fn kernels(&self, rank: u32) -> Option<KernelFacts> {
         let (rank, times) = self.kernels.get_key_value(&rank).or(self.kernels.first_key_value())?;
         Some(KernelFacts { rank: *rank, times: times.clone(), gpu: self.gpu.clone() })
+    }
+
+    /// Layers of this rank, otherwise of the first profiled one.
+    pub(super) fn layers(&self, rank: u32) -> Option<(u32, LayerTimes)> {
+        let (rank, times) = self.layers.get_key_value(&rank).or(self.layers.first_key_value())?;
+        Some((*rank, times.clone()))
     }
 
     /// Sets the step time of the same job with synthetic data, ms. If it is equal, input is not the

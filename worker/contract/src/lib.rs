@@ -20,6 +20,7 @@ pub mod exit;
 pub mod fold;
 pub mod gpu;
 pub mod kernels;
+pub mod layers;
 pub mod nccl;
 pub mod prediction;
 pub mod process_stat;

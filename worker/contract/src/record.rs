@@ -5,6 +5,7 @@
 //! incomplete
 //! RUN_DIR/record/rank-3.trace.json       Chrome trace of the profiled steps
 //! RUN_DIR/record/rank-3.kernels.json     times of the kernels of its GPU in these steps: [`crate::kernels::KernelTimes`]
+//! RUN_DIR/record/rank-3.layers.json      times of its layers on CPUs in these steps: [`crate::layers::LayerTimes`]
 //! RUN_DIR/record/rank-3.attempt-1.recorder   its last operations: see [`crate::recorder`]
 //! RUN_DIR/tensorboard/                   event files of rank 0
 //! ```
@@ -31,6 +32,11 @@ pub fn trace_file(rank: u32) -> String {
 /// File of a rank's [`crate::kernels::KernelTimes`] in [`DIR`].
 pub fn kernels_file(rank: u32) -> String {
     format!("rank-{rank}.kernels.json")
+}
+
+/// File of a rank's [`crate::layers::LayerTimes`] in [`DIR`].
+pub fn layers_file(rank: u32) -> String {
+    format!("rank-{rank}.layers.json")
 }
 
 /// One optimizer step of one rank. The parts are disjoint and add up to `total_ms`.

@@ -138,6 +138,12 @@ impl Network {
         (&self.nodes[node].name, self.nodes[node].layer.kind())
     }
 
+    /// Parameters whose gradients are final after the backward pass of a layer.
+    pub fn finished_parameters(&self, node: usize) -> usize {
+        let finished = self.plan.nodes[node].finished.iter();
+        finished.map(|&ordinal| self.plan.layout.parameters[ordinal].len).sum()
+    }
+
     /// Index of the running layer, for use by another thread.
     pub fn position(&self) -> Arc<AtomicU32> {
         Arc::clone(&self.position)

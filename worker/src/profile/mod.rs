@@ -8,7 +8,7 @@ mod steps;
 mod tensorboard;
 mod trace;
 
-pub use kernels::write_kernel_times;
+pub use kernels::{write_kernel_times, write_layer_times};
 pub use steps::StepFile;
 pub use tensorboard::EventFile;
 pub use trace::{Row, Trace};

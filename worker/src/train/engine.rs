@@ -19,6 +19,7 @@ use std::time::Instant;
 use switchyard_worker_contract::config::{LossScaling, Transport};
 use switchyard_worker_contract::event::{GpuCalls, GpuPaths, Link};
 use switchyard_worker_contract::kernels::KernelTimes;
+use switchyard_worker_contract::layers::LayerTime;
 
 /// Number of ranks that report their times in a step.
 pub(super) const REPORTED_TIMES: usize = 11;
@@ -234,6 +235,12 @@ pub(super) trait Engine: Send {
     /// GPU kernel times of the recorded steps; `None` on CPUs.
     fn kernel_times(&self) -> Option<&KernelTimes> {
         None
+    }
+
+    /// Times of the layers in the last micro-batch of the last step, if it was recorded; empty on
+    /// GPUs.
+    fn layer_times(&self) -> Vec<LayerTime> {
+        Vec::new()
     }
 
     /// Adds the spans of the last step.

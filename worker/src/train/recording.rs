@@ -4,12 +4,13 @@
 
 use super::report::StepReport;
 use super::trainer::Trainer;
-use crate::profile::{EventFile, Row, StepFile, Trace, write_kernel_times};
+use crate::profile::{EventFile, Row, StepFile, Trace, write_kernel_times, write_layer_times};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use switchyard_worker_contract::config::Profile;
 use switchyard_worker_contract::event::Progress;
+use switchyard_worker_contract::layers::LayerTimes;
 use switchyard_worker_contract::record::StepRecord;
 
 /// A rank's recording files.
@@ -20,6 +21,7 @@ pub(super) struct Recording {
     scalars: Option<EventFile>,
     profile: Option<Profile>,
     trace: Option<Trace>,
+    layers: LayerTimes,
     /// End of the previous step.
     last: Instant,
     clock_offset_us: i64,
@@ -38,6 +40,7 @@ impl Recording {
             scalars,
             profile: trainer.training().config.profile,
             trace: None,
+            layers: LayerTimes { attempt, ..LayerTimes::default() },
             last: Instant::now(),
             clock_offset_us: trainer.group().clock_offset(),
         }
@@ -98,6 +101,12 @@ impl Recording {
         if report.step >= profile.from_step && report.step < profile.from_step + u64::from(profile.steps) {
             trace.add(Row::Step, &format!("step {}", report.step), start, end, json!({"loss": report.loss}));
             trainer.trace(&mut |row, name, start, end, arguments| trace.add(row, name, start, end, arguments));
+            let layers = trainer.layer_times();
+            if !layers.is_empty() {
+                self.layers.add(layers);
+                let written = write_layer_times(&self.run_dir, trainer.group().rank(), &self.layers);
+                or_warn("the layer times", written);
+            }
             // Written after each profiled step, because the run may end before the last.
             if let Some(times) = trainer.kernel_times() {
                 let written = write_kernel_times(&self.run_dir, trainer.group().rank(), self.attempt, times);

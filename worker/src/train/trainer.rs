@@ -28,6 +28,7 @@ use std::time::Instant;
 use switchyard_worker_contract::config::{Compression, EngineConfig};
 use switchyard_worker_contract::event::{GpuCalls, GpuPaths, Slowest};
 use switchyard_worker_contract::kernels::KernelTimes;
+use switchyard_worker_contract::layers::LayerTime;
 use switchyard_worker_contract::recorder::Operation;
 
 /// Name of the tensors that rank 0 requests to save the model.
@@ -264,6 +265,10 @@ impl Trainer {
 
     pub(super) fn kernel_times(&self) -> Option<&KernelTimes> {
         self.engine.kernel_times()
+    }
+
+    pub(super) fn layer_times(&self) -> Vec<LayerTime> {
+        self.engine.layer_times()
     }
 
     pub(super) fn calls(&self) -> Option<GpuCalls> {

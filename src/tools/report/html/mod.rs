@@ -2,6 +2,7 @@
 
 mod elements;
 mod kernels;
+mod layers;
 mod sections;
 mod time;
 
@@ -19,7 +20,7 @@ const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 type Section = (&'static str, &'static str, fn(&Report) -> Body);
 
 /// The sections in order.
-const SECTIONS: [Section; 12] = [
+const SECTIONS: [Section; 13] = [
     ("verdict", "Verdict", |report| Ok(sections::verdict(report))),
     ("advice", "Advice", |report| Ok(sections::advice(report))),
     ("loss", "Loss", time::loss),
@@ -28,6 +29,7 @@ const SECTIONS: [Section; 12] = [
     ("skew", "Rank skew", time::skew),
     ("all-reduce", "All-reduce", sections::all_reduce),
     ("memory", "Memory", sections::memory),
+    ("layers", "Layers", layers::layers),
     ("kernels", "Kernels of the GPU", kernels::kernels),
     ("placement", "Placement", sections::placement),
     ("events", "Events", sections::events),

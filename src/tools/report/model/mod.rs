@@ -13,10 +13,12 @@ macro_rules! data {
 
 mod charts;
 mod kernels;
+mod layers;
 mod setting;
 
 pub use charts::{AllReduce, Loss, LossWindow, Point, RankSkew, Restart, SkewRow, StepTime, StepWindow, Throughput};
 pub use kernels::{KernelRow, Kernels};
+pub use layers::{LayerRow, Layers};
 pub use setting::{Amount, EventEntry, GpuSummary, Memory, PlacementSection, RankPlace, Setting, Variable};
 
 use super::advice::{Basis, Change, Chart};
@@ -67,6 +69,9 @@ data! {
         /// Reduction of gradients.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub all_reduce: Option<AllReduce>,
+        /// Computation and communication by layer.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub layers: Option<Layers>,
         /// GPU kernels.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub kernels: Option<Kernels>,

@@ -45,6 +45,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use switchyard_worker_contract::config::EngineConfig;
+use switchyard_worker_contract::layers::LayerTime;
 
 /// The CPU engine of a rank.
 pub(super) struct CpuEngine {
@@ -233,6 +234,22 @@ impl Engine for CpuEngine {
     fn record(&mut self, on: bool) {
         self.network.record(on);
         self.cpu.pool.record(on);
+    }
+
+    fn layer_times(&self) -> Vec<LayerTime> {
+        let mut layers: Vec<LayerTime> = (0..self.network.layers())
+            .map(|node| {
+                let (name, kind) = self.network.name(node);
+                let parameters = self.network.finished_parameters(node) as u64;
+                LayerTime { name: name.to_owned(), kind: kind.to_owned(), parameters, ..LayerTime::default() }
+            })
+            .collect();
+        for operation in self.network.operations() {
+            let seconds = operation.end.duration_since(operation.start).as_secs_f64();
+            let layer = &mut layers[operation.node as usize];
+            *if operation.backward { &mut layer.backward_seconds } else { &mut layer.forward_seconds } += seconds;
+        }
+        layers
     }
 
     fn trace(&mut self, add: &mut AddSpan<'_>) {
