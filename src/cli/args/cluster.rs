@@ -45,8 +45,8 @@ pub(crate) struct ClusterArgs {
     pub domains: Vec<DomainLevel>,
 
     /// A queue setting: a flag of the controller without dashes, such as
-    /// queue-policy=Opportunistic. Can be repeated. Default: as in the arguments of the controller's
-    /// pod, if the cluster has one, otherwise the controller's defaults.
+    /// queue-policy=Opportunistic. Can be repeated. Default: as in the arguments of the
+    /// controller's pod, if the cluster has one, otherwise the controller's defaults.
     #[arg(long = "queue", value_name = "NAME=VALUE")]
     pub queue: Vec<String>,
 }
