@@ -65,7 +65,7 @@ pub fn excessive_preemptions(history: &History, policy: &PolicySettings) -> Vec<
 }
 
 /// When nothing happens any more, the first waiting job cannot be placed even if all running jobs
-/// behind it made way that may be preempted: otherwise it would wait for ever.
+/// behind it made way that may be preempted. Otherwise it would wait without end.
 ///
 /// For jobs of one priority without roles, each of whose pods takes a whole node.
 pub fn starved_head(history: &History, policy: &PolicySettings) -> Option<String> {
