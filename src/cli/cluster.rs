@@ -19,7 +19,7 @@ pub(super) fn snapshot(cli: &Cli, args: &SnapshotArgs) -> Result<Exit, Failure> 
 pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
     let job = manifest::read(&args.file)?;
     let file = snapshot::read_for(&args.source, Some(&job))?;
-    let mut cluster = snapshot::cluster(&file)?;
+    let mut cluster = snapshot::open(&file)?;
     let job = in_namespace(of_namespace(job, args.namespace.as_deref())?, &cluster);
     let found = decide(&mut cluster, &job)?;
     let is_refused = matches!(found.fabric, Some(Err(_)));
@@ -64,7 +64,7 @@ fn of_namespace(mut job: TrainJob, namespace: Option<&str>) -> Result<TrainJob, 
 
 /// Explains a job's placement, or why it waits.
 pub(super) fn explain(cli: &Cli, args: &ExplainArgs) -> Result<Exit, Failure> {
-    let mut cluster = snapshot::open(&args.source)?;
+    let mut cluster = snapshot::open(&snapshot::read(&args.source)?)?;
     let namespace = args.namespace.as_deref().unwrap_or(cluster.namespace());
     let Some(job) = cluster.job(namespace, &args.subject).cloned() else {
         let jobs: Vec<String> = cluster.jobs().iter().map(|job| name_of(job)).collect();

@@ -17,7 +17,7 @@ use switchyard_worker_contract::exit::Exit;
 pub(super) fn preflight(cli: &Cli, args: &PreflightArgs) -> Result<Exit, Failure> {
     let mut job = manifest::read(&args.file)?;
     job.spec.fabric.preflight.mode = PreflightMode::Report;
-    let mut cluster = snapshot::open(&args.source)?;
+    let mut cluster = snapshot::open(&snapshot::read(&args.source)?)?;
     let job = in_namespace(job, &cluster);
     let found = decide(&mut cluster, &job)?;
     let not_placeable = |why: String| Failure::new(why, Exit::NotPlaceable);

@@ -7,7 +7,7 @@ use crate::text::Screen;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
-use switchyard_core::units::{self, three_digits};
+use switchyard_core::units::{self, counted, three_digits};
 use switchyard_local::RunDir;
 use switchyard_tools::report::{Document, Item, Record, Report, html};
 use switchyard_worker_contract::exit::Exit;
@@ -218,6 +218,11 @@ fn verdict(report: &Report) -> String {
         figure(verdict.step_ms_p50),
         figure(verdict.step_ms_p99)
     ));
+    if verdict.preemptions > 0 {
+        let preemptions = counted(verdict.preemptions.into(), "preemption");
+        let repeated = counted(verdict.repeated_steps, "step");
+        screen.line(&format!("        {preemptions}; restarts repeated {repeated}"));
+    }
     if let Some(slowest) = verdict.slowest {
         screen.paragraph("", &format!("slowest: {slowest}"));
     }

@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::input;
 use crate::output::{emit, width};
 use crate::progress::{Progress, Work};
-use crate::snapshot::{self, SnapshotFile};
+use crate::snapshot::{self, Settings, SnapshotFile};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::path::Path;
@@ -20,7 +20,7 @@ use switchyard_simulate::failures::Failures;
 use switchyard_simulate::measure::{Figures, JobWindow, Waits, figures};
 use switchyard_simulate::picture::{Curve, picture};
 use switchyard_simulate::replay::{Decision, Job, PreemptibleJobs, ReplayOutcome, Rule, Scenario, replay};
-use switchyard_simulate::rules::Policy;
+use switchyard_simulate::rules::{Policy, settings_for};
 use switchyard_simulate::trace::{self, Format, Row, Skipped, Trace, shaken};
 use switchyard_worker_contract::exit::Exit;
 use table::{SIZES, size};
@@ -62,10 +62,11 @@ fn outcomes(cli: &Cli, args: &SimulateArgs) -> Result<(Input, Vec<Outcome>), Fai
                     let preemptible = Some(PreemptibleJobs {
                         percent: args.preemptible_percent.map(u64::from),
                         checkpoint: args.checkpoint_seconds.into(),
-                        overhead: args.preemption_seconds.into(),
+                        overhead: input.preemption_seconds(args).into(),
                     });
                     let scenario = Scenario { failures, preemptible, ..Scenario::new(&variant.fabric, model, limits) };
-                    let rule = policy.rule(&variant.fabric, &input.machine).map_err(Failure::unexpected)?;
+                    let queue = settings_for(rows, input.settings.queue.clone());
+                    let rule = policy.rule(&variant.fabric, &input.machine, &queue).map_err(Failure::unexpected)?;
                     let mut watched = WithProgress { rule, progress: &mut progress };
                     replay(rows, scenario, &mut watched).map_err(|why| {
                         Failure::new(format!("{}, {}: {why}", policy.name(), variant.name), Exit::NotPlaceable)
@@ -88,6 +89,8 @@ struct Input {
     skipped_jobs: Vec<(Skipped, u64)>,
     cluster: SimulatedCluster,
     machine: GPUTopology,
+    /// The controller's.
+    settings: Settings,
     limits: Limits,
     counted: JobWindow,
 }
@@ -95,7 +98,7 @@ struct Input {
 impl Input {
     fn read(args: &SimulateArgs) -> Result<Input, Failure> {
         let file = snapshot::read(&args.source)?;
-        let cluster = snapshot::cluster(&file)?;
+        let (cluster, settings) = snapshot::with_settings(&file)?;
         let cluster = from_nodes(cluster.nodes(), cluster.levels()).map_err(Failure::usage)?;
         let machine = report(&file, &cluster.machine)?;
         let (trace, read) = match &args.trace {
@@ -122,7 +125,13 @@ impl Input {
             None => Limits::None,
         };
         let counted = JobWindow::of(&rows);
-        Ok(Input { trace, format, rows, skipped_jobs, cluster, machine, limits, counted })
+        Ok(Input { trace, format, rows, skipped_jobs, cluster, machine, settings, limits, counted })
+    }
+
+    /// What a preemption costs.
+    fn preemption_seconds(&self, args: &SimulateArgs) -> u32 {
+        let assumed = self.settings.queue.policy.overhead.as_secs();
+        args.preemption_seconds.unwrap_or(u32::try_from(assumed).unwrap_or(u32::MAX))
     }
 
     fn json(&self, args: &SimulateArgs, outcomes: &[Outcome]) -> Value {
@@ -140,7 +149,9 @@ impl Input {
             "nodeFailuresEveryDays": args.node_failures,
             "preemptiblePercent": args.preemptible_percent,
             "checkpointSeconds": args.checkpoint_seconds,
-            "preemptionSeconds": args.preemption_seconds,
+            "preemptionSeconds": self.preemption_seconds(args),
+            "queue": self.settings.arguments,
+            "queueIsAssumed": self.settings.assumption().is_some(),
             "cluster": {
                 "hosts": fabric.hosts.len(), "gpusPerHost": fabric.gpus_per_host, "leaves": fabric.leaves.len(), "blocks": fabric.blocks.len(),
                 "oversubscription": fabric.oversubscription, "labels": keys, "reportOf": machine, "leftOut": skipped,

@@ -1,8 +1,10 @@
 //! A cluster as a set of objects: read from a file, or listed from a running cluster.
 
 mod list;
+mod settings;
 
 pub(crate) use list::take;
+pub(crate) use settings::Settings;
 
 use crate::args::ClusterArgs;
 use crate::connect;
@@ -45,6 +47,9 @@ pub(crate) struct SnapshotFile {
     /// Only from the command line.
     #[serde(skip)]
     fabric_profile: Option<Profile>,
+    /// Only from the command line.
+    #[serde(skip)]
+    queue: Vec<String>,
     /// From the context of a running cluster.
     #[serde(skip)]
     namespace: Option<String>,
@@ -61,6 +66,7 @@ impl SnapshotFile {
             metadata: Value::Null,
             items,
             fabric_profile: None,
+            queue: Vec::new(),
             namespace: None,
         }
     }
@@ -80,6 +86,7 @@ pub(crate) fn read_for(args: &ClusterArgs, job: Option<&TrainJob>) -> Result<Sna
             SnapshotFile { namespace: Some(namespace), ..SnapshotFile::taken(items, Timestamp::now()) }
         }
     };
+    file.queue.clone_from(&args.queue);
     file.fabric_profile = args.fabric_profile.as_deref().map(input::fabric_profile).transpose()?;
     if !args.domains.is_empty() {
         file.domains = args.domains.iter().map(ToString::to_string).collect();
@@ -125,23 +132,35 @@ fn objects(
     })
 }
 
-/// Builds the cluster from the objects.
+/// Builds the cluster from the objects, with the settings of its controller.
 pub(crate) fn cluster(file: &SnapshotFile) -> Result<Cluster, Failure> {
+    Ok(with_settings(file)?.0)
+}
+
+/// Also returns the settings.
+pub(crate) fn with_settings(file: &SnapshotFile) -> Result<(Cluster, Settings), Failure> {
+    let settings = Settings::of(&file.items, &file.queue)?;
     let wrong = |error: LevelError| Failure::usage(format!("domains: {error}"));
     let domains = file.domains.iter().map(|text| text.parse::<DomainLevel>().map_err(wrong));
     let domains: Vec<DomainLevel> = domains.collect::<Result<_, _>>()?;
-    let levels: Levels = levels(&domains).map_err(wrong)?;
-    let defaults = Defaults { fabric_profile: file.fabric_profile.clone(), ..Defaults::default() };
-    let cluster =
-        Cluster::of(&file.items, defaults, levels, file.taken_at.unwrap_or(Timestamp::MIN)).map_err(Failure::usage)?;
-    Ok(match &file.namespace {
+    let levels: Levels = levels(if domains.is_empty() { &settings.domains } else { &domains }).map_err(wrong)?;
+    let defaults = Defaults { fabric_profile: file.fabric_profile.clone(), ..settings.defaults.clone() };
+    let now = file.taken_at.unwrap_or(Timestamp::MIN);
+    let cluster = Cluster::of(&file.items, defaults, levels, settings.queue.clone(), now).map_err(Failure::usage)?;
+    let cluster = match &file.namespace {
         Some(namespace) => cluster.from_namespace(namespace.clone()),
         None => cluster,
-    })
+    };
+    Ok((cluster, settings))
 }
 
-pub(crate) fn open(args: &ClusterArgs) -> Result<Cluster, Failure> {
-    cluster(&read(args)?)
+/// Builds the cluster of a command that shows what the controller decides.
+pub(crate) fn open(file: &SnapshotFile) -> Result<Cluster, Failure> {
+    let (cluster, settings) = with_settings(file)?;
+    if let Some(assumption) = settings.assumption().filter(|_| !cluster.jobs().is_empty()) {
+        anstream::eprintln!("warning: {assumption}");
+    }
+    Ok(cluster)
 }
 
 /// A job from a manifest, in the namespace to which kubectl would apply it.

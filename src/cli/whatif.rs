@@ -80,7 +80,7 @@ fn compare(args: &WhatifArgs) -> Result<Vec<Compared>, Failure> {
     for device in &args.lose_link {
         take_down(&mut after, device)?;
     }
-    let mut old = snapshot::cluster(&before)?;
+    let mut old = snapshot::open(&before)?;
     let mut new = snapshot::cluster(&after)?;
     for job in added {
         let job = in_namespace(job, &new);

@@ -3,16 +3,15 @@
 
 mod args;
 
-pub use args::{ControllerArgs, QueuePolicyName, QueuePredictor, Toggle};
+pub use args::{ControllerArgs, QueueArgs, Toggle};
 
-use crate::{PredictorSettings, QueueSettings, Settings, Timing, Weights};
+use crate::{Settings, Timing};
 use jiff::SignedDuration;
 use std::fmt::Display;
 use std::path::Path;
 use std::time::Duration;
 use switchyard_fabric::profile::Profile;
 use switchyard_plan::cluster::levels::{DomainLevel, LevelError, Levels};
-use switchyard_plan::cluster::queue_policy::PolicySettings;
 use switchyard_plan::objects::Defaults;
 use switchyard_service::file::{self, ONE_OBJECT};
 use switchyard_service::{Connection, connect, telemetry};
@@ -50,7 +49,7 @@ impl Failure {
 pub fn start(args: &ControllerArgs) -> Result<Exit, Failure> {
     telemetry::start(args.log_format, &args.log_level).map_err(Failure::usage)?;
     let election = timing(args).map_err(Failure::usage)?;
-    let queue = queue_settings(args).map_err(Failure::usage)?;
+    let queue = args.queue.settings().map_err(Failure::usage)?;
     let levels = levels(&args.domains).map_err(|error| Failure::usage(format!("--domain: {error}")))?;
     let fabric_profile = args.fabric_profile.as_deref().map(fabric_profile).transpose().map_err(Failure::usage)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
@@ -88,37 +87,6 @@ pub fn start(args: &ControllerArgs) -> Result<Exit, Failure> {
         stop_on_signal(stop, sent).map_err(|error| Failure::unexpected(format!("cannot handle signals: {error}")))?;
         crate::run(settings, config, stopped).await.map_err(Failure::usage)?;
         Ok(*exit.borrow())
-    })
-}
-
-fn queue_settings(args: &ControllerArgs) -> Result<QueueSettings, String> {
-    let weights = (!args.queue_weights.is_empty()).then(|| Weights::new(args.queue_weights.iter().cloned().collect()));
-    Ok(QueueSettings {
-        longest_reservation: Some(SignedDuration::from_secs(args.longest_reservation_seconds.into())),
-        predictor: (args.queue_predictor == QueuePredictor::RunTimes).then(PredictorSettings::default),
-        policy: policy_settings(args)?,
-        weights,
-        gang_classes: args.gang_priority_classes.iter().cloned().collect(),
-        names_others: args.name_other_namespaces == Toggle::Enabled,
-        ..QueueSettings::default()
-    })
-}
-
-fn policy_settings(args: &ControllerArgs) -> Result<PolicySettings, String> {
-    let thresholds = &args.queue_threshold_seconds;
-    if let Some((before, after)) = thresholds.iter().zip(thresholds.iter().skip(1)).find(|(a, b)| a >= b) {
-        return Err(format!(
-            "--queue-threshold-seconds: got {after} after {before}; expected each threshold above the previous one"
-        ));
-    }
-    let seconds = |seconds: u32| SignedDuration::from_secs(seconds.into());
-    Ok(PolicySettings {
-        policy: args.queue_policy.into(),
-        thresholds: thresholds.iter().copied().map(seconds).collect(),
-        quantum: seconds(args.queue_quantum_seconds),
-        max_preemptions: args.max_preemptions.into(),
-        max_preemptions_per_day: args.max_preemptions_per_day.into(),
-        overhead: seconds(args.preemption_seconds),
     })
 }
 
@@ -190,55 +158,4 @@ pub fn levels(domains: &[DomainLevel]) -> Result<Levels, LevelError> {
 pub fn fabric_profile(path: &Path) -> Result<Profile, String> {
     let text = file::read(path, "fabric profile of at most 1 MiB", ONE_OBJECT)?;
     Profile::parse(&text).map_err(|error| format!("--fabric-profile {}: {error}", file::name(path)))
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use clap::Parser;
-    use switchyard_plan::cluster::queue_policy::QueuePolicy;
-
-    #[derive(Parser)]
-    struct Program {
-        #[command(flatten)]
-        args: ControllerArgs,
-    }
-
-    fn policy(words: &[&str]) -> Result<PolicySettings, String> {
-        let parsed = Program::try_parse_from(["controller"].iter().chain(words)).map_err(|error| error.to_string())?;
-        policy_settings(&parsed.args)
-    }
-
-    #[test]
-    fn the_flags_have_the_defaults_of_the_policy() {
-        let policy_of_the_chart = QueuePolicy::LeastAttainedService;
-        assert_eq!(policy(&[]), Ok(PolicySettings { policy: policy_of_the_chart, ..PolicySettings::default() }));
-        let words =
-            ["--queue-threshold-seconds", "3600", "--queue-threshold-seconds", "14400", "--max-preemptions", "8"];
-        let settings = policy(&words).unwrap();
-        assert_eq!(settings.thresholds, [1, 4].map(SignedDuration::from_hours));
-        assert_eq!((settings.max_preemptions, settings.max_preemptions_per_day), (8, 4));
-    }
-
-    #[test]
-    fn invalid_settings_of_the_policy_are_named() {
-        let cases: [(&str, &[&str], &str); 6] = [
-            (
-                "--queue-threshold-seconds",
-                &["7200", "7200"],
-                "--queue-threshold-seconds: got 7200 after 7200; expected each threshold above the previous one",
-            ),
-            ("--queue-threshold-seconds", &["0"], "'0' for '--queue-threshold-seconds <SECONDS>': 0 is not in 60.."),
-            ("--queue-quantum-seconds", &["59"], "'59' for '--queue-quantum-seconds <SECONDS>': 59 is not in 60.."),
-            ("--max-preemptions", &["0"], "'0' for '--max-preemptions <COUNT>': 0 is not in 1.."),
-            ("--max-preemptions-per-day", &["0"], "'0' for '--max-preemptions-per-day <COUNT>': 0 is not in 1.."),
-            ("--preemption-seconds", &["x"], "'x' for '--preemption-seconds <SECONDS>'"),
-        ];
-        for (flag, values, expected) in cases {
-            let words: Vec<&str> = values.iter().flat_map(|value| [flag, value]).collect();
-            let error = policy(&words).unwrap_err();
-            assert!(error.contains(expected), "{words:?}: {error}");
-        }
-    }
 }

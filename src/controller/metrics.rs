@@ -40,6 +40,7 @@ pub(super) struct Metrics {
     refused: Family<Labels, Counter>,
     restarts: Family<Labels, Counter>,
     preemption_loss: Counter,
+    preemption_gain: Counter,
     requests: Family<Labels<3>, Counter>,
     events: Family<Labels, Counter>,
     watch_failures: Family<Labels, Counter>,
@@ -85,6 +86,7 @@ impl Metrics {
             refused: Family::default(),
             restarts: Family::default(),
             preemption_loss: Counter::default(),
+            preemption_gain: Counter::default(),
             requests: Family::default(),
             events: Family::default(),
             watch_failures: Family::default(),
@@ -137,6 +139,8 @@ impl Metrics {
         registry.register("restarts", "Job restarts by failure class", self.restarts.clone());
         let help = "GPU seconds of work since the last checkpoints of preempted jobs";
         registry.register("preemption_lost_gpu_seconds", help, self.preemption_loss.clone());
+        let help = "GPU seconds that preemptions by the queue policy were expected to gain for the preempting jobs";
+        registry.register("preemption_gained_gpu_seconds", help, self.preemption_gain.clone());
         registry.register(
             "api_requests",
             "Requests to the API server by verb, resource and status code; the code is `none` without a response",
@@ -228,12 +232,14 @@ impl Metrics {
         self.clock_skew.set(ahead.as_secs_f64());
     }
 
-    /// Records the changes between two statuses of a job.
+    /// Records the changes between two statuses of a job. `preemption_gain` is the expected gain of
+    /// its preemption in GPU seconds, if it is being preempted.
     pub fn status_changed(
         &self,
         job: &TrainJob,
         previous: Option<&TrainJobStatus>,
         next: &TrainJobStatus,
+        preemption_gain: i64,
         now: Timestamp,
     ) {
         let seconds = |since: Timestamp| now.duration_since(since).as_secs_f64().max(0.0);
@@ -282,6 +288,7 @@ impl Metrics {
         if let Some(running) = previous.filter(|_| after.preemption > before.preemption) {
             let running = TrainJob { status: Some(running.clone()), ..job.clone() };
             self.preemption_loss.inc_by(work_lost(&running, now).unsigned_abs());
+            self.preemption_gain.inc_by(preemption_gain.unsigned_abs());
         }
     }
 
@@ -357,7 +364,7 @@ mod tests {
         ];
         let mut previous = None;
         for (second, next) in &life {
-            metrics.status_changed(&job, previous, next, at(*second).parse().unwrap());
+            metrics.status_changed(&job, previous, next, 0, at(*second).parse().unwrap());
             previous = Some(next);
         }
         for (name, seconds) in [
@@ -380,7 +387,7 @@ mod tests {
 
     /// Eight GPUs ran for 25 minutes, with a checkpoint every ten.
     #[test]
-    fn the_work_lost_to_preemptions_is_counted() {
+    fn the_cost_and_the_gain_of_preemptions_are_counted() {
         let metrics = Metrics::new();
         let job = |on_suspend: &str| -> TrainJob {
             serde_json::from_value(json!({
@@ -400,11 +407,18 @@ mod tests {
                 &job(on_suspend),
                 Some(&running),
                 &preempted,
+                24_000,
                 "2026-01-01T00:25:00Z".parse().unwrap(),
             );
             let expected = [format!("switchyard_preemption_lost_gpu_seconds_total {lost}")];
             assert_eq!(lines(&metrics, "preemption_lost_gpu_seconds"), expected, "{on_suspend}");
         }
+        // A job that is about to be preempted fails by itself.
+        let failed =
+            status("Restarting", "False", json!({"application": 1, "total": 1}), "2026-01-01T00:25:00Z", Some(1));
+        metrics.status_changed(&job("Save"), Some(&running), &failed, 24_000, "2026-01-01T00:25:00Z".parse().unwrap());
+        let expected = ["switchyard_preemption_gained_gpu_seconds_total 48000".to_string()];
+        assert_eq!(lines(&metrics, "preemption_gained_gpu_seconds"), expected);
     }
 
     #[test]

@@ -378,21 +378,24 @@ impl Context {
     ) -> Result<(), ApiError> {
         let previous = job.status.clone();
         let version = self.executor.write_status(job, next.clone()).await?;
-        {
+        let preemption_gain = {
             let mut index = self.index();
             let family = index.job_states.entry(JobId::of(&job.metadata)).or_default();
+            let gain =
+                family.preempted_attempt.filter(|of| *of == attempt_of(job)).map_or(0, |_| family.preemption_gain);
             family.status_written = Some(self.now());
             family.writes.record_status(next.attempt.unwrap_or(0).unsigned_abs(), &fingerprint(&next));
             if let Some(version) = version {
                 family.writes.record_write("TrainJob", &version, Instant::now());
                 index.record_status_version(key, &version);
             }
-        }
+            gain
+        };
         let stage = stage_of(&next);
         if stage != previous.as_ref().and_then(stage_of) {
             info!(job = %key, attempt = next.attempt, stage = stage.unwrap_or_default(), "{}", message_of(&next));
         }
-        self.metrics.status_changed(job, previous.as_ref(), &next, self.now());
+        self.metrics.status_changed(job, previous.as_ref(), &next, preemption_gain, self.now());
         self.publish_events(&job.object_ref(&()), events).await;
         Ok(())
     }

@@ -90,6 +90,9 @@ pub struct JobState {
     /// The attempt that is being preempted, and the name of the preempting job.
     pub preempted_attempt: Option<u32>,
     pub preempted_by: Option<String>,
+    /// GPU seconds that the queue policy expects to gain by this preemption. If it takes several
+    /// jobs, the first one has all of them.
+    pub preemption_gain: i64,
 }
 
 impl JobState {

@@ -6,6 +6,7 @@ mod volumes;
 use self::volumes::{Storage, absent};
 use crate::index::Index;
 use crate::job::{JobId, Key, attempt_of, is_queued, key_of};
+use crate::queue::QueueSettings;
 use crate::usage::UsageOverlay;
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
@@ -83,12 +84,20 @@ pub struct PlacementVerdict {
 }
 
 impl Cluster {
-    /// Builds the view from the objects of one moment.
+    /// Builds the view from the objects of one moment, and the settings of the controller's queue.
     ///
     /// # Errors
     /// An object is invalid; the error has its position, kind, name and fault.
-    pub fn of(items: &[Value], defaults: Defaults, levels: Levels, now: Timestamp) -> Result<Cluster, String> {
-        let (index, classes) = (Index::default(), BTreeMap::new());
+    pub fn of(
+        items: &[Value],
+        defaults: Defaults,
+        levels: Levels,
+        queue: QueueSettings,
+        now: Timestamp,
+    ) -> Result<Cluster, String> {
+        let (mut index, classes) = (Index::default(), BTreeMap::new());
+        // The user has these objects, and so already knows all names.
+        index.queue.configure(|settings| *settings = QueueSettings { names_others: true, ..queue });
         let namespace = "default".to_string();
         let storage = Storage::default();
         let mut cluster = Cluster { index, defaults, levels, classes, default_priority: 0, storage, now, namespace };
@@ -102,8 +111,6 @@ impl Cluster {
             }
             cluster.add(kind, item).map_err(|error| wrong(error.to_string()))?;
         }
-        // The user has these objects, and so already knows all names.
-        cluster.index.queue.configure(|queue| queue.names_others = true);
         let ids: Vec<JobId> = cluster.index.job_states.keys().cloned().collect();
         ids.iter().for_each(|id| cluster.resolve(id));
         cluster.index.show_all();

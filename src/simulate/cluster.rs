@@ -105,6 +105,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
     use switchyard_ledger::offline::Cluster;
+    use switchyard_ledger::queue::QueueSettings;
     use switchyard_plan::objects::Defaults;
 
     /// The example's cluster of two racks with four nodes each, modified.
@@ -117,7 +118,7 @@ mod tests {
         }
         let levels = Levels::new(domains.iter().map(|level| level.parse().unwrap()).collect()).unwrap();
         let items = cluster["items"].as_array().unwrap();
-        let cluster = Cluster::of(items, Defaults::default(), levels, jiff::Timestamp::MIN)?;
+        let cluster = Cluster::of(items, Defaults::default(), levels, QueueSettings::default(), jiff::Timestamp::MIN)?;
         from_nodes(cluster.nodes(), cluster.levels())
     }
 

@@ -18,6 +18,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 use switchyard_crds::TrainJob;
 use switchyard_ledger::offline::{Cluster, PreviousPlacement};
+use switchyard_ledger::queue::QueueSettings;
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::objects::Defaults;
 
@@ -64,7 +65,8 @@ fn main() {
 fn timed(what: &str, stage: &Stage, mode: &str) -> Value {
     let mut job: TrainJob = serde_json::from_value(stage.job.clone()).unwrap();
     job.spec.fabric = serde_json::from_value(json!({"preflight": {"mode": mode}})).unwrap();
-    let mut cluster = Cluster::of(&stage.items, Defaults::default(), Levels::default(), NOW).unwrap();
+    let mut cluster =
+        Cluster::of(&stage.items, Defaults::default(), Levels::default(), QueueSettings::default(), NOW).unwrap();
     let mut findings = 0;
     let mut times: Vec<Duration> = (0..REPEATS)
         .map(|_| {

@@ -6,6 +6,7 @@
 //! churn::`.
 
 mod gpus;
+mod preemption;
 mod script;
 
 use anyhow::{Context, Result, bail, ensure};

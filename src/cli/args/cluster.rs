@@ -40,9 +40,15 @@ pub(crate) struct ClusterArgs {
     pub fabric_profile: Option<PathBuf>,
 
     /// A level of node domains, as for the controller. Can be repeated. Default: the levels in the
-    /// snapshot, otherwise the controller's built-in ones.
+    /// snapshot or in the arguments of the controller's pod, otherwise the built-in ones.
     #[arg(long = "domain", value_name = "KEY[:FACTOR|:NVLink]")]
     pub domains: Vec<DomainLevel>,
+
+    /// A queue setting: a flag of the controller without dashes, such as
+    /// queue-policy=Opportunistic. Can be repeated. Default: as in the arguments of the
+    /// controller's pod, if the cluster has one, otherwise the controller's defaults.
+    #[arg(long = "queue", value_name = "NAME=VALUE")]
+    pub queue: Vec<String>,
 }
 
 /// Arguments of `explain`.

@@ -40,9 +40,10 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub checkpoint_seconds: u32,
 
-    /// Seconds to save a preempted job and to start it again.
-    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(0..=86_400))]
-    pub preemption_seconds: u32,
+    /// Seconds to save a preempted job and to start it again. Default: what the controller assumes,
+    /// 120 unless configured.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(0..=86_400))]
+    pub preemption_seconds: Option<u32>,
 
     /// Model of a gang's bandwidth.
     #[arg(long, value_enum, default_value_t = Bandwidth::Flows)]
@@ -77,13 +78,15 @@ pub(crate) struct SimulateArgs {
 /// schedulers, without quotas and plugins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Rule {
-    /// The controller's queue and placement, first come, first served.
+    /// The controller's queue and placement, with the settings of the cluster's controller.
+    Configured,
+    /// The same, but first come, first served.
     Switchyard,
     /// The same, with estimated run times instead of missing limits.
     SwitchyardPredictor,
     /// The same, with the queue policy Opportunistic: preemptible jobs make way for older ones.
     SwitchyardOpportunistic,
-    /// The controller's default, the queue policy LeastAttainedService with estimated run times:
+    /// By default as configured: the queue policy LeastAttainedService with estimated run times:
     /// preemptible jobs also make way for jobs that have run less.
     SwitchyardLeastAttained,
     /// The first job blocks those behind it; places jobs like kueue-like.
@@ -103,6 +106,7 @@ pub(crate) enum Rule {
 impl Rule {
     pub(crate) fn policy(self) -> Policy {
         match self {
+            Rule::Configured => Policy::Configured,
             Rule::Switchyard => Policy::Switchyard,
             Rule::SwitchyardPredictor => Policy::Predicting,
             Rule::SwitchyardOpportunistic => Policy::Opportunistic,

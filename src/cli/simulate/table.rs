@@ -2,6 +2,7 @@
 
 use super::{Input, Outcome, gpu_hours};
 use crate::args::SimulateArgs;
+use crate::snapshot::Settings;
 use crate::text::{Screen, Table};
 use switchyard_core::units::{counted, duration, grouped, three_digits};
 use switchyard_simulate::cluster::SimulatedCluster;
@@ -42,9 +43,9 @@ pub(super) fn table(input: &Input, args: &SimulateArgs, outcomes: &[Outcome], wi
         screen.line("");
         screen.table(vec![table]);
     }
-    // Prefer the controller's default, then the product, on the current cluster.
+    // Prefer the product as configured, on the current cluster.
     let of = |policy| outcomes.iter().find(|outcome| outcome.policy == policy);
-    let own = of(Policy::LeastAttainedService).or_else(|| of(Policy::Switchyard));
+    let own = of(Policy::Configured).or_else(|| of(Policy::LeastAttainedService)).or_else(|| of(Policy::Switchyard));
     if let Some(outcome) = own.or(outcomes.first()) {
         let name = format!("{}, limits: {}, cluster {}", outcome.policy.name(), input.limits.word(), outcome.cluster);
         parts(&mut screen, &name, "GPUS OF A JOB", &outcome.sizes);
@@ -119,9 +120,13 @@ fn head(screen: &mut Screen, input: &Input, args: &SimulateArgs, outcomes: &[Out
     let failures = args
         .node_failures
         .map_or_else(String::new, |days| format!("; each node fails every {}", counted(days.into(), "day")));
+    let Settings { queue, arguments, .. } = &input.settings;
+    let queue_text = input.settings.assumption().unwrap_or_else(|| arguments.join(", "));
+    labelled(screen, "queue", &queue_text);
     labelled(screen, "played", &format!("limits: {limits}{failures}; {of}{inputs}"));
-    if outcomes.iter().any(|outcome| outcome.policy.preempts()) {
-        let SimulateArgs { preemptible_percent, checkpoint_seconds, preemption_seconds, .. } = args;
+    if outcomes.iter().any(|outcome| outcome.policy.preempts(queue)) {
+        let SimulateArgs { preemptible_percent, checkpoint_seconds, .. } = args;
+        let preemption_seconds = input.preemption_seconds(args);
         let share = match preemptible_percent {
             Some(percent) => format!("{percent} % of the jobs are preemptible"),
             None if input.format == Format::Objects => "jobs are preemptible as their manifests say".into(),

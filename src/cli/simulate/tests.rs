@@ -81,6 +81,26 @@ fn rules_are_separated_by_commas_or_spaces() {
     assert_eq!((rules(&["--rules", "switchyard,easy"]), rules(&["--rules", "switchyard", "easy"])), (2, 2));
 }
 
+/// The example's controller has the default settings.
+#[test]
+fn the_configured_rule_has_the_settings_of_the_controller() {
+    let figures = |changes: &[&str], other: &str| {
+        let changes = changes.iter().flat_map(|change| ["--queue", change]);
+        let words: Vec<&str> =
+            ["--limits", "none", "--rules", "configured", other].into_iter().chain(changes).collect();
+        let (input, args, outcomes) = replays(&words).unwrap();
+        let own = input.json(&args, &outcomes);
+        assert_eq!(own["queueIsAssumed"], false);
+        (outcomes[0].figures.clone(), outcomes[1].figures.clone(), own["preemptionSeconds"].clone())
+    };
+    let (configured, default, cost) = figures(&[], "switchyard-least-attained");
+    assert_eq!((&configured, cost), (&default, 120.into()));
+    let changes = ["queue-policy=FirstComeFirstServed", "queue-predictor=None", "preemption-seconds=30"];
+    let (changed, first_come, cost) = figures(&changes, "switchyard");
+    assert_eq!((&changed, cost), (&first_come, 30.into()));
+    assert_ne!(changed, configured);
+}
+
 #[test]
 fn the_same_input_gives_the_same_bytes() {
     let json = || {

@@ -98,6 +98,11 @@ fn typed<K: Resource<DynamicType = ()> + Serialize>(object: K) -> Result<Value, 
     Ok(value)
 }
 
+/// Whether an object is a pod that our chart created.
+pub(super) fn is_our_pod(item: &Value) -> bool {
+    item["kind"] == "Pod" && item["metadata"]["labels"]["app.kubernetes.io/name"] == "switchyard"
+}
+
 /// Removes irrelevant and confidential fields: environments of pods, images, annotations.
 fn strip(object: &mut Value) {
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
@@ -122,6 +127,7 @@ fn strip(object: &mut Value) {
         let decides = ["storageClassName", "accessModes", "capacity", "volumeMode", "nodeAffinity", "claimRef"];
         spec.retain(|key, _| decides.contains(&key.as_str()));
     }
+    let is_ours = is_our_pod(object);
     let pod = match object["kind"].as_str() {
         Some("Pod") => object.get_mut("spec"),
         Some("TrainJob") => {
@@ -141,7 +147,10 @@ fn strip(object: &mut Value) {
         for list in ["containers", "initContainers"] {
             let containers = spec.get_mut(list).and_then(Value::as_array_mut);
             for container in containers.into_iter().flatten().filter_map(Value::as_object_mut) {
-                container.retain(|key, _| matches!(key.as_str(), "name" | "resources" | "restartPolicy" | "image"));
+                // Our own arguments are the controller's settings.
+                container.retain(|key, _| {
+                    matches!(key.as_str(), "name" | "resources" | "restartPolicy" | "image") || is_ours && key == "args"
+                });
             }
         }
     }

@@ -1,8 +1,11 @@
-use clap::{Args, ValueEnum};
+mod queue;
+
+pub use queue::QueueArgs;
+
+use clap::{Args, Command, FromArgMatches, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use switchyard_plan::cluster::levels::DomainLevel;
-use switchyard_plan::cluster::queue_policy::QueuePolicy;
 use switchyard_service::telemetry;
 
 /// An on/off switch, spelled as in the API.
@@ -13,40 +16,6 @@ pub enum Toggle {
     Enabled,
     /// Off.
     Disabled,
-}
-
-/// How to estimate the run time of a job that sets no `activeDeadlineSeconds`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "PascalCase")]
-pub enum QueuePredictor {
-    /// No estimate.
-    None,
-    /// From the run times of this job and similar ones.
-    RunTimes,
-}
-
-/// Which jobs of equal priority come first, and whether they preempt others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "PascalCase")]
-pub enum QueuePolicyName {
-    /// In order of submission, without preemption.
-    FirstComeFirstServed,
-    /// In order of submission. Jobs with checkpoints use nodes that the first job cannot use yet,
-    /// and make way for it.
-    Opportunistic,
-    /// Jobs that have run for less than four hours come first; jobs with checkpoints make way for
-    /// them.
-    LeastAttainedService,
-}
-
-impl From<QueuePolicyName> for QueuePolicy {
-    fn from(name: QueuePolicyName) -> QueuePolicy {
-        match name {
-            QueuePolicyName::FirstComeFirstServed => QueuePolicy::FirstComeFirstServed,
-            QueuePolicyName::Opportunistic => QueuePolicy::Opportunistic,
-            QueuePolicyName::LeastAttainedService => QueuePolicy::LeastAttainedService,
-        }
-    }
 }
 
 /// Arguments of the controller.
@@ -148,60 +117,8 @@ pub struct ControllerArgs {
     #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub fleet_brake_percent: u8,
 
-    /// Run time estimate for jobs without activeDeadlineSeconds. It only affects the order of the
-    /// queue and never stops a job.
-    #[arg(long, value_enum, default_value_t = QueuePredictor::RunTimes)]
-    pub queue_predictor: QueuePredictor,
-
-    /// Which jobs of equal priority come first, and whether they preempt jobs with checkpoints.
-    #[arg(long, value_enum, default_value_t = QueuePolicyName::LeastAttainedService)]
-    pub queue_policy: QueuePolicyName,
-
-    /// A run time in seconds after which jobs come behind those that have run for less, under the
-    /// queue policy LeastAttainedService. Can be repeated, in ascending order.
-    #[arg(long, value_name = "SECONDS", default_values_t = [14_400_u32], value_parser = clap::value_parser!(u32).range(60..=31_536_000))]
-    pub queue_threshold_seconds: Vec<u32>,
-
-    /// Shortest time that a job runs before the queue policy preempts it.
-    #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(u32).range(60..=31_536_000))]
-    pub queue_quantum_seconds: u32,
-
-    /// How often the queue policy preempts a job at most. Preemptions by jobs of higher priority
-    /// and drains count too, but are not limited.
-    #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=10_000))]
-    pub max_preemptions: u16,
-
-    /// The same within 24 hours.
-    #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=10_000))]
-    pub max_preemptions_per_day: u16,
-
-    /// Time to save a preempted job and to start it again. The queue policy preempts a job only if
-    /// the gain exceeds this cost and the work that is repeated.
-    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(0..=86_400))]
-    pub preemption_seconds: u32,
-
-    /// How long the first job of the queue can reserve nodes without starting; twice as long if the
-    /// time limits of the running jobs show that it will start by then. After that it reserves none
-    /// for the same time, and jobs behind it use the nodes.
-    #[arg(long, value_name = "SECONDS", default_value_t = 86_400, value_parser = clap::value_parser!(u32).range(60..=31_536_000))]
-    pub longest_reservation_seconds: u32,
-
-    /// Fair-share weight of a namespace. At equal priority, jobs of the namespace with the lowest
-    /// recent GPU usage relative to its weight go first. Other namespaces have weight 1. Can be
-    /// repeated. Default: jobs go by age.
-    #[arg(long = "queue-weight", value_name = "NAMESPACE=WEIGHT", value_parser = parse_weight)]
-    pub queue_weights: Vec<(String, u32)>,
-
-    /// A priority class whose `preemptionPolicy: Never` applies to the scheduler only. Its jobs
-    /// preempt other jobs as set in topologyPolicy.preemption. Jobs of other classes with that
-    /// policy never preempt. Can be repeated.
-    #[arg(long = "gang-priority-class", value_name = "NAME")]
-    pub gang_priority_classes: Vec<String>,
-
-    /// Whether a job's status names jobs of other namespaces, such as the job ahead of it in the
-    /// queue.
-    #[arg(long, value_enum, default_value_t = Toggle::Disabled)]
-    pub name_other_namespaces: Toggle,
+    #[command(flatten)]
+    pub queue: QueueArgs,
 
     /// Class of the ProvisioningRequests with which gangs that lack nodes request them from the
     /// cluster autoscaler, such as best-effort-atomic-scale-up.autoscaling.x-k8s.io. Default: gangs
@@ -223,11 +140,24 @@ pub struct ControllerArgs {
     pub log_level: String,
 }
 
-fn parse_weight(text: &str) -> Result<(String, u32), String> {
-    let parts = text.split_once('=').filter(|(namespace, _)| !namespace.is_empty());
-    let parsed = parts.and_then(|(namespace, weight)| Some((namespace.to_string(), weight.parse().ok()?)));
-    let weight = parsed.filter(|(_, weight)| (1..=1_000_000).contains(weight));
-    weight.ok_or_else(|| "expected NAMESPACE=WEIGHT with a weight from 1 to 1000000, such as research=2".into())
+impl ControllerArgs {
+    /// Parses the arguments of a running controller. Also returns those of its queue, defaults
+    /// included, each as `NAME=VALUE`.
+    ///
+    /// # Errors
+    /// This version would refuse the arguments.
+    pub fn of(arguments: &[String]) -> Result<(ControllerArgs, Vec<String>), String> {
+        let command = ControllerArgs::augment_args(Command::new("controller")).no_binary_name(true);
+        let matches = command.try_get_matches_from(arguments).map_err(|error| first_paragraph(&error))?;
+        let parsed = ControllerArgs::from_arg_matches(&matches).map_err(|error| first_paragraph(&error))?;
+        Ok((parsed, QueueArgs::effective(&matches)))
+    }
+}
+
+/// The cause of an error, without hints about usage.
+fn first_paragraph(error: &clap::Error) -> String {
+    let text = error.to_string();
+    text.trim_start_matches("error: ").split("\n\n").next().unwrap_or_default().into()
 }
 
 fn parse_class(text: &str) -> Result<String, String> {
@@ -242,7 +172,7 @@ fn parse_class(text: &str) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{parse_class, parse_weight};
+    use super::parse_class;
 
     #[test]
     fn parse_class_accepts_kubernetes_names_only() {
@@ -251,14 +181,6 @@ mod tests {
         }
         for invalid in ["", "-a", "a-", "A", "a..b", "a_b", "a b"] {
             assert!(parse_class(invalid).is_err(), "{invalid}");
-        }
-    }
-
-    #[test]
-    fn parse_weight_accepts_positive_weights_only() {
-        assert_eq!(parse_weight("research=2"), Ok(("research".into(), 2)));
-        for invalid in ["research", "=2", "research=0", "research=1000001", "research=x"] {
-            assert!(parse_weight(invalid).is_err(), "{invalid}");
         }
     }
 }

@@ -9,6 +9,7 @@ mod volumes;
 use super::*;
 use serde_json::json;
 use switchyard_crds::validate::train_job;
+use switchyard_plan::cluster::queue_policy::{PolicySettings, QueuePolicy};
 
 fn node(name: &str) -> Value {
     json!({
@@ -65,7 +66,7 @@ fn pod(job: &str, rank: usize, node: Option<&str>, priority: i32) -> Value {
 }
 
 fn cluster(items: &[Value]) -> Cluster {
-    Cluster::of(items, Defaults::default(), Levels::default(), Timestamp::now()).unwrap()
+    Cluster::of(items, Defaults::default(), Levels::default(), QueueSettings::default(), Timestamp::now()).unwrap()
 }
 
 fn fresh(name: &str, nodes: usize, spec: Value) -> TrainJob {
@@ -190,7 +191,10 @@ fn a_restarting_gang_keeps_its_gpus_until_it_finds_no_placement() {
 #[test]
 fn invalid_objects_are_named() {
     let wrong = json!({"kind": "Node", "metadata": {"name": "n1"}, "spec": {"taints": 7}});
-    let error = Cluster::of(&[wrong], Defaults::default(), Levels::default(), Timestamp::now()).err().unwrap();
+    let error =
+        Cluster::of(&[wrong], Defaults::default(), Levels::default(), QueueSettings::default(), Timestamp::now())
+            .err()
+            .unwrap();
     assert!(error.starts_with("items[0] (Node n1): invalid type: integer `7`"), "{error}");
     let report = json!({"kind": "GPUTopology", "metadata": {"name": "n1"}, "status": {"gpus": 7}});
     let cluster = cluster(&[node("n1"), report]);
@@ -242,6 +246,25 @@ fn a_never_preempting_class_does_not_preempt_unless_it_is_a_gang_class() {
     never.index.queue.configure(|queue| queue.gang_classes = ["polite".into()].into());
     never.fill_queue();
     assert_eq!(preempted_by(&never, "ns").as_deref(), Some("ns/gang (priority 9)"));
+}
+
+/// The running job is preemptible and has run for hours.
+#[test]
+fn the_queue_policy_of_the_controller_decides() {
+    let mut items = gang_waits(0);
+    items[3]["spec"]["queue"] = json!({"preemptible": "Always"});
+    let by = |policy: QueuePolicy| {
+        let queue = QueueSettings {
+            policy: PolicySettings { policy, ..PolicySettings::default() },
+            ..QueueSettings::default()
+        };
+        let cluster = Cluster::of(&items, Defaults::default(), Levels::default(), queue, Timestamp::now()).unwrap();
+        let small = JobId { namespace: "ns".into(), uid: "small".into() };
+        let state = &cluster.index.job_states[&small];
+        (state.preempted_by.is_some(), state.preemption_gain > 0)
+    };
+    assert_eq!(by(QueuePolicy::FirstComeFirstServed), (false, false));
+    assert_eq!(by(QueuePolicy::LeastAttainedService), (true, true));
 }
 
 /// Regression test: the status of a tenant's job named the projects of other tenants.

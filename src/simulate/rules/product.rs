@@ -291,6 +291,13 @@ impl Product {
         Some((job, start.duration_since(BEGIN).as_secs_f64()))
     }
 
+    /// Seconds since the start that was first computed for the head of the queue.
+    #[cfg(test)]
+    pub(crate) fn delay_of_head(&self, now: f64) -> Option<f64> {
+        let first = self.index.queue.reservation()?.first_start?;
+        Some(now - first.duration_since(BEGIN).as_secs_f64())
+    }
+
     /// Waiting jobs that could start now.
     #[cfg(test)]
     pub(crate) fn startable(&mut self, now: f64) -> Result<Vec<usize>, String> {
@@ -411,7 +418,7 @@ fn name(number: usize) -> String {
 }
 
 /// The namespace of a team.
-fn namespace(team: usize) -> String {
+pub(super) fn namespace(team: usize) -> String {
     format!("team-{team}")
 }
 

@@ -87,6 +87,7 @@ fn verdict(record: &Record, facts: Option<&Facts>, ranked: &Ranked, last_loss: O
         repeated_steps: curves.map_or(0, |curves| {
             curves.attempts.iter().fold(0_u64, |sum, attempt| sum.saturating_add(attempt.repeated))
         }),
+        preemptions: record.documents.job.as_ref().map_or(0, |job| job.restarts.preemption),
         seconds: seconds.filter(|seconds| *seconds >= 0.0).map(round4),
         first_loss: finite(
             curves.and_then(|curves| curves.first_loss).or(finished.and_then(|finished| finished.first_loss)),

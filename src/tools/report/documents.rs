@@ -135,6 +135,15 @@ pub(super) struct Job {
     #[serde(default)]
     pub conditions: Vec<Condition>,
     pub placement: Option<Placement>,
+    #[serde(default)]
+    pub restarts: Restarts,
+}
+
+/// Restarts by cause.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Restarts {
+    #[serde(default)]
+    pub preemption: u32,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -248,12 +257,14 @@ mod tests {
     #[test]
     fn secrets_of_a_manifest_are_not_shown() {
         let text = "spec:\n  trainer:\n    env:\n    - {name: API_TOKEN, value: abc}\n    - {name: SWITCHYARD_KEY_FILE, value: /x}\n\
-                    status:\n  conditions:\n  - {type: Complete, status: 'True', reason: Complete, message: 9 steps done}\n";
+                    status:\n  conditions:\n  - {type: Complete, status: 'True', reason: Complete, message: 9 steps done}\n  \
+                    restarts: {application: 1, preemption: 2, total: 3}\n";
         let mut documents = Documents::default();
         documents.read(Document::Status, text).unwrap();
         let manifest = documents.manifest.unwrap().to_string();
         assert!(!manifest.contains("abc") && manifest.contains("/x") && !manifest.contains("conditions"), "{manifest}");
-        assert_eq!(documents.job.unwrap().conditions[0].message, "9 steps done");
+        let job = documents.job.unwrap();
+        assert_eq!((job.conditions[0].message.as_str(), job.restarts.preemption), ("9 steps done", 2));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use switchyard_crds::gpu_topology::*;
 use switchyard_crds::{FabricStatus, TrainJob};
 use switchyard_ledger::offline::{Cluster, PreviousPlacement};
+use switchyard_ledger::queue::QueueSettings;
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::objects::{self, Defaults};
 use switchyard_plan::validate;
@@ -222,7 +223,9 @@ pub fn look(scene: &Scene, job: &Job) -> Found {
 }
 
 pub fn look_at(items: &[Value], mut job: TrainJob, defaults: Defaults) -> Found {
-    let mut cluster = Cluster::of(items, defaults.clone(), Levels::default(), Timestamp::UNIX_EPOCH).unwrap();
+    let mut cluster =
+        Cluster::of(items, defaults.clone(), Levels::default(), QueueSettings::default(), Timestamp::UNIX_EPOCH)
+            .unwrap();
     let verdict = cluster.explain(&job, PreviousPlacement::Ignored).unwrap();
     let placed = verdict.placement.unwrap_or_else(|why| panic!("{why}"));
     let fabric = verdict.fabric.map(|found| found.map(|decided| decided.status));

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use switchyard_crds::gpu_topology::*;
 use switchyard_crds::{FabricStatus, PreflightFinding, PreflightStatus};
 use switchyard_ledger::offline::{Cluster, PreviousPlacement};
+use switchyard_ledger::queue::QueueSettings;
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::objects::Defaults;
 use switchyard_tests::gpus::{Machine, RESOURCE};
@@ -132,7 +133,8 @@ impl Stage {
 
     /// Computes the controller's fabric status.
     pub fn fabric(&self) -> Result<FabricStatus, String> {
-        let mut cluster = Cluster::of(&self.items, Defaults::default(), Levels::default(), NOW).unwrap();
+        let mut cluster =
+            Cluster::of(&self.items, Defaults::default(), Levels::default(), QueueSettings::default(), NOW).unwrap();
         let job = serde_json::from_value(self.job.clone()).unwrap();
         let verdict = cluster.explain(&job, PreviousPlacement::Ignored).unwrap();
         verdict.placement.unwrap_or_else(|why| panic!("{why}"));

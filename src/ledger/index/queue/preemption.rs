@@ -10,7 +10,7 @@ use switchyard_plan::cluster::PlacementRequest;
 use switchyard_plan::cluster::clock::exceeds_placed_limit;
 use switchyard_plan::cluster::place_with_fabric::place_with_fabric;
 use switchyard_plan::cluster::queue_order::{self, PreemptionOrder, QueuePosition};
-use switchyard_plan::job::total_gpus;
+use switchyard_plan::job::{pods, total_gpus};
 
 /// Preemption victims, and the nodes that the preempting job would get.
 pub struct PreemptionPlan {
@@ -37,7 +37,8 @@ pub(super) struct PolicyHead {
 
 impl PolicyHead {
     pub(super) fn of(index: &Index, request: &PlacementRequest<'_>) -> PolicyHead {
-        let gpus = i64::try_from(total_gpus(request.job)).unwrap_or(i64::MAX);
+        // A node without GPUs counts as one, as in the cost.
+        let gpus = i64::try_from(total_gpus(request.job)).unwrap_or(i64::MAX).max(pods(request.job).into());
         PolicyHead { position: index.position_without_reservation(request.job), gpus }
     }
 
@@ -129,7 +130,7 @@ impl Index {
             return None;
         }
         let victims: Vec<Key> = chosen.into_iter().map(|candidate| candidates[candidate].1.clone()).collect();
-        for key in &victims {
+        for (number, key) in victims.iter().enumerate() {
             let Some(job) = self.jobs.get(key) else { continue };
             let attempt = attempt_of(job);
             let name = self.name_for(job, position);
@@ -148,6 +149,7 @@ impl Index {
             if let Some(state) = self.job_states.get_mut(&JobId::of(&job.metadata)) {
                 state.preempted_attempt = Some(attempt);
                 state.preempted_by = Some(to);
+                state.preemption_gain = if number == 0 { gain } else { 0 };
             }
         }
         Some(PreemptionPlan { victims, nodes })

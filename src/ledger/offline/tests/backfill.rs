@@ -17,7 +17,8 @@ fn gang_waits_an_hour(now: Timestamp) -> Vec<Value> {
 }
 
 fn explain(items: &[Value], now: Timestamp, job: &TrainJob) -> PlacementVerdict {
-    let mut cluster = Cluster::of(items, Defaults::default(), Levels::default(), now).unwrap();
+    let mut cluster =
+        Cluster::of(items, Defaults::default(), Levels::default(), QueueSettings::default(), now).unwrap();
     cluster.explain(job, PreviousPlacement::Ignored).unwrap()
 }
 
@@ -116,7 +117,8 @@ fn predicting(now: Timestamp, ended: i64) -> Cluster {
 /// A cluster with run time estimates from this many ended jobs, which ran for 1, 2, 3 and so on
 /// minutes.
 fn with_past(items: &[Value], now: Timestamp, ended: i64) -> Cluster {
-    let mut cluster = Cluster::of(items, Defaults::default(), Levels::default(), now).unwrap();
+    let mut cluster =
+        Cluster::of(items, Defaults::default(), Levels::default(), QueueSettings::default(), now).unwrap();
     cluster.index.queue.configure(|queue| queue.predictor = Some(PredictorSettings::default()));
     for minutes in 1..=ended {
         let mut job = fresh(&format!("past-{minutes}"), 1, json!({}));
@@ -216,7 +218,8 @@ fn a_limit_raised_after_placement_delays_no_other_job() {
     let to = |priority: i32, items: &[Value]| {
         let mut items = items.to_vec();
         items[4]["spec"]["priority"] = json!(priority);
-        let cluster = Cluster::of(&items, Defaults::default(), Levels::default(), now).unwrap();
+        let cluster =
+            Cluster::of(&items, Defaults::default(), Levels::default(), QueueSettings::default(), now).unwrap();
         cluster.index.job_states[&JobId { namespace: "ns".into(), uid: "small".into() }].preempted_by.clone()
     };
     let why = "ns/gang (priority 0); its limit was raised after placement, and the original limit has passed";

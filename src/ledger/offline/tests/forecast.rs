@@ -19,7 +19,8 @@ fn queue(small: Value, gang: Value) -> Vec<Value> {
 
 fn forecasts(items: &[Value]) -> [String; 2] {
     let now: Timestamp = NOW.parse().unwrap();
-    let mut cluster = Cluster::of(items, Defaults::default(), Levels::default(), now).unwrap();
+    let mut cluster =
+        Cluster::of(items, Defaults::default(), Levels::default(), QueueSettings::default(), now).unwrap();
     ["gang", "next"].map(|name| {
         let job = cluster.job("ns", name).unwrap().clone();
         let verdict = cluster.explain(&job, PreviousPlacement::Ignored).unwrap();
@@ -90,10 +91,15 @@ fn far_back_in_the_queue_there_is_only_a_position() {
 /// Forecasts are computed only as often as they may be written.
 #[test]
 fn a_forecast_is_recomputed_after_a_minute() {
-    let mut index =
-        Cluster::of(&queue(json!(7200), json!(1800)), Defaults::default(), Levels::default(), NOW.parse().unwrap())
-            .unwrap()
-            .index;
+    let mut index = Cluster::of(
+        &queue(json!(7200), json!(1800)),
+        Defaults::default(),
+        Levels::default(),
+        QueueSettings::default(),
+        NOW.parse().unwrap(),
+    )
+    .unwrap()
+    .index;
     let key = Key { namespace: "ns".into(), name: "gang".into() };
     let mut forecasts = |seconds| {
         let at = NOW.parse::<Timestamp>().unwrap() + SignedDuration::from_secs(seconds);
@@ -112,7 +118,8 @@ fn the_queue_position_and_the_jobs_ahead_are_consistent() {
     items.push(job("third", 1, "2026-01-04T00:00:00Z", waiting()));
     items.push(pod("third", 0, None, 0));
     let now: Timestamp = NOW.parse().unwrap();
-    let mut cluster = Cluster::of(&items, Defaults::default(), Levels::default(), now).unwrap();
+    let mut cluster =
+        Cluster::of(&items, Defaults::default(), Levels::default(), QueueSettings::default(), now).unwrap();
     let key = |name: &str| Key { namespace: "ns".into(), name: name.into() };
     let ahead_message = |cluster: &mut Cluster| cluster.index.forecast(&key("third"), now).unwrap().message(now);
     assert_eq!(

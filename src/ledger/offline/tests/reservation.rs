@@ -88,7 +88,8 @@ fn a_gpu_claimed_by_a_lasting_pod_is_not_waited_for() {
 #[test]
 fn the_reservation_expires_and_is_followed_by_an_equal_cooldown() {
     let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();
-    let mut cluster = Cluster::of(&gang_waits(0), Defaults::default(), Levels::default(), now).unwrap();
+    let mut cluster =
+        Cluster::of(&gang_waits(0), Defaults::default(), Levels::default(), QueueSettings::default(), now).unwrap();
     cluster.index.queue.configure(|queue| queue.longest_reservation = Some(DAY));
     let late = fresh("late", 1, json!({}));
     let gang = Key { namespace: "ns".into(), name: "gang".into() };
@@ -119,7 +120,8 @@ fn a_promised_start_doubles_the_reservation_limit() {
         let mut items = gang_waits(0);
         items[3]["spec"]["activeDeadlineSeconds"] = json!(hours * 3600);
         items[3]["status"]["placedTime"] = json!(now);
-        let mut cluster = Cluster::of(&items, Defaults::default(), Levels::default(), now).unwrap();
+        let mut cluster =
+            Cluster::of(&items, Defaults::default(), Levels::default(), QueueSettings::default(), now).unwrap();
         cluster.index.queue.configure(|queue| queue.longest_reservation = Some(DAY));
         let gang = Key { namespace: "ns".into(), name: "gang".into() };
         assert_eq!(cluster.index.reservation_ends(&gang), Some(now + DAY * days), "{hours} h");

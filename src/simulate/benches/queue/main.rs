@@ -5,6 +5,7 @@
 //! the result file and keeps the others, so a long run can be split.
 
 mod parts;
+mod pass;
 mod results;
 mod row;
 
@@ -91,6 +92,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     for part in selected(&args.part, &Part::ALL) {
         for trace in selected(&args.trace, part.traces()) {
             for load in selected(&args.load, part.loads(trace)) {
+                if part == Part::Pass {
+                    let input = Input::read(&root, trace, load)?;
+                    pass::measure(part, &input, &machine, args.seeds, &mut results)?;
+                    continue;
+                }
                 for model in selected(&args.model, &[ModelName::Levels, ModelName::Flows]) {
                     let input = Input::read(&root, trace, load)?;
                     replay_all(&args, &input, (part, model), &machine, &mut results)?;

@@ -3,7 +3,7 @@
 use jiff::SignedDuration;
 use std::collections::BTreeMap;
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_ledger::queue::{PlacementDelay, PredictorSettings, Weights};
+use switchyard_ledger::queue::{PlacementDelay, PredictorSettings, QueueSettings, Weights};
 use switchyard_plan::cluster::queue_policy::{PolicySettings, QueuePolicy};
 use switchyard_simulate::fabric::Fabric;
 use switchyard_simulate::failures::Failures;
@@ -67,6 +67,8 @@ pub(crate) enum Part {
     CheapPreemption,
     /// The same with checkpoints every 30 min and 300 s per preemption.
     CostlyPreemption,
+    /// Times single passes over a long queue.
+    Pass,
 }
 
 pub(crate) type RuleResult = Result<Box<dyn Rule>, String>;
@@ -79,7 +81,7 @@ pub(crate) struct Entry {
 }
 
 impl Part {
-    pub(crate) const ALL: [Part; 12] = [
+    pub(crate) const ALL: [Part; 13] = [
         Part::Rules,
         Part::Failures,
         Part::Constants,
@@ -92,6 +94,7 @@ impl Part {
         Part::NotPreemptible,
         Part::CheapPreemption,
         Part::CostlyPreemption,
+        Part::Pass,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -108,6 +111,7 @@ impl Part {
             Part::NotPreemptible => "notPreemptible",
             Part::CheapPreemption => "cheapPreemption",
             Part::CostlyPreemption => "costlyPreemption",
+            Part::Pass => "pass",
         }
     }
 
@@ -115,6 +119,7 @@ impl Part {
         match self {
             Part::Rules | Part::Preemptible => &[TraceName::Lingjun, TraceName::Philly],
             Part::Teams => &[TraceName::Philly],
+            Part::Pass => &[TraceName::Fleet],
             _ => &[TraceName::Lingjun],
         }
     }
@@ -154,6 +159,7 @@ impl Part {
             Part::Teams => &TEAMS,
             Part::Patience => &PATIENCE,
             Part::Priorities => &PRIORITIES,
+            Part::Pass => &PREEMPTION[..OURS],
             _ => &PREEMPTION,
         }
     }
@@ -179,26 +185,34 @@ impl Part {
     }
 }
 
+/// Number of rules in `PREEMPTION` that are ours.
+const OURS: usize = 7;
+
 const PREEMPTION: [Entry; 10] = [
-    Entry { name: "first come, first served", limits: Limits::None, make: |f, m| Policy::Switchyard.rule(f, m) },
-    Entry { name: "the same with predictor", limits: Limits::None, make: |f, m| Policy::Predicting.rule(f, m) },
-    Entry { name: "opportunistic", limits: Limits::None, make: |f, m| Policy::Opportunistic.rule(f, m) },
+    Entry { name: "first come, first served", limits: Limits::None, make: |f, m| rule(Policy::Switchyard, f, m) },
+    Entry { name: "the same with predictor", limits: Limits::None, make: |f, m| rule(Policy::Predicting, f, m) },
+    Entry { name: "opportunistic", limits: Limits::None, make: |f, m| rule(Policy::Opportunistic, f, m) },
     Entry { name: "opportunistic with predictor", limits: Limits::None, make: opportunistic_and_predicting },
     Entry { name: "least attained service", limits: Limits::None, make: |f, m| preempting(f, m, 4) },
     Entry {
         name: "least attained with predictor",
         limits: Limits::None,
-        make: |f, m| Policy::LeastAttainedService.rule(f, m),
+        make: |f, m| rule(Policy::LeastAttainedService, f, m),
     },
     Entry { name: "least attained, 8 preemptions", limits: Limits::None, make: |f, m| preempting(f, m, 8) },
-    Entry { name: "strict FIFO", limits: Limits::None, make: |f, m| Policy::StrictFifo.rule(f, m) },
-    Entry { name: "Kueue-like", limits: Limits::None, make: |f, m| Policy::KueueLike.rule(f, m) },
+    Entry { name: "strict FIFO", limits: Limits::None, make: |f, m| rule(Policy::StrictFifo, f, m) },
+    Entry { name: "Kueue-like", limits: Limits::None, make: |f, m| rule(Policy::KueueLike, f, m) },
     Entry {
         name: "Kueue-like, preempting newer",
         limits: Limits::None,
-        make: |f, m| Policy::KueuePreempting.rule(f, m),
+        make: |f, m| rule(Policy::KueuePreempting, f, m),
     },
 ];
+
+/// A rule of a controller with default settings.
+fn rule(policy: Policy, fabric: &Fabric, machine: &GPUTopology) -> RuleResult {
+    policy.rule(fabric, machine, &QueueSettings::default())
+}
 
 fn preempting(fabric: &Fabric, machine: &GPUTopology, max_preemptions: i32) -> RuleResult {
     let policy = PolicySettings {
@@ -226,17 +240,21 @@ fn pool(fabric: &Fabric, order: PoolOrder) -> RuleResult {
 const WITH_HOSTS: usize = 11;
 
 const RULES: [Entry; 14] = [
-    Entry { name: "Switchyard", limits: Limits::Coarse, make: |f, m| Policy::Switchyard.rule(f, m) },
-    Entry { name: "Switchyard, half without limits", limits: Limits::Half, make: |f, m| Policy::Switchyard.rule(f, m) },
-    Entry { name: "with predictor, half without", limits: Limits::Half, make: |f, m| Policy::Predicting.rule(f, m) },
-    Entry { name: "Switchyard, no limits", limits: Limits::None, make: |f, m| Policy::Switchyard.rule(f, m) },
-    Entry { name: "with predictor, no limits", limits: Limits::None, make: |f, m| Policy::Predicting.rule(f, m) },
-    Entry { name: "strict FIFO", limits: Limits::None, make: |f, m| Policy::StrictFifo.rule(f, m) },
-    Entry { name: "Kueue-like", limits: Limits::None, make: |f, m| Policy::KueueLike.rule(f, m) },
-    Entry { name: "Volcano-like", limits: Limits::None, make: |f, m| Policy::VolcanoLike.rule(f, m) },
-    Entry { name: "default scheduler", limits: Limits::None, make: |f, m| Policy::DefaultScheduler.rule(f, m) },
-    Entry { name: "EASY, coarse limits", limits: Limits::Coarse, make: |f, m| Policy::Easy.rule(f, m) },
-    Entry { name: "EASY, half without", limits: Limits::Half, make: |f, m| Policy::Easy.rule(f, m) },
+    Entry { name: "Switchyard", limits: Limits::Coarse, make: |f, m| rule(Policy::Switchyard, f, m) },
+    Entry {
+        name: "Switchyard, half without limits",
+        limits: Limits::Half,
+        make: |f, m| rule(Policy::Switchyard, f, m),
+    },
+    Entry { name: "with predictor, half without", limits: Limits::Half, make: |f, m| rule(Policy::Predicting, f, m) },
+    Entry { name: "Switchyard, no limits", limits: Limits::None, make: |f, m| rule(Policy::Switchyard, f, m) },
+    Entry { name: "with predictor, no limits", limits: Limits::None, make: |f, m| rule(Policy::Predicting, f, m) },
+    Entry { name: "strict FIFO", limits: Limits::None, make: |f, m| rule(Policy::StrictFifo, f, m) },
+    Entry { name: "Kueue-like", limits: Limits::None, make: |f, m| rule(Policy::KueueLike, f, m) },
+    Entry { name: "Volcano-like", limits: Limits::None, make: |f, m| rule(Policy::VolcanoLike, f, m) },
+    Entry { name: "default scheduler", limits: Limits::None, make: |f, m| rule(Policy::DefaultScheduler, f, m) },
+    Entry { name: "EASY, coarse limits", limits: Limits::Coarse, make: |f, m| rule(Policy::Easy, f, m) },
+    Entry { name: "EASY, half without", limits: Limits::Half, make: |f, m| rule(Policy::Easy, f, m) },
     Entry { name: "ideal: strict FIFO, no places", limits: Limits::None, make: |f, _| pool(f, PoolOrder::StrictFifo) },
     Entry { name: "ideal: best effort, no places", limits: Limits::None, make: |f, _| pool(f, PoolOrder::BestEffort) },
     Entry {
@@ -269,7 +287,7 @@ fn with_placement_delay_percent(fabric: &Fabric, machine: &GPUTopology, percent_
 }
 
 const PATIENCE: [Entry; 4] = [
-    Entry { name: "Switchyard", limits: Limits::Coarse, make: |f, m| Policy::Switchyard.rule(f, m) },
+    Entry { name: "Switchyard", limits: Limits::Coarse, make: |f, m| rule(Policy::Switchyard, f, m) },
     Entry {
         name: "waits for 10 % of its limit",
         limits: Limits::Coarse,
@@ -288,8 +306,12 @@ const PATIENCE: [Entry; 4] = [
 ];
 
 const PRIORITIES: [Entry; 2] = [
-    Entry { name: "Switchyard", limits: Limits::Coarse, make: |f, m| Policy::Switchyard.rule(f, m) },
-    Entry { name: "Switchyard, half without limits", limits: Limits::Half, make: |f, m| Policy::Switchyard.rule(f, m) },
+    Entry { name: "Switchyard", limits: Limits::Coarse, make: |f, m| rule(Policy::Switchyard, f, m) },
+    Entry {
+        name: "Switchyard, half without limits",
+        limits: Limits::Half,
+        make: |f, m| rule(Policy::Switchyard, f, m),
+    },
 ];
 
 /// Equal weights for all teams, with this half-life of past usage.
@@ -300,11 +322,11 @@ fn fair_share(fabric: &Fabric, machine: &GPUTopology, half_life_hours: i64) -> R
 
 /// Usage half-lives of one week, half a week and two weeks.
 const TEAMS: [Entry; 5] = [
-    Entry { name: "Switchyard", limits: Limits::Coarse, make: |f, m| Policy::Switchyard.rule(f, m) },
+    Entry { name: "Switchyard", limits: Limits::Coarse, make: |f, m| rule(Policy::Switchyard, f, m) },
     Entry { name: "equal weights", limits: Limits::Coarse, make: |f, m| fair_share(f, m, 168) },
     Entry { name: "equal weights, half-life 3.5 days", limits: Limits::Coarse, make: |f, m| fair_share(f, m, 84) },
     Entry { name: "equal weights, half-life 14 days", limits: Limits::Coarse, make: |f, m| fair_share(f, m, 336) },
-    Entry { name: "Kueue-like", limits: Limits::None, make: |f, m| Policy::KueueLike.rule(f, m) },
+    Entry { name: "Kueue-like", limits: Limits::None, make: |f, m| rule(Policy::KueueLike, f, m) },
 ];
 
 const MINUTES_5: SignedDuration = SignedDuration::from_mins(5);

@@ -59,6 +59,9 @@ pub(super) fn verdict(report: &Report) -> Page {
             format!("{} repeated", counted(verdict.repeated_steps, "step")),
         ));
     }
+    if verdict.preemptions > 0 {
+        figures.push(("Preempted", verdict.preemptions.to_string(), counted(verdict.preemptions.into(), "restart")));
+    }
     if let Some(seconds) = verdict.seconds {
         figures.push(("Time", duration(seconds), "first to last step".into()));
     }

@@ -113,6 +113,9 @@ data! {
         pub attempts: u32,
         /// Steps repeated after restarts.
         pub repeated_steps: u64,
+        /// Restarts after preemptions.
+        #[serde(default)]
+        pub preemptions: u32,
         /// Time from the first to the last step, seconds.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub seconds: Option<f64>,
