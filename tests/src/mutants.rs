@@ -24,7 +24,7 @@ struct Mutant {
     insert: &'static str,
 }
 
-const MUTANTS: [Mutant; 10] = [
+const MUTANTS: [Mutant; 7] = [
     Mutant {
         name: "waits-for-zombies",
         file: "src/plan/cluster/step.rs",
@@ -63,24 +63,6 @@ const MUTANTS: [Mutant; 10] = [
         file: "src/ledger/index/pods.rs",
         before: "        let before = self.usage.share(&pod.uid).filter(|_| promised.is_none() && is_open);\n",
         insert: "        let promised = promised.filter(|_| !bug!());\n",
-    },
-    Mutant {
-        name: "preempts-too-soon",
-        file: "src/plan/cluster/queue_policy.rs",
-        before: "        Some(behind.max(since.checked_add(protected).ok()?))\n",
-        insert: "        let protected = if bug!() { SignedDuration::ZERO } else { protected };\n",
-    },
-    Mutant {
-        name: "preempts-too-often",
-        file: "src/plan/cluster/queue_policy.rs",
-        before: "        self.preempts()\n            && job.spec",
-        insert: "        if bug!() {\n            return self.preempts() && job.spec.preemptible() == Preemptible::Always;\n        }\n",
-    },
-    Mutant {
-        name: "preempts-nobody",
-        file: "src/plan/cluster/queue_policy.rs",
-        before: "        let since = placed_since(job).filter(|_| self.is_preemptible(job, now))?;\n",
-        insert: "        if bug!() {\n            return None;\n        }\n",
     },
     Mutant {
         name: "ghosts",

@@ -6,7 +6,6 @@
 //! churn::`.
 
 mod gpus;
-mod preemption;
 mod script;
 
 use anyhow::{Context, Result, bail, ensure};
