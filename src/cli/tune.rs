@@ -2,7 +2,7 @@
 //! make its steps shorter.
 //!
 //! ```text
-//! manifest ─> settings to try ─> trials (switchyard run, some steps each) ─> choice ─> table, patch, manifest
+//! manifest ─> settings to try ─> trials, each a run of some steps ─> choice ─> table, manifest
 //! ```
 
 mod choice;

@@ -101,7 +101,9 @@ impl Hosts {
         let net = format!("--net={}", self.hosts[host].path());
         let core = self.cores[host % self.cores.len()].to_string();
         let mut command = Command::new("nsenter");
-        command.args([&net, "--", "timeout", "--kill-after=5", LIMIT, "taskset", "--cpu-list", &core, program]);
+        // `timeout` passes the signal on when this process dies.
+        command.args([&net, "--", "setpriv", "--pdeathsig", "TERM", "timeout", "--kill-after=5", LIMIT]);
+        command.args(["taskset", "--cpu-list", &core, program]);
         command
     }
 
