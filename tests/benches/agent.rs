@@ -21,7 +21,7 @@ fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().collect();
     let file =
         arguments.iter().position(|word| word == "--json").and_then(|at| arguments.get(at + 1)).map(PathBuf::from);
-    let plane = agent_plane()?;
+    let plane = agent_plane(&[])?;
     let (small, large) = (Host::new()?, Host::new()?);
     grow(&large)?;
     let hosts = [("this machine", "bench-small", &small), ("256 CPUs, 2 GPUs (mock)", "bench-large", &large)];

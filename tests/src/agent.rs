@@ -25,14 +25,15 @@ const SYSTEM: &str = "switchyard-system";
 /// The agents' service account.
 const ACCOUNT: &str = "switchyard-node-agent";
 
-/// Starts a control plane for agents, with the chart applied and an audit log.
+/// Starts a control plane for agents, with the chart rendered with these helm arguments, and an
+/// audit log.
 ///
 /// # Errors
 /// The control plane does not start, or rejects the chart.
-pub fn agent_plane() -> Result<ControlPlane> {
+pub fn agent_plane(chart: &[&str]) -> Result<ControlPlane> {
     let plane = ControlPlane::start(&Options { controller_manager: true, audit: true, ..Options::default() })?;
     plane.install_crds_now()?;
-    plane.apply_chart(&[])?;
+    plane.apply_chart(chart)?;
     Ok(plane)
 }
 

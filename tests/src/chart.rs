@@ -3,6 +3,7 @@
 use crate::{ControlPlane, Ended, Program, SYSTEM, programs_of, root};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -87,8 +88,11 @@ impl ControlPlane {
         let token = self.kubectl(&["create", "token", account, "-n", namespace]);
         ensure!(token.code == Some(0), "{}", token.stderr);
         let admin = std::fs::read_to_string(self.kubeconfig("admin"))?;
+        // Replaced as a whole, because another test's controller of this account can be reading it.
+        let mut file = tempfile::NamedTempFile::new_in(self.folder())?;
+        file.write_all(admin.replace("token-admin", token.stdout.trim()).as_bytes())?;
         let path = self.folder().join(format!("{account}.kubeconfig"));
-        std::fs::write(&path, admin.replace("token-admin", token.stdout.trim()))?;
+        file.persist(&path)?;
         Ok(path)
     }
 

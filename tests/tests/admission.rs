@@ -7,13 +7,14 @@
 mod fence;
 mod rights;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use kube::Client;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use switchyard_tests::chart::render;
-use switchyard_tests::{ControlPlane, Ended, Options, root, until};
+use switchyard_tests::{ControlPlane, Ended, Options, refusal, root, until_async};
 
 /// Timeout for an API server to apply a policy.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -41,15 +42,17 @@ impl Case {
     }
 
     /// Describes the deviation from the expected result.
-    fn fault(&self, accepted: bool, message: &str) -> Option<String> {
+    fn fault(&self, refusal: Option<&str>) -> Option<String> {
+        let Some(message) = refusal else {
+            let is_refused = !self.refused.is_empty();
+            return is_refused.then(|| format!("{}: accepted; expected a refusal with {:?}", self.title, self.refused));
+        };
         let missing: Vec<&String> =
             self.refused.iter().filter(|fragment| !message.contains(fragment.as_str())).collect();
-        match (accepted, self.refused.is_empty()) {
-            (true, true) => None,
-            (true, false) => Some(format!("{}: accepted; expected a refusal with {:?}", self.title, self.refused)),
-            (false, true) => Some(format!("{}: refused: {message}", self.title)),
-            (false, false) if missing.is_empty() => None,
-            (false, false) => Some(format!("{}: the message lacks {missing:?}: {message}", self.title)),
+        match self.refused.is_empty() {
+            true => Some(format!("{}: refused: {message}", self.title)),
+            false if missing.is_empty() => None,
+            false => Some(format!("{}: the message lacks {missing:?}: {message}", self.title)),
         }
     }
 }
@@ -57,6 +60,7 @@ impl Case {
 /// A control plane with the chart, and a namespace with the users of the cases.
 struct Scene {
     plane: ControlPlane,
+    client: Client,
     namespace: String,
 }
 
@@ -65,7 +69,7 @@ impl Scene {
         let plane = ControlPlane::start(&Options::default())?;
         plane.install_crds().await?;
         let namespace = plane.namespace("admission").await?;
-        let scene = Scene { plane, namespace };
+        let scene = Scene { client: plane.client().await?, plane, namespace };
         scene.plane.apply_chart(&[])?;
         let users = root().join("tests/tests/admission/users.yaml");
         scene.must(&["apply", "-n", &scene.namespace, "-f", users.to_str().unwrap()], "");
@@ -83,9 +87,20 @@ impl Scene {
         self.plane.kubectl_with(&all, &input.to_string())
     }
 
-    /// Retries until the case ends as expected; returns the last fault at the deadline.
-    fn settles(&self, fault: impl Fn() -> Option<String>) -> Option<String> {
-        until("as expected", TIMEOUT, || Ok(fault().is_none())).err().and_then(|_| fault())
+    /// The refusal of an object that this user, or the administrator, would create.
+    async fn refusal(&self, user: Option<&str>, object: &Value) -> Result<Option<String>> {
+        refusal(&self.client, user, &self.namespace, object).await
+    }
+
+    /// Waits until the server refuses an object with this fragment.
+    async fn expect_refusal(&self, user: Option<&str>, object: &Value, fragment: &str) -> Result<()> {
+        let mut last = None;
+        let is_refused = async || {
+            last = self.refusal(user, object).await?;
+            Ok(last.as_ref().is_some_and(|message| message.contains(fragment)))
+        };
+        let refused = until_async("refused", TIMEOUT, is_refused).await;
+        refused.map(drop).with_context(|| format!("{object}: expected {fragment:?}, got {last:?}"))
     }
 
     fn allow(&self, allowed: &BTreeMap<String, String>) -> Result<()> {
@@ -96,9 +111,17 @@ impl Scene {
         Ok(())
     }
 
-    fn try_case(&self, case: &Case) -> Option<String> {
-        let ended = self.as_user(&case.user, &["create", "--dry-run=server", "-f", "-"], &case.manifest());
-        case.fault(ended.code == Some(0), &ended.stderr)
+    /// Tries a case until it ends as expected; returns the last fault at the deadline.
+    async fn try_case(&self, case: &Case) -> Result<Option<String>> {
+        let mut fault = None;
+        let is_expected = async || {
+            fault = case.fault(self.refusal(Some(&case.user), &case.manifest()).await?.as_deref());
+            Ok(fault.is_none())
+        };
+        match until_async("as expected", TIMEOUT, is_expected).await {
+            Ok(_) => Ok(None),
+            Err(error) => fault.map(Some).ok_or(error),
+        }
     }
 }
 
@@ -119,14 +142,13 @@ async fn accepted_and_refused_jobs() -> Result<()> {
             scene.allow(&case.allowed)?;
             allowed.clone_from(&case.allowed);
         }
-        faults.extend(scene.settles(|| scene.try_case(case)));
+        faults.extend(scene.try_case(case).await?);
     }
     assert!(faults.is_empty(), "{} of {} cases:\n{}", faults.len(), cases.len(), faults.join("\n"));
 
     examples(&scene);
     updates(&scene);
-    children(&scene);
-    Ok(())
+    children(&scene).await
 }
 
 /// The API server evaluates the CRD's rules: it accepts every example, and refuses one with a
@@ -180,28 +202,21 @@ fn updates(scene: &Scene) {
 }
 
 /// Only the controller may mark an object as belonging to a job.
-fn children(scene: &Scene) {
+async fn children(scene: &Scene) -> Result<()> {
     let pod = |labels: Value| {
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod", "labels": labels},
             "spec": {"automountServiceAccountToken": false, "containers": [{"name": "trainer", "image": "image"}]}})
     };
     let ours = pod(json!({"training.switchyard.dev/job-uid": "1"}));
-    let create = ["create", "--dry-run=server", "-f", "-"];
-    let refused = || {
-        let ended = scene.as_user("author", &create, &ours);
-        let named = ended.stderr.contains("metadata.labels[training.switchyard.dev/job-uid]");
-        (!named).then(|| format!("a pod with our label: {}{}", ended.stdout, ended.stderr))
-    };
-    assert_eq!(scene.settles(refused), None);
-    let ended = scene.as_user("author", &create, &pod(json!({"app": "a"})));
-    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    forgeries(scene);
-    controllers(scene);
+    scene.expect_refusal(Some("author"), &ours, "metadata.labels[training.switchyard.dev/job-uid]").await?;
+    assert_eq!(scene.refusal(Some("author"), &pod(json!({"app": "a"}))).await?, None);
+    forgeries(scene).await?;
+    controllers(scene).await
 }
 
 /// Limits on misuse of the controller's token. RBAC does not know owners, so the token can write
 /// pods and ConfigMaps; the policies must restrict it.
-fn controllers(scene: &Scene) {
+async fn controllers(scene: &Scene) -> Result<()> {
     let owner = |uid: &str| json!([{"apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "name": "a", "uid": uid, "controller": true}]);
     let label = json!({"training.switchyard.dev/job-uid": "1"});
     let owned_pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a-1-0", "labels": label, "ownerReferences": owner("1")},
@@ -241,12 +256,7 @@ fn controllers(scene: &Scene) {
             "not in the chart value admissionPolicy.allow.capability.SYS_ADMIN",
         ),
     ] {
-        let refused = || {
-            let ended = scene.as_user(CONTROLLER, &create, &pod);
-            let named = ended.code != Some(0) && ended.stderr.contains(fragment);
-            (!named).then(|| format!("expected {fragment:?}, got {}{}", ended.stdout, ended.stderr))
-        };
-        assert_eq!(scene.settles(refused), None);
+        scene.expect_refusal(Some(CONTROLLER), &pod, fragment).await?;
     }
     let made = scene.as_user(CONTROLLER, &["create", "-f", "-"], &owned_pod);
     assert_eq!(made.code, Some(0), "{}", made.stderr);
@@ -289,11 +299,12 @@ fn controllers(scene: &Scene) {
     assert_eq!(lifted.code, Some(0), "{}", lifted.stderr);
     let deleted = scene.as_user(CONTROLLER, &["delete", "pod/a-1-0", "--wait=false"], &Value::Null);
     assert_eq!(deleted.code, Some(0), "{}", deleted.stderr);
+    Ok(())
 }
 
 /// Tries every kind that the controller creates, with each of its labels and with an
 /// ownerReference, as the administrator, because RBAC allows the administrator everything.
-fn forgeries(scene: &Scene) {
+async fn forgeries(scene: &Scene) -> Result<()> {
     let kinds = [
         ("v1", "Pod", json!({"spec": {"containers": [{"name": "a", "image": "image"}]}})),
         ("v1", "Service", json!({"spec": {"ports": [{"port": 80}]}})),
@@ -318,32 +329,22 @@ fn forgeries(scene: &Scene) {
             object["metadata"]["namespace"] = json!(scene.namespace);
             object
         };
-        let create = |metadata: Value| {
-            let create = ["create", "--dry-run=server", "-f", "-"];
-            scene.plane.kubectl_with(&create, &object(metadata).to_string())
-        };
-        let refused = |metadata: Value, fragment: &str| {
-            let ended = create(metadata);
-            let named = ended.code != Some(0) && ended.stderr.contains(fragment);
-            (!named).then(|| format!("{kind}: expected {fragment:?}, got {}{}", ended.stdout, ended.stderr))
-        };
         let label = |name: &str| format!("training.switchyard.dev/{name}");
         for name in ["job-uid", "job-name", "attempt", "node-rank", "rank"] {
             let fragment = format!("metadata.labels[{}]: only the controller of Switchyard sets it", label(name));
-            assert_eq!(scene.settles(|| refused(json!({"labels": {label(name): "1"}}), &fragment)), None);
+            scene.expect_refusal(None, &object(json!({"labels": {label(name): "1"}})), &fragment).await?;
             tried += 1;
         }
         let fragment = "metadata.ownerReferences: only the controller of Switchyard says that an object belongs to TrainJob victim";
         let ours = of_job("training.switchyard.dev");
-        assert_eq!(scene.settles(|| refused(json!({"ownerReferences": ours}), fragment)), None);
+        scene.expect_refusal(None, &object(json!({"ownerReferences": ours})), fragment).await?;
         tried += 1;
         for fine in [
             json!({}),
             json!({"ownerReferences": of_job("trainer.kubeflow.org")}),
             json!({"labels": {label("team"): "a"}}),
         ] {
-            let ended = create(fine.clone());
-            assert_eq!(ended.code, Some(0), "{kind} {fine}: {}", ended.stderr);
+            assert_eq!(scene.refusal(None, &object(fine.clone())).await?, None, "{kind} {fine}");
         }
     }
     assert_eq!(tried, 48);
@@ -365,6 +366,7 @@ fn forgeries(scene: &Scene) {
     }
     let again = patch(json!({"ownerReferences": of_job("training.switchyard.dev")}));
     assert!(again.stderr.contains("metadata.ownerReferences"), "{}", again.stderr);
+    Ok(())
 }
 
 #[test]
@@ -372,8 +374,8 @@ fn unexpected_outcomes_are_detected() {
     let all = cases();
     assert!(all.len() >= 60, "{} cases", all.len());
     let accepted = all.iter().find(|case| case.refused.is_empty()).unwrap();
-    assert!(accepted.fault(false, "forbidden").is_some_and(|fault| fault.contains("refused: forbidden")));
+    assert!(accepted.fault(Some("forbidden")).is_some_and(|fault| fault.contains("refused: forbidden")));
     let refused = all.iter().find(|case| !case.refused.is_empty()).unwrap();
-    assert!(refused.fault(true, "").is_some_and(|fault| fault.contains("accepted; expected a refusal")));
-    assert!(refused.fault(false, "forbidden for some other reason").is_some_and(|fault| fault.contains("lacks")));
+    assert!(refused.fault(None).is_some_and(|fault| fault.contains("accepted; expected a refusal")));
+    assert!(refused.fault(Some("forbidden for some other reason")).is_some_and(|fault| fault.contains("lacks")));
 }

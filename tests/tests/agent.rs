@@ -26,7 +26,7 @@ const USER: &str = "system:serviceaccount:switchyard-system:switchyard-node-agen
 /// A control plane with the chart's manifests.
 fn plane() -> &'static ControlPlane {
     static PLANE: OnceLock<ControlPlane> = OnceLock::new();
-    PLANE.get_or_init(|| agent_plane().unwrap_or_else(|error| panic!("{error:#}")))
+    PLANE.get_or_init(|| agent_plane(&[]).unwrap_or_else(|error| panic!("{error:#}")))
 }
 
 /// A node and its agent's report.

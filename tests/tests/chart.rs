@@ -19,7 +19,8 @@ mod server;
 mod values;
 
 use std::path::PathBuf;
-use switchyard_tests::root;
+use std::sync::OnceLock;
+use switchyard_tests::{ControlPlane, agent_plane, root};
 
 /// The arguments of `helm template` for a cluster with the Prometheus operator.
 const MONITORING: [&str; 2] = ["--api-versions", "monitoring.coreos.com/v1"];
@@ -37,4 +38,11 @@ fn files(folder: &str) -> Vec<(String, PathBuf, String)> {
         .collect();
     files.sort();
     files
+}
+
+/// A control plane with the chart and secure metrics, for tests that leave the chart as it is.
+fn installed() -> &'static ControlPlane {
+    static PLANE: OnceLock<ControlPlane> = OnceLock::new();
+    let start = || agent_plane(&["--set", "metrics.secure.enabled=true"]);
+    PLANE.get_or_init(|| start().unwrap_or_else(|error| panic!("{error:#}")))
 }

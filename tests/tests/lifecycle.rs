@@ -17,6 +17,7 @@ mod objects;
 mod provisioning;
 mod tampered;
 mod training;
+mod verdicts;
 mod watching;
 
 use anyhow::Result;

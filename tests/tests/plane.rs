@@ -16,4 +16,3 @@ mod malformed;
 mod rights;
 mod size;
 mod tenants;
-mod verdicts;

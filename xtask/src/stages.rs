@@ -165,7 +165,6 @@ pub(crate) const STAGES: [Stage; 15] = [
                     "lifecycle",
                     "admission",
                     "controller",
-                    "verdicts",
                     "malformed",
                     "fights",
                     "rights",

@@ -15,7 +15,7 @@ pub(crate) use access::{kubeconfig_text, kubelet_user};
 pub(crate) use certificates::self_signed;
 pub use process::{Daemon, Usage};
 
-use crate::{Ended, Program, cargo};
+use crate::{Ended, Program, xtask};
 use anyhow::{Context, Result, bail};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Patch, PatchParams};
@@ -24,6 +24,7 @@ use kube::{Api, ResourceExt};
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -480,8 +481,7 @@ fn find_programs() -> Result<Programs> {
 /// # Errors
 /// A build failed.
 pub fn programs_of(names: &[&str]) -> Result<Vec<PathBuf>> {
-    let mut command = cargo(&["run", "--quiet", "-p", "xtask", "--", "programs"]);
-    let output = command.args(names).output().context("cannot start cargo")?;
+    let output = Command::new(xtask()).arg("programs").args(names).output().context("cannot start xtask")?;
     if !output.status.success() {
         bail!(
             "cargo xtask programs {}: {}\n{}",

@@ -7,11 +7,19 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use switchyard_tests::chart::{objects, render};
 use switchyard_tests::{ControlPlane, Options, SYSTEM, chart_rules, until};
 
-/// An installation whose controllers and agents do not run, because there are no nodes.
-fn plane() -> Result<ControlPlane> {
+/// An installation whose controllers and agents do not run, because there are no nodes. Its tests
+/// take turns, since each causes its own faults.
+fn plane() -> MutexGuard<'static, ControlPlane> {
+    static PLANE: OnceLock<Mutex<ControlPlane>> = OnceLock::new();
+    let plane = PLANE.get_or_init(|| Mutex::new(start().unwrap_or_else(|error| panic!("{error:#}"))));
+    plane.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn start() -> Result<ControlPlane> {
     let plane = ControlPlane::start(&Options::default())?;
     plane.install_crds_now()?;
     must(&plane, &["create", "namespace", SYSTEM], "")?;
@@ -78,7 +86,7 @@ fn named(rules: &[PolicyRule]) -> BTreeSet<String> {
 /// With an emptied role, the finding must list exactly the rights that the chart grants.
 #[test]
 fn missing_rights_are_named() -> Result<()> {
-    let plane = plane()?;
+    let plane = plane();
     expect_no_finding(&plane, "system:serviceaccount:")?;
     let no_rules = r#"{"rules": []}"#;
     for name in ["clusterrole/switchyard-controller", "clusterrole/switchyard-node-agent"] {
@@ -116,7 +124,7 @@ fn missing_rights_are_named() -> Result<()> {
 
 #[test]
 fn installation_faults_are_found_with_their_fixes() -> Result<()> {
-    let plane = plane()?;
+    let plane = plane();
     let quiet =
         ["no report of", "older than half an hour", "Pod Security forbids", "no pod behind", "no ResourceSlice"];
     for fragment in quiet {
@@ -175,7 +183,7 @@ fn installation_faults_are_found_with_their_fixes() -> Result<()> {
 /// A reader without rights gets a list of the skipped checks.
 #[test]
 fn skipped_checks_are_listed() -> Result<()> {
-    let plane = plane()?;
+    let plane = plane();
     let kubeconfig = switchyard_tests::account(&plane, "reader", &[])?;
     let arguments = ["doctor", "cluster", "--kubeconfig", &kubeconfig.display().to_string()].map(str::to_string);
     let program = switchyard_tests::programs().join("switchyard");

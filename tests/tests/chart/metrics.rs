@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use switchyard_tests::chart::{chart, objects, policy_arguments, render};
 use switchyard_tests::{
-    Agent, AgentOptions, ControllerOptions, Host, agent_plane, http_address, page, plain_job, start_controller, until,
+    Agent, AgentOptions, ControllerOptions, Host, http_address, page, plain_job, start_controller, until,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -101,15 +101,15 @@ fn expressions() -> Result<Vec<(String, String)>> {
 
 #[test]
 fn dashboards_and_alerts_query_existing_series() -> Result<()> {
-    let plane = agent_plane()?;
+    let plane = installed();
     let host = Host::new()?;
-    let agent = Agent::start(&plane, "metrics", &host, &AgentOptions::default())?;
+    let agent = Agent::start(plane, "metrics", &host, &AgentOptions::default())?;
     let options = ControllerOptions {
         kubeconfig: Some(plane.controller_kubeconfig()?),
         arguments: policy_arguments(&objects(&render(&[])?)?),
         ..ControllerOptions::default()
     };
-    let controller = start_controller(&plane, "controller", &options)?;
+    let controller = start_controller(plane, "controller", &options)?;
     // Some series first appear with a job. This one waits because there are no nodes.
     let made = plane.kubectl_with(&["create", "-n", "default", "-f", "-"], &plain_job("a", 1, "run").to_string());
     ensure!(made.code == Some(0), "{}", made.stderr);

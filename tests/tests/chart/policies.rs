@@ -77,7 +77,7 @@ pub(crate) fn findings(plane: &ControlPlane) -> Result<Vec<Value>> {
 
 #[test]
 fn an_inactive_policy_is_reported_until_it_is_active() -> Result<()> {
-    let plane = agent_plane()?;
+    let plane = agent_plane(&[])?;
     let (policy, binding) = ("validatingadmissionpolicy", "validatingadmissionpolicybinding");
     for (kind, name) in [(policy, "switchyard-trainjobs-secrets"), (binding, "switchyard-children")] {
         let deleted = plane.kubectl(&["delete", kind, name]);

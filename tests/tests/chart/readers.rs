@@ -1,11 +1,10 @@
 //! Authenticated metrics: access to the metrics of a controller with the chart's account and
 //! rights.
 
+use crate::chart::installed;
 use anyhow::{Context, Result, ensure};
 use std::net::SocketAddr;
-use switchyard_tests::{
-    ControlPlane, ControllerOptions, Daemon, Options, TIMEOUT, found_async, http_address, page, start_controller,
-};
+use switchyard_tests::{ControllerOptions, Daemon, TIMEOUT, found_async, http_address, page, start_controller};
 
 /// Address of the authenticated metrics endpoint, once the controller has logged it.
 fn metrics_address(controller: &Daemon) -> Option<SocketAddr> {
@@ -28,15 +27,15 @@ async fn ask(address: SocketAddr, token: Option<&str>) -> Result<Result<String, 
 
 #[tokio::test]
 async fn only_accounts_with_the_role_can_read_metrics() -> Result<()> {
-    let plane = ControlPlane::start(&Options::default())?;
-    plane.install_crds().await?;
-    plane.apply_chart(&["--set", "metrics.secure.enabled=true"])?;
+    let plane = installed();
     let options = ControllerOptions {
+        // Without jobs, which a controller of another test has.
+        namespace: Some("kube-public".into()),
         kubeconfig: Some(plane.controller_kubeconfig()?),
         arguments: ["--secure-metrics", "127.0.0.1:0"].map(String::from).to_vec(),
         ..ControllerOptions::default()
     };
-    let controller = start_controller(&plane, "readers", &options)?;
+    let controller = start_controller(plane, "readers", &options)?;
     let must = |arguments: &[&str]| {
         let ended = plane.kubectl(arguments);
         ensure!(ended.code == Some(0), "kubectl {arguments:?}: {}", ended.stderr);

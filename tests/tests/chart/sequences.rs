@@ -3,16 +3,16 @@
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, PostParams};
 use kube::runtime::wait::await_condition;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;
-use switchyard_crds::{TrainJob, labels};
+use switchyard_crds::labels;
 use switchyard_tests::chart::RELEASE;
-use switchyard_tests::{ControlPlane, Options, SYSTEM, until_async};
+use switchyard_tests::{ControlPlane, Options, SYSTEM, refusal, until_async};
 
 /// Timeout for an API server to apply policies, and for a namespace to disappear.
 const TIMEOUT: Duration = Duration::from_secs(90);
@@ -121,20 +121,6 @@ fn the_walk_takes_every_step_from_every_state_of_one_release() {
 struct Cluster {
     plane: ControlPlane,
     admin: Client,
-    controller: Client,
-}
-
-/// Sends a dry-run create; returns the refusal.
-async fn refusal<K>(api: &Api<K>, object: &Value) -> Result<Option<String>>
-where
-    K: Clone + std::fmt::Debug + serde::de::DeserializeOwned + serde::Serialize,
-{
-    let look = PostParams { dry_run: true, ..PostParams::default() };
-    match api.create(&look, &serde_json::from_value(object.clone())?).await {
-        Ok(_) => Ok(None),
-        Err(kube::Error::Api(status)) => Ok(Some(status.message)),
-        Err(error) => Err(error.into()),
-    }
 }
 
 impl Cluster {
@@ -142,10 +128,7 @@ impl Cluster {
         let plane = ControlPlane::start(&Options { controller_manager: true, ..Options::default() })?;
         plane.install_crds().await?;
         let admin = plane.client().await?;
-        let mut config = plane.config().await?;
-        config.auth_info.impersonate = Some(format!("system:serviceaccount:{SYSTEM}:switchyard-controller"));
-        let controller = Client::try_from(config)?;
-        let cluster = Cluster { plane, admin, controller };
+        let cluster = Cluster { plane, admin };
         cluster.namespace(SECOND)?;
         let accounts = Api::<k8s_openapi::api::core::v1::ServiceAccount>::namespaced(cluster.admin.clone(), FOREIGN);
         let exists = await_condition(accounts, "default", |account: Option<&_>| account.is_some());
@@ -201,19 +184,22 @@ impl Cluster {
     async fn settle(&self, policies: bool) -> Result<()> {
         let namespace = "first";
         self.namespace(namespace)?;
-        let forged = json!({"metadata": {"name": "forged", "labels": {labels::JOB_UID: "1"}}});
+        let forged = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "forged", "labels": {labels::JOB_UID: "1"}}});
         let owner =
             json!({"apiVersion": labels::API_VERSION, "kind": "TrainJob", "name": "a", "uid": "1", "controller": true});
-        let ungated = json!({"metadata": {"name": "a-1-0", "labels": {labels::JOB_UID: "1"}, "ownerReferences": [owner]},
+        let ungated = json!({"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "a-1-0", "labels": {labels::JOB_UID: "1"}, "ownerReferences": [owner]},
             "spec": {"containers": [{"name": "trainer", "image": "image"}]}});
-        let job = json!({"metadata": {"name": "a"}, "spec": {"trainer": {"framework": "Plain", "image": "image", "command": ["train"]},
-            "template": {"spec": {"hostNetwork": true}}}});
+        let job = json!({"apiVersion": labels::API_VERSION, "kind": "TrainJob", "metadata": {"name": "a"},
+            "spec": {"trainer": {"framework": "Plain", "image": "image", "command": ["train"]},
+                "template": {"spec": {"hostNetwork": true}}}});
+        let controller = format!("system:serviceaccount:{SYSTEM}:switchyard-controller");
         let mut seen = None;
         let are_expected = async || {
             let answers = [
-                refusal(&Api::<ConfigMap>::namespaced(self.admin.clone(), namespace), &forged).await?,
-                refusal(&Api::<Pod>::namespaced(self.controller.clone(), namespace), &ungated).await?,
-                refusal(&Api::<TrainJob>::namespaced(self.admin.clone(), namespace), &job).await?,
+                refusal(&self.admin, None, namespace, &forged).await?,
+                refusal(&self.admin, Some(&controller), namespace, &ungated).await?,
+                refusal(&self.admin, None, namespace, &job).await?,
             ];
             let is_policy_error =
                 |answer: &Option<String>| answer.as_deref().is_some_and(|words| words.contains("'switchyard-"));
@@ -257,10 +243,9 @@ fn foreign() -> Value {
 
 /// Continuously checks that a foreign pod would be admitted, also while helm runs.
 async fn watch_foreign_pods(client: Client) -> Result<()> {
-    let pods = Api::<Pod>::namespaced(client, FOREIGN);
-    let pod = json!({"metadata": {"name": "meanwhile"}, "spec": foreign()});
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "meanwhile"}, "spec": foreign()});
     loop {
-        let refused = refusal(&pods, &pod).await?;
+        let refused = refusal(&client, None, FOREIGN, &pod).await?;
         ensure!(refused.is_none(), "a foreign pod is refused meanwhile: {refused:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

@@ -1,12 +1,13 @@
 //! Validates every object of every values set with a dry run on a real API server; also checks Pod
 //! Security.
 
-use crate::chart::{MONITORING, files};
+use crate::chart::{MONITORING, files, installed};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use std::sync::OnceLock;
 use std::time::Duration;
 use switchyard_tests::chart::{RELEASE, objects, render};
-use switchyard_tests::{ControlPlane, Options, SYSTEM, programs_of, until};
+use switchyard_tests::{ControlPlane, Options, SYSTEM, programs_of, refusal, until};
 
 /// Timeout for an API server to apply a FlowSchema.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -15,8 +16,13 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const LOOK: [&str; 6] =
     ["apply", "--server-side", "--dry-run=server", "--validate=strict", "--field-manager=chart", "-f"];
 
-/// A control plane with the Prometheus operator's CRDs and the namespaces of the sets.
-fn plane() -> Result<ControlPlane> {
+/// A control plane for dry runs, with the Prometheus operator's CRDs and the namespaces of the sets.
+fn plane() -> &'static ControlPlane {
+    static PLANE: OnceLock<ControlPlane> = OnceLock::new();
+    PLANE.get_or_init(|| start().unwrap_or_else(|error| panic!("{error:#}")))
+}
+
+fn start() -> Result<ControlPlane> {
     let plane = ControlPlane::start(&Options::default())?;
     let crds = programs_of(&["prometheus-operator"])?.remove(0).join("data");
     for kind in ["servicemonitors", "podmonitors", "prometheusrules"] {
@@ -39,12 +45,12 @@ pub(crate) fn must(plane: &ControlPlane, arguments: &[&str], input: &str) -> Res
 /// Submits each distinct object once and checks the reply.
 #[test]
 fn the_server_accepts_every_object_of_every_set() -> Result<()> {
-    let plane = plane()?;
+    let plane = plane();
     for (name, path, _) in files("values") {
         let arguments = [&["--values", path.to_str().unwrap()][..], &MONITORING].concat();
         let text = render(&arguments)?;
         let expected = objects(&text)?.len();
-        let output = must(&plane, &[&LOOK[..], &["-"]].concat(), &text).with_context(|| name.clone())?;
+        let output = must(plane, &[&LOOK[..], &["-"]].concat(), &text).with_context(|| name.clone())?;
         let applied = output.lines().filter(|line| line.ends_with("serverside-applied (server dry run)")).count();
         assert_eq!(applied, expected, "{name}: {output}");
     }
@@ -67,16 +73,17 @@ fn the_server_accepts_every_object_of_every_set() -> Result<()> {
 
 /// The controller fits the `restricted` level. Agents need `privileged` because they use host
 /// folders and the host network.
-#[test]
-fn pods_fit_the_pod_security_level_that_is_documented() -> Result<()> {
-    let plane = ControlPlane::start(&Options::default())?;
+#[tokio::test]
+async fn pods_fit_the_pod_security_level_that_is_documented() -> Result<()> {
+    let plane = plane();
+    let client = plane.client().await?;
     let levels = ["restricted", "baseline", "privileged"];
     for level in levels {
         let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": level,
             "labels": {"pod-security.kubernetes.io/enforce": level}}});
-        must(&plane, &["apply", "-f", "-"], &namespace.to_string())?;
+        must(plane, &["apply", "-f", "-"], &namespace.to_string())?;
         // Normally created by the controller manager, which does not run here.
-        must(&plane, &["create", "serviceaccount", "pods", "-n", level], "")?;
+        must(plane, &["create", "serviceaccount", "pods", "-n", level], "")?;
     }
     for (name, path, _) in files("values") {
         let arguments =
@@ -95,10 +102,10 @@ fn pods_fit_the_pod_security_level_that_is_documented() -> Result<()> {
                 for field in ["runtimeClassName", "priorityClassName"] {
                     pod["spec"].as_object_mut().unwrap().remove(field);
                 }
-                let ended = plane.kubectl_with(&["create", "--dry-run=server", "-f", "-"], &pod.to_string());
-                let refused = ended.stderr.contains("violates PodSecurity");
-                assert_eq!(!refused, fits.contains(&level), "{name} {} in {level}: {}", object["kind"], ended.stderr);
-                assert!(refused || ended.code == Some(0), "{name} {}: {}", object["kind"], ended.stderr);
+                let answer = refusal(&client, None, level, &pod).await?;
+                let refused = answer.as_ref().is_some_and(|message| message.contains("violates PodSecurity"));
+                assert_eq!(!refused, fits.contains(&level), "{name} {} in {level}: {answer:?}", object["kind"]);
+                assert!(refused || answer.is_none(), "{name} {}: {answer:?}", object["kind"]);
             }
         }
     }
@@ -108,10 +115,8 @@ fn pods_fit_the_pod_security_level_that_is_documented() -> Result<()> {
 /// With its own FlowSchema, the controller does not queue behind other service accounts.
 #[test]
 fn the_controller_has_its_own_flow_schema() -> Result<()> {
-    let plane = ControlPlane::start(&Options::default())?;
-    plane.install_crds_now()?;
-    plane.apply_chart(&[])?;
-    let schema = get(&plane, &["flowschema", "switchyard-controller"])?;
+    let plane = installed();
+    let schema = get(plane, &["flowschema", "switchyard-controller"])?;
     let uid = schema["metadata"]["uid"].as_str().context("no UID")?.to_string();
     // Each response names its flow in a header. A new FlowSchema takes effect with a delay.
     let flow = |user: &str| plane.kubectl(&["--as", user, "get", "pods", "--all-namespaces", "-v=8"]).stderr;
@@ -128,14 +133,14 @@ fn the_controller_has_its_own_flow_schema() -> Result<()> {
 /// The text that helm prints after an installation.
 #[test]
 fn the_notes_count_the_agent_nodes() -> Result<()> {
-    let plane = ControlPlane::start(&Options::default())?;
+    let plane = plane();
     for (name, labels) in [
         ("a", json!({"kubernetes.io/os": "linux", "feature.node.kubernetes.io/pci-10de.present": "true"})),
         ("b", json!({"kubernetes.io/os": "linux"})),
         ("c", json!({"kubernetes.io/os": "windows"})),
     ] {
         let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}});
-        must(&plane, &["create", "-f", "-"], &node.to_string())?;
+        must(plane, &["create", "-f", "-"], &node.to_string())?;
     }
     let notes = |sets: &str| -> Result<String> {
         let all =
