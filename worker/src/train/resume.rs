@@ -126,11 +126,7 @@ fn search(group: &mut Group, store: &Store<'_>, job: &str, launched: u32) -> Res
 }
 
 /// Verifies a checkpoint on all ranks; returns the damage that they found.
-fn verify(
-    group: &mut Group,
-    store: &Store<'_>,
-    checkpoint: &Checkpoint,
-) -> Result<Vec<CheckpointError>, TrainError> {
+fn verify(group: &mut Group, store: &Store<'_>, checkpoint: &Checkpoint) -> Result<Vec<CheckpointError>, TrainError> {
     let CheckpointId { attempt, step } = checkpoint.manifest().info().id;
     group.broadcast(WHAT, &encode(&Message::Verify(attempt, step)))?;
     let mut faults = store.verify_share(checkpoint, (0, group.world() as usize));

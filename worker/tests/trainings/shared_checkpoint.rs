@@ -1,6 +1,6 @@
 //! Checkpoints that the ranks read together when they resume.
 
-use crate::ranks::{blueprint, bytes_read, on_ranks, saving, train};
+use crate::ranks::{blueprint, bytes_read, on_ranks, runs, saving};
 use std::fs;
 use std::path::Path;
 use switchyard_worker::train::{TrainError, Trainer};
@@ -37,14 +37,16 @@ fn size_of_newest(directory: &Path) -> u64 {
 
 /// Saves a checkpoint, and resumes from it. Returns its size, and the bytes that each rank reads.
 fn resumed(config: &EngineConfig) -> (u64, Vec<u64>) {
-    let folder = tempfile::tempdir().unwrap();
+    let (folder, run_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let config = saving(config, folder.path(), 1);
-    train(&config, WORLD, 1, true).unwrap();
+    for (outcome, _) in runs(&config, WORLD, run_dir.path(), |_, _, _| ()) {
+        outcome.unwrap();
+    }
     let read = on_ranks(WORLD, |group| {
         let before = bytes_read();
         let trainer = Trainer::join(blueprint(&config, WORLD)?, &group)?;
         let read = bytes_read() - before;
-        assert_eq!(trainer.resumed_step(), Some(1));
+        assert_eq!(trainer.resumed_step(), Some(2));
         trainer.leave()?;
         Ok::<_, TrainError>(read)
     });
