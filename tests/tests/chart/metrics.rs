@@ -1,6 +1,7 @@
 //! Dashboards and alerts query metrics that exist: the series exposed by a real controller and a
 //! real agent.
 
+use crate::chart::installed;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
