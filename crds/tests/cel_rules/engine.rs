@@ -229,11 +229,6 @@ fn exchanges() -> Vec<Case> {
             engine(json!({"parallelism": stages(2), "communication": servers()})),
         ),
         (
-            "parallelism.pipelineStages needs communication.mode Collective",
-            engine(json!({"parallelism": stages(1), "communication": {"compression": top_k()}})),
-            engine(json!({"parallelism": stages(2), "communication": {"compression": top_k()}})),
-        ),
-        (
             "sharding needs communication.mode Collective",
             engine(json!({"communication": servers(), "sharding": "None"})),
             engine(json!({"communication": servers(), "sharding": "Optimizer"})),
