@@ -46,9 +46,13 @@ fn sharding_needs_cpus() {
 #[test]
 fn recomputation_needs_cpus() {
     assert_eq!(config(json!({})).recomputation, Recomputation::None);
-    assert_eq!(config(json!({"recomputation": "Blocks"})).recomputation, Recomputation::Blocks);
+    let block = |device: &str| {
+        let data = json!({"path": "text", "format": "Text"});
+        json!({"device": device, "model": {"type": "GPT"}, "data": data, "recomputation": "Blocks"})
+    };
+    assert_eq!(config(block("Cpu")).recomputation, Recomputation::Blocks);
     assert_eq!(
-        on(json!({}), json!({"device": "Cuda", "recomputation": "Blocks"})).unwrap_err(),
+        on(json!({}), block("Cuda")).unwrap_err(),
         "spec.engine.recomputation: got Blocks on GPUs; expected None: only ranks on CPUs recompute blocks yet"
     );
 }
