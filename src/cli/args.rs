@@ -318,8 +318,8 @@ pub(super) struct PlanArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["topology", "cluster", "snapshot", "fabric"])]
     pub device: Option<PathBuf>,
 
-    /// With `--device`, also predict the all-reduce and the part of it that the backward pass cannot
-    /// hide, for this bus bandwidth between the ranks: 0.12 for 1 Gbit/s, or what
+    /// With `--device`, also predict the all-reduce and the part of it that the backward pass
+    /// cannot hide, for this bus bandwidth between the ranks: 0.12 for 1 Gbit/s, or what
     /// `plan --cluster` predicts.
     #[arg(long, value_name = "GB/S", requires = "device", value_parser = positive)]
     pub bus_bandwidth: Option<f64>,

@@ -115,8 +115,8 @@ mod tests {
         assert_eq!(of(json!({"containers": []})).to_string(), "one pod");
     }
 
-    /// The scheduler counts them since Kubernetes 1.34, so a node with room for the containers alone
-    /// would be refused.
+    /// The scheduler counts them since Kubernetes 1.34, so a node with room for the containers
+    /// alone would be refused.
     #[test]
     fn requests_of_the_whole_pod_replace_those_of_its_containers() {
         let containers = json!([{"name": "a", "resources": {"requests": {"cpu": "1", "nvidia.com/gpu": "2"}}}]);

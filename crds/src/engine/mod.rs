@@ -185,9 +185,9 @@ pub struct Engine {
     pub sync: SyncPolicy,
 
     /// State that is divided among the ranks. `None` (default). `Optimizer`: the optimizer's state,
-    /// as in ZeRO-1. Each rank updates its part of the weights and receives the others. `Gradients`:
-    /// gradients too, as in ZeRO-2. A rank keeps its part of the sums only. Weights have the same
-    /// bits, and checkpoints the same contents. CPUs only.
+    /// as in ZeRO-1. Each rank updates its part of the weights and receives the others.
+    /// `Gradients`: gradients too, as in ZeRO-2. A rank keeps its part of the sums only. Weights
+    /// have the same bits, and checkpoints the same contents. CPUs only.
     #[serde(default)]
     pub sharding: Sharding,
 

@@ -16,7 +16,8 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const LOOK: [&str; 6] =
     ["apply", "--server-side", "--dry-run=server", "--validate=strict", "--field-manager=chart", "-f"];
 
-/// A control plane for dry runs, with the Prometheus operator's CRDs and the namespaces of the sets.
+/// A control plane for dry runs, with the Prometheus operator's CRDs and the namespaces of the
+/// sets.
 fn plane() -> &'static ControlPlane {
     static PLANE: OnceLock<ControlPlane> = OnceLock::new();
     PLANE.get_or_init(|| start().unwrap_or_else(|error| panic!("{error:#}")))

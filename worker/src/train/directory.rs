@@ -71,7 +71,8 @@ pub(super) fn compare(
     }
 }
 
-/// Names the ranks and hosts that do not see rank 0's lock, from whether each lacks it and its host.
+/// Names the ranks and hosts that do not see rank 0's lock, from whether each lacks it and its
+/// host.
 fn not_shared(directory: &Path, reports: &[(bool, String)]) -> Option<String> {
     let (mut ranks, mut hosts) = (Vec::new(), BTreeSet::new());
     for (rank, (_, host)) in (0..).zip(reports).filter(|(_, (lacks, _))| *lacks) {

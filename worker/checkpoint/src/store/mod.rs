@@ -32,8 +32,8 @@ pub trait TensorSource {
 
 /// Destination of restored tensors.
 pub trait TensorSink {
-    /// Takes elements of a tensor, row-major, from index `from` on; ignores tensors that it does not
-    /// want. A tensor arrives in any number of parts, with others in between.
+    /// Takes elements of a tensor, row-major, from index `from` on; ignores tensors that it does
+    /// not want. A tensor arrives in any number of parts, with others in between.
     ///
     /// # Errors
     /// The sink's tensor of this name has another size.
