@@ -114,6 +114,7 @@ fn every_option_has_the_bits_of_a_run_without_stages() {
         ("blocking", with(|config| config.overlap.sync_all_reduce = true)),
         ("two lanes", with(|config| config.overlap.communicators = 2)),
         ("evaluation of all samples", with(|config| config.evaluation.batches = None)),
+        ("recomputed blocks", with(|config| config.recomputation = Recomputation::Blocks)),
     ] {
         assert_same_bits(name, &config, &[(3, 2)]);
     }
