@@ -58,7 +58,7 @@ impl Graph {
         let crossing = |layer: usize| self.crossing(layer).expect("invariant: one tensor crosses a cut");
         let input = (layers.start > 0).then(|| crossing(layers.start));
         let output = (layers.end < self.nodes.len()).then(|| crossing(layers.end));
-        let mut stage = Graph::new(self.batch(), self.kind().clone(), self.format());
+        let mut stage = Graph::new(self.batch(), *self.kind(), self.format());
         let mut tensors = vec![usize::MAX; self.tensors.len()];
         if let Some(input) = input {
             tensors[input] = 0;

@@ -48,7 +48,8 @@ fn recomputation_needs_cpus() {
     assert_eq!(config(json!({})).recomputation, Recomputation::None);
     let block = |device: &str| {
         let data = json!({"path": "text", "format": "Text"});
-        json!({"device": device, "model": {"type": "GPT"}, "data": data, "recomputation": "Blocks"})
+        let gpt = json!({"layers": 1, "hiddenSize": 8, "heads": 1, "contextLength": 8});
+        json!({"device": device, "model": {"type": "GPT", "gpt": gpt}, "data": data, "recomputation": "Blocks"})
     };
     assert_eq!(config(block("Cpu")).recomputation, Recomputation::Blocks);
     assert_eq!(
