@@ -25,8 +25,9 @@ const LANES: usize = 8;
 /// Nodes of a lane, with eight GPUs each.
 const NODES: u32 = 2;
 
-/// The chart's memory request of the controller.
-const MEMORY: u64 = 128 << 20;
+/// Half of the controller's memory limit in the chart. An unoptimised build needs more than a
+/// shipped one.
+const MEMORY: u64 = 256 << 20;
 
 const CLAIMS: &str = r#"{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "claims"}, "rules": [
     {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims", "resourceclaimtemplates"], "verbs": ["create"]}]}"#;
