@@ -3,8 +3,8 @@
 //!
 //! The workspace is copied below the target folder, and all edits are applied to the copy. The
 //! program is built there as `switchyard-mutants`, in the same target folder and with the same
-//! crates, except for those with an edit and their dependents. `SWITCHYARD_MUTANT` selects the
-//! active mutant; without it, the program behaves like `switchyard-controller`.
+//! third-party crates. `SWITCHYARD_MUTANT` selects the active mutant; without it, the program
+//! behaves like `switchyard-controller`.
 
 use crate::{root, target};
 use std::fs;
@@ -95,8 +95,8 @@ fn mutate(mutant: &Mutant, product: &str, text: &str) -> Result<String, String> 
     Ok(format!("{}{}{}", &text[..at], mutant.insert.replace("bug!()", &active), &text[at..]))
 }
 
-/// Writes the mutants to a copy of the workspace and returns its folder. Files without an edit have
-/// the modification times of the originals, so that cargo reuses the workspace's crates.
+/// Writes the mutants to a copy of the workspace and returns its folder. Unchanged files keep their
+/// modification times.
 ///
 /// # Panics
 /// A file cannot be read or written, or an edit does not apply.
@@ -108,50 +108,43 @@ pub(crate) fn copy() -> PathBuf {
         .output();
     let files = String::from_utf8(files.expect("git ls-files").stdout).expect("file names are UTF-8");
     for file in files.lines().filter(|file| !file.starts_with("docs/results/")) {
-        let original = root().join(file);
-        let Ok(before) = fs::read(&original) else { continue };
-        let after = match std::str::from_utf8(&before) {
-            Ok(text) => transform(file, text.to_owned()).unwrap_or_else(|fault| panic!("{fault}")).into_bytes(),
-            Err(_) => before.clone(),
+        let Ok(bytes) = fs::read(root().join(file)) else { continue };
+        let bytes = match String::from_utf8(bytes) {
+            Ok(text) => transform(file, text).unwrap_or_else(|fault| panic!("{fault}")).into_bytes(),
+            Err(error) => error.into_bytes(),
         };
-        write(&folder.join(file), &after, (before == after).then_some(&original));
+        write(&folder.join(file), &bytes);
     }
     folder
 }
 
 /// Returns the text of a file in the copy.
 fn transform(file: &str, product: String) -> Result<String, String> {
-    let mut text = product.clone();
-    if let Some(package) = file.strip_suffix("Cargo.toml")
-        && MUTANTS.iter().any(|mutant| !package.is_empty() && mutant.file.starts_with(package))
-    {
+    if file == "Cargo.toml" {
         // Cargo distinguishes packages by their path in the workspace and their version, not by the
-        // workspace's folder. Both workspaces share a target folder, so with the same version they
-        // would overwrite and reuse each other's crates.
-        let (before, after) = text
-            .split_once("\nversion.workspace = true\n")
-            .ok_or_else(|| format!("{file} has no `version.workspace = true`; expected it"))?;
-        text = format!("{before}\nversion = \"{}-mutants\"\n{after}", env!("CARGO_PKG_VERSION"));
+        // workspace's folder. Both workspaces share a target folder for third-party crates, so with
+        // the same version they would overwrite and reuse each other's crates.
+        let (before, after) = product.split_once("\nversion = \"").ok_or("Cargo.toml has no version; expected one")?;
+        let (version, after) = after.split_once('"').ok_or("the version in Cargo.toml has no closing quote")?;
+        return Ok(format!("{before}\nversion = \"{version}-mutants\"{after}"));
     }
     if file == "src/controller/Cargo.toml" {
         // Build only the controller, because the other commands of `switchyard` would double the
         // build.
-        text.push_str("\n[[bin]]\nname = \"switchyard-mutants\"\npath = \"main.rs\"\n");
+        return Ok(format!("{product}\n[[bin]]\nname = \"switchyard-mutants\"\npath = \"main.rs\"\n"));
     }
     let mut mutants = MUTANTS.iter().filter(|mutant| mutant.file == file);
-    mutants.try_fold(text, |text, mutant| mutate(mutant, &product, &text))
+    mutants.try_fold(product.clone(), |text, mutant| mutate(mutant, &product, &text))
 }
 
-fn write(path: &Path, bytes: &[u8], original: Option<&PathBuf>) {
+fn write(path: &Path, bytes: &[u8]) {
     if fs::read(path).is_ok_and(|before| before == bytes) {
         return;
     }
     let parent = path.parent().expect("invariant: a file has a parent folder");
-    let written = fs::create_dir_all(parent).and_then(|()| fs::write(path, bytes)).and_then(|()| match original {
-        Some(original) => fs::File::options().append(true).open(path)?.set_modified(original.metadata()?.modified()?),
-        None => Ok(()),
-    });
-    written.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    fs::create_dir_all(parent)
+        .and_then(|()| fs::write(path, bytes))
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
 }
 
 #[cfg(test)]
@@ -168,18 +161,11 @@ mod tests {
     }
 
     #[test]
-    fn packages_with_an_edit_have_their_own_version() {
-        let copy = |file: &str| transform(file, fs::read_to_string(root().join(file)).unwrap()).unwrap();
-        for (file, differs) in [
-            ("src/plan/Cargo.toml", true),
-            ("src/ledger/Cargo.toml", true),
-            ("src/controller/Cargo.toml", true),
-            ("src/core/Cargo.toml", false),
-            ("Cargo.toml", false),
-        ] {
-            assert_eq!(copy(file).contains("-mutants\"\nedition"), differs, "{file}");
-        }
-        assert!(transform("src/plan/Cargo.toml", "[package]\n".into()).is_err());
+    fn the_copy_has_its_own_version() {
+        let product = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+        let copy = transform("Cargo.toml", product).unwrap();
+        assert!(copy.contains("-mutants\"\nedition"), "{copy}");
+        assert!(transform("Cargo.toml", "[workspace.package]\n".into()).is_err());
     }
 
     #[test]
