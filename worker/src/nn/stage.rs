@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(divide(&costs, &[1, 2, 3, 4, 5], 3), Some(vec![0..4, 4..5, 5..6]));
         assert_eq!(divide(&costs, &[1, 2], 2), Some(vec![0..2, 2..6]));
         assert_eq!(divide(&costs, &[1, 2], 4), None);
-        assert_eq!(divide(&costs, &[1, 2], 1), Some(vec![0..6]));
+        assert_eq!(divide(&costs, &[1, 2], 1), Some(std::iter::once(0..6).collect()));
     }
 
     proptest! {
