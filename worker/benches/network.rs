@@ -2,7 +2,7 @@
 //! MPI: `cargo xtask bench network`.
 //!
 //! Each rank has its own network namespace, a host behind a switch, and every link passes at most
-//! the given rate in each direction. Ranks are pinned to the cores in turn on all sides. All sides
+//! the given rate in each direction. All sides pin ranks to the cores round-robin. All sides
 //! of a case alternate in rounds. Needs root.
 //!
 //! - `links`: all-reduce by size at 1 and 10 Gbit/s, next to plain TCP streams around the ring,

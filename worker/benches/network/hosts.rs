@@ -15,7 +15,7 @@ const LIMIT: &str = "300";
 pub struct Hosts {
     switch: Namespace,
     hosts: Vec<Namespace>,
-    /// Cores of this machine; hosts take them in turn.
+    /// Cores of this machine; assigned to hosts round-robin.
     pub cores: Vec<usize>,
     /// Rate of each link and direction.
     pub bits_per_second: u64,
