@@ -448,7 +448,7 @@ impl Trainer {
     }
 
     /// Writes the weights to a safetensors file, completely or not at all. With pipelines, all
-    /// other ranks must be in [`Trainer::serve_weights`].
+    /// other ranks must be in `Trainer::serve_weights`.
     ///
     /// # Errors
     /// The file cannot be written, or the group failed.

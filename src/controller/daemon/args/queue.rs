@@ -113,7 +113,7 @@ impl QueueArgs {
         values.collect()
     }
 
-    /// Settings from arguments as in [`ControllerArgs::of`]; absent ones have their defaults.
+    /// Settings from arguments as in `ControllerArgs::of`; absent ones have their defaults.
     ///
     /// # Errors
     /// There is no argument of this name, or its value is invalid.
