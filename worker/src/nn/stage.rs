@@ -12,7 +12,7 @@ use std::ops::Range;
 
 /// FLOP in the time in which a CPU core reads or writes an element of a tensor.
 const FLOP_PER_ELEMENT: f64 = 16.0;
-/// Cost of both passes over that of the forward pass: backward computes two gradients.
+/// Ratio of both passes to the forward pass: backward computes two gradients.
 const BOTH_PASSES: f64 = 3.0;
 
 impl Graph {
@@ -53,7 +53,7 @@ impl Graph {
     /// One of the [`Graph::stages`] alone.
     ///
     /// # Panics
-    /// The layers are not those of a stage.
+    /// The layers are not a stage.
     pub fn into_stage(mut self, layers: Range<usize>) -> Graph {
         let crossing = |layer: usize| self.crossing(layer).expect("invariant: one tensor crosses a cut");
         let input = (layers.start > 0).then(|| crossing(layers.start));
