@@ -1,15 +1,12 @@
 //! The Helm chart, rendered and installed by the real helm.
 
-use crate::{ControlPlane, Ended, Program, SYSTEM, programs_of, root};
+use crate::{ControlPlane, Ended, Program, SYSTEM, TIMEOUT, programs_of, root};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::time::Duration;
 
-/// Timeout of one helm call, on a loaded machine.
-const TIMEOUT: Duration = Duration::from_secs(120);
 /// Release name in tests.
 pub const RELEASE: &str = "switchyard";
 

@@ -1,7 +1,7 @@
 //! Runs the real controller as a process, and helpers to observe jobs.
 
 use crate::wait::{Seen, until_object, until_objects};
-use crate::{ControlPlane, Daemon, programs, until_async};
+use crate::{ControlPlane, Daemon, TIMEOUT, programs, until_async};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, PostParams};
@@ -13,11 +13,8 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use switchyard_crds::{TrainJob, conditions};
-
-/// Timeout for any single condition, on a loaded machine.
-pub const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Start options of a controller.
 #[derive(Debug, Clone, Default)]

@@ -5,16 +5,13 @@
 //! would mount under `/etc/kueue` are provided in a mount namespace, which requires root.
 
 use crate::ControlPlane;
+use crate::TIMEOUT;
 use crate::control_plane::{Daemon, free_port, self_signed};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
-
-/// Startup timeout.
-const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Installs Kueue's CRDs and webhooks, starts it, and waits until it accepts pods. `settings` are
 /// merged into its configuration.

@@ -58,7 +58,7 @@ pub use programs::{cargo, gpu_probe, mutants_program, programs, shifted_clock, t
 pub use random::Random;
 pub use records::{Anomaly, SyntheticRun};
 pub use scene::Scene;
-pub use wait::{found, found_async, until, until_async};
+pub use wait::{TIMEOUT, found, found_async, until, until_async};
 
 use std::path::Path;
 

@@ -12,6 +12,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Longest wait for any one event or program. Only a hang reaches it, even at a load of 60 on two
+/// cores.
+pub const TIMEOUT: Duration = Duration::from_secs(600);
+
 /// Shortest and longest time between two polls.
 const POLL: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
 

@@ -12,12 +12,9 @@ use kube::Client;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::time::Duration;
 use switchyard_tests::chart::render;
-use switchyard_tests::{ControlPlane, Ended, Options, refusal, root, until_async};
+use switchyard_tests::{ControlPlane, Ended, Options, TIMEOUT, refusal, root, until_async};
 
-/// Timeout for an API server to apply a policy.
-const TIMEOUT: Duration = Duration::from_secs(30);
 const CONTROLLER: &str = "system:serviceaccount:switchyard-system:switchyard-controller";
 
 #[derive(Debug, Clone, Deserialize)]

@@ -13,11 +13,11 @@ use serde_json::{Value, json};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_tests::TIMEOUT;
 use switchyard_tests::{
     Agent, AgentOptions, ControlPlane, Host, Program, agent_plane, agent_program, found_async, until_async,
 };
 
-const TIMEOUT: Duration = Duration::from_secs(60);
 /// Several scans of an agent that scans every second.
 const QUIET: Duration = Duration::from_secs(5);
 const SYSTEM: &str = "switchyard-system";

@@ -6,14 +6,12 @@ use kube::ResourceExt;
 use rustix::process::Signal;
 use serde_json::json;
 use std::net::SocketAddr;
-use std::time::Duration;
 use switchyard_crds::TrainJob;
+use switchyard_tests::TIMEOUT;
 use switchyard_tests::{
     ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, Program, condition_of,
     http_address, merge, page, plain_job, programs, shifted_clock, start_controller, template_on,
 };
-
-const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> Result<T> {
     switchyard_tests::found(what, TIMEOUT, || Ok(found()))

@@ -2,10 +2,7 @@
 //! output, and progress messages of slow commands.
 
 use serde_json::Value;
-use std::time::Duration;
-use switchyard_tests::{Ended, Scene, root};
-
-const TIMEOUT: Duration = Duration::from_secs(60);
+use switchyard_tests::{Ended, Scene, TIMEOUT, root};
 
 const JOB: &str = "kind: Pod\nmetadata: {name: p}\nspec:\n  containers:\n    - env: [{name: NAME, value: \"VALUE\"}]\n";
 

@@ -6,15 +6,13 @@ use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
+use switchyard_tests::TIMEOUT;
 use switchyard_tests::documents::{Block, Class, Command, blocks, documents};
 use switchyard_tests::{
     ControlPlane, Daemon, Ended, Kubelet, KubeletOptions, Options, Program, agent_program, cargo, gpu_probe, programs,
     root,
 };
-
-/// Timeout for one command on a loaded machine.
-const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// All code blocks, page by page.
 fn pages() -> Result<Vec<(String, Vec<Block>)>> {

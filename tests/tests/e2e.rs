@@ -25,10 +25,7 @@ use std::time::{Duration, Instant};
 use switchyard_plan::resources::bytes_per_second;
 use switchyard_tests::chart::helm;
 use switchyard_tests::nodes::{Nodes, NodesOptions, missing};
-use switchyard_tests::{Ended, Program, found, programs_of, root, target};
-
-/// Timeout for one user command on a loaded machine. No command downloads anything.
-const TIMEOUT: Duration = Duration::from_secs(300);
+use switchyard_tests::{Ended, Program, TIMEOUT, found, programs_of, root, target};
 
 /// Real nodes with this tree's images, and the programs that a user has on the PATH.
 pub(crate) struct Cluster {

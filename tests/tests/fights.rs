@@ -9,7 +9,6 @@ use kube::api::Patch;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
-use std::time::Duration;
 use switchyard_crds::TrainJob;
 use switchyard_tests::{
     ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, TIMEOUT, condition_of, plain_job,
@@ -159,8 +158,7 @@ async fn a_write_fight_is_throttled_and_reported() -> Result<()> {
         let selector = service.and_then(|service| service.spec.as_ref()?.selector.clone()).unwrap_or_default();
         selector.values().any(|uid| uid != "theirs")
     };
-    tokio::time::timeout(Duration::from_secs(60), kube::runtime::wait::await_condition(services, "service", right))
-        .await??;
+    tokio::time::timeout(TIMEOUT, kube::runtime::wait::await_condition(services, "service", right)).await??;
     controller.ensure_running()?;
     ensure!(!std::fs::read_to_string(&controller.log)?.contains("panicked"), "{}", controller.tail());
     Ok(())

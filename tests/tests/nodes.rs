@@ -11,11 +11,8 @@ mod pods;
 
 use anyhow::{Result, bail, ensure};
 use serde_json::{Value, json};
-use std::time::Duration;
+use switchyard_tests::TIMEOUT;
 use switchyard_tests::nodes::{Nodes, NodesOptions, TOOLS, missing};
-
-/// Timeout for a cluster operation on a loaded machine.
-const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Starts a cluster and prints its startup times.
 fn cluster(nodes: u8) -> Result<Nodes> {

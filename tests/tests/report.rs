@@ -6,10 +6,7 @@ mod markup;
 
 use serde_json::{Value, json};
 use std::path::PathBuf;
-use std::time::Duration;
-use switchyard_tests::{Anomaly, Ended, Scene, SyntheticRun, root};
-
-const TIMEOUT: Duration = Duration::from_secs(60);
+use switchyard_tests::{Anomaly, Ended, Scene, SyntheticRun, TIMEOUT, root};
 
 /// Upper bound for the size of a page.
 const LARGEST: usize = 2 << 20;

@@ -12,12 +12,8 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-use switchyard_tests::{Ended, Manifest, Running, Scene, until};
+use switchyard_tests::{Ended, Manifest, Running, Scene, TIMEOUT, until};
 use switchyard_worker_contract::process_stat::ProcessStat;
-
-/// Longer than any of these runs takes on a busy machine.
-const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// A test folder with text and a manifest; returns the manifest's path.
 fn scene(change: impl FnOnce(Manifest) -> Manifest) -> (Scene, PathBuf) {

@@ -15,7 +15,7 @@ pub(crate) use access::{kubeconfig_text, kubelet_user};
 pub(crate) use certificates::self_signed;
 pub use process::{Daemon, Usage};
 
-use crate::{Ended, Program, xtask};
+use crate::{Ended, Program, TIMEOUT, xtask};
 use anyhow::{Context, Result, bail};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Patch, PatchParams};
@@ -29,9 +29,6 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use temporary::Temporary;
-
-/// Startup timeout of one component, on a loaded machine.
-const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Components to start, and their configuration.
 #[derive(Debug, Clone, Default)]
@@ -183,7 +180,7 @@ impl ControlPlane {
         Program::new(&self.programs.kubernetes.join("kubectl"), &self.folder, arguments)
             .env("KUBECONFIG", &config)
             .input(input)
-            .run(Duration::from_secs(60))
+            .run(TIMEOUT)
     }
 
     /// Creates a namespace with a name that is unique in this process.

@@ -16,6 +16,7 @@ mod plugin;
 pub use claims::ClaimDriver;
 pub use plugin::DevicePlugin;
 
+use crate::TIMEOUT;
 use crate::nodes::Nodes;
 use anyhow::{Context, Result};
 use bytes::Bytes;
@@ -23,15 +24,12 @@ use grpc::{Answer, Server};
 use messages::{Empty, PluginInfo, RegistrationStatus};
 use prost::Message;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// Environment variable with a container's GPUs, as comma-separated UUIDs.
 pub const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
 /// Folder that the kubelet watches for plugins.
 const REGISTRY: &str = "/var/lib/kubelet/plugins_registry";
-/// Timeout for the kubelet to accept a plugin, on a loaded machine.
-const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the file name of a socket that a kubelet calls.
 ///

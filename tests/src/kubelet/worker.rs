@@ -8,6 +8,7 @@
 
 use super::logs::Log;
 use super::pods::{Exit, Task};
+use crate::TIMEOUT;
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::{ConfigMap, Container, Secret, Volume};
 use kube::{Api, ResourceExt};
@@ -20,9 +21,6 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tokio::process::{Child, Command};
-
-/// Timeout for another pod to get its address.
-const RESOLVE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A pod's running processes.
 pub(super) struct Worker {
@@ -174,7 +172,7 @@ async fn resolved(task: &Task, value: &str) -> Result<String> {
 
 /// Returns a pod's address, waiting if it has none yet.
 async fn address_of(task: &Task, namespace: &str, name: &str) -> Result<Ipv4Addr> {
-    let deadline = Instant::now() + RESOLVE_TIMEOUT;
+    let deadline = Instant::now() + TIMEOUT;
     while Instant::now() < deadline {
         let key = (namespace.to_string(), name.to_string());
         if let Some((_, address)) = task.shared.state().names.get(&key) {
@@ -182,7 +180,7 @@ async fn address_of(task: &Task, namespace: &str, name: &str) -> Result<Ipv4Addr
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    bail!("no address of pod {name} after {} s", RESOLVE_TIMEOUT.as_secs())
+    bail!("no address of pod {name} after {} s", TIMEOUT.as_secs())
 }
 
 async fn fill(task: &Task, volume: &Volume, path: &Path) -> Result<()> {

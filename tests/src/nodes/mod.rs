@@ -27,7 +27,7 @@ pub use instance::{clean_all, leftovers_of};
 pub use rights::missing;
 
 use crate::control_plane::{Reach, free_port};
-use crate::{ControlPlane, Daemon, Ended, Options, programs_of, until};
+use crate::{ControlPlane, Daemon, Ended, Options, TIMEOUT, programs_of, until};
 use anyhow::{Context, Result, bail, ensure};
 use instance::Instance;
 use network::{Network, Plan};
@@ -40,9 +40,6 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of nodes; each uses about 150 MB of memory.
 pub const MAX_NODES: u8 = 4;
-/// Timeout for all nodes to become ready, on a loaded machine.
-const TIMEOUT: Duration = Duration::from_secs(120);
-
 /// Options of a cluster.
 #[derive(Debug, Clone)]
 pub struct NodesOptions {

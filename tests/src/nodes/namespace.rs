@@ -1,14 +1,11 @@
 //! A set of namespaces with an init process. When init ends, the kernel ends all processes in them
 //! and removes their mounts and network links.
 
-use crate::{Daemon, Ended, Program};
+use crate::{Daemon, Ended, Program, TIMEOUT};
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-/// Timeout for the init process to set up its namespaces, on a loaded machine.
-const TIMEOUT: Duration = Duration::from_secs(60);
 /// Printed by the init process when setup is complete.
 const READY: &str = "ready";
 

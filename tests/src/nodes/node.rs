@@ -6,17 +6,13 @@ use super::namespace::Namespace;
 use super::network::{Network, Plan};
 use super::{Programs, cgroups, images, settings};
 use crate::control_plane::{kubeconfig_text, kubelet_user};
-use crate::{ControlPlane, Daemon};
+use crate::{ControlPlane, Daemon, TIMEOUT};
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
-
-/// Startup timeout of a program, on a loaded machine.
-const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running node.
 #[derive(Debug)]

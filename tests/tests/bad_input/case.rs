@@ -2,7 +2,7 @@
 
 use std::process::Command;
 use std::time::Duration;
-use switchyard_tests::{Ended, Program, Scene, programs};
+use switchyard_tests::{Ended, Program, Scene, TIMEOUT, programs};
 
 /// An accepted manifest. Its data is in the test folder's `data`.
 pub(crate) const GOOD: &str = r#"apiVersion: training.switchyard.dev/v1alpha1
@@ -20,10 +20,6 @@ spec:
     batchSizePerProcess: 2
     steps: 3
 "#;
-
-/// Long enough for a debug build while other tests run. A hanging program is killed after this
-/// time.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Input that must be refused.
 pub(crate) struct Case {

@@ -1,10 +1,9 @@
 //! The disk fills up while a job runs: its event log and its checkpoints.
 
-use crate::bad_input::case::TIMEOUT;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
-use switchyard_tests::{Ended, Manifest, Program, Scene, programs};
+use switchyard_tests::{Ended, Manifest, Program, Scene, TIMEOUT, programs};
 
 /// Runs `script` with `sh` in the test folder. `$0` is the folder of the programs.
 fn shell(scene: &Scene, wrapper: &[&str], script: &str) -> Ended {
@@ -17,7 +16,7 @@ fn shell(scene: &Scene, wrapper: &[&str], script: &str) -> Ended {
 fn scene() -> Scene {
     let scene = Scene::new();
     scene.write_text("data/text.txt", 32);
-    let manifest = Manifest::small("data").with("engine.steps", 6_000).with("engine.fetchEverySteps", 1);
+    let manifest = Manifest::small("data").with("engine.steps", 600).with("engine.fetchEverySteps", 1);
     scene.manifest("job.yaml", &manifest);
     scene
 }
@@ -51,7 +50,7 @@ fn check_failure(scene: &Scene, ended: &Ended, code: i32, reason: &str) {
 
 /// Limits the size of every file, so that the log is the first file that cannot grow. The limit
 /// also covers the gradients, so it must exceed their size.
-const WITH_LIMIT: &str = "trap '' XFSZ; ulimit -f 2048; exec \"$0/switchyard\" run job.yaml --run-dir out";
+const WITH_LIMIT: &str = "trap '' XFSZ; ulimit -f 512; exec \"$0/switchyard\" run job.yaml --run-dir out";
 
 #[test]
 fn a_full_disk_stops_the_log_but_not_the_training() {

@@ -1,6 +1,7 @@
 //! Manifests with one wrong field each.
 
-use crate::bad_input::case::{Case, GOOD, Make, TIMEOUT, arguments, check_cases, fault, scene};
+use crate::bad_input::case::{Case, GOOD, Make, arguments, check_cases, fault, scene};
+use switchyard_tests::TIMEOUT;
 
 /// Replaces one piece of the good manifest.
 const fn field(

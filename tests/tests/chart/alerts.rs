@@ -6,11 +6,8 @@ use anyhow::{Result, ensure};
 use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
-use std::time::Duration;
-use switchyard_tests::{Ended, Program, programs_of, root};
+use switchyard_tests::{Ended, Program, TIMEOUT, programs_of, root};
 use tempfile::TempDir;
-
-const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn promtool(folder: &Path, arguments: &[&str]) -> Ended {
     static PROGRAM: OnceLock<std::path::PathBuf> = OnceLock::new();

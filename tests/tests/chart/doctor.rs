@@ -187,8 +187,7 @@ fn skipped_checks_are_listed() -> Result<()> {
     let kubeconfig = switchyard_tests::account(&plane, "reader", &[])?;
     let arguments = ["doctor", "cluster", "--kubeconfig", &kubeconfig.display().to_string()].map(str::to_string);
     let program = switchyard_tests::programs().join("switchyard");
-    let ended =
-        switchyard_tests::Program::new(&program, plane.folder(), arguments).run(std::time::Duration::from_secs(90));
+    let ended = switchyard_tests::Program::new(&program, plane.folder(), arguments).run(switchyard_tests::TIMEOUT);
     for fragment in ["cannot list deployments", "cannot list nodes", "look with the kubeconfig of an administrator"] {
         ensure!(
             ended.code == Some(1) && ended.stdout.contains(fragment),

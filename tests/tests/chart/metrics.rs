@@ -5,13 +5,11 @@ use crate::chart::installed;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use switchyard_tests::TIMEOUT;
 use switchyard_tests::chart::{chart, objects, policy_arguments, render};
 use switchyard_tests::{
     Agent, AgentOptions, ControllerOptions, Host, http_address, page, plain_job, start_controller, until,
 };
-
-const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Names of the series on a metrics page, derived from each metric's type.
 fn series(page: &str) -> BTreeSet<String> {

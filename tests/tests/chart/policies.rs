@@ -5,15 +5,13 @@ use crate::chart::server::get;
 use crate::chart::{MONITORING, files};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use std::time::Duration;
 use switchyard_crds::labels;
+pub(crate) use switchyard_tests::TIMEOUT;
 use switchyard_tests::chart::{objects, policy_arguments, render};
 use switchyard_tests::{
     ControlPlane, ControllerOptions, Daemon, Program, SYSTEM, agent_plane, http_address, page, programs,
     start_controller,
 };
-
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(90);
 
 fn until(what: &str, controller: &Daemon, is: impl Fn() -> Result<bool>) -> Result<()> {
     switchyard_tests::until(what, TIMEOUT, is).with_context(|| controller.tail())?;

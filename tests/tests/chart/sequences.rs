@@ -12,10 +12,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use switchyard_crds::labels;
 use switchyard_tests::chart::RELEASE;
-use switchyard_tests::{ControlPlane, Options, SYSTEM, refusal, until_async};
+use switchyard_tests::{ControlPlane, Options, SYSTEM, TIMEOUT, refusal, until_async};
 
-/// Timeout for an API server to apply policies, and for a namespace to disappear.
-const TIMEOUT: Duration = Duration::from_secs(90);
 /// The namespace of the foreign objects.
 const FOREIGN: &str = "default";
 /// The namespace of the second release.

@@ -5,12 +5,8 @@ use crate::chart::{MONITORING, files, installed};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::sync::OnceLock;
-use std::time::Duration;
 use switchyard_tests::chart::{RELEASE, objects, render};
-use switchyard_tests::{ControlPlane, Options, SYSTEM, programs_of, refusal, until};
-
-/// Timeout for an API server to apply a FlowSchema.
-const TIMEOUT: Duration = Duration::from_secs(60);
+use switchyard_tests::{ControlPlane, Options, SYSTEM, TIMEOUT, programs_of, refusal, until};
 
 /// Arguments of a dry-run server-side apply.
 const LOOK: [&str; 6] =

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use switchyard_crds::labels;
 use switchyard_tests::nodes::TOOLS;
-use switchyard_tests::{Ended, SYSTEM};
+use switchyard_tests::{Ended, SYSTEM, TIMEOUT};
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::pod::KEY_FILE;
 
@@ -104,8 +104,6 @@ pub(crate) fn a_running_agent_can_write_only_its_own_report(cluster: &Cluster) -
 const JOB: &str = "victim";
 /// Another tenant's namespace.
 const OTHERS: &str = "strangers";
-/// Time for a worker to close an unauthenticated connection on a loaded machine.
-const TIMEOUT: Duration = Duration::from_secs(60);
 /// Concurrent connections that send nothing.
 const SILENT: usize = 200;
 

@@ -7,10 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
-use switchyard_tests::{Ended, Manifest, Program, Scene, programs};
-
-const TIMEOUT: Duration = Duration::from_secs(300);
+use switchyard_tests::{Ended, Manifest, Program, Scene, TIMEOUT, programs};
 
 /// A model, the location of its data, the equivalent PyTorch network, and the allowed loss
 /// difference.

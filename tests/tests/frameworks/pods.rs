@@ -8,15 +8,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 use switchyard_crds::names::TRAINER;
 use switchyard_plan::objects::{self, Defaults};
 use switchyard_plan::validate;
-use switchyard_tests::{Ended, Program};
+use switchyard_tests::{Ended, Program, TIMEOUT};
 use switchyard_worker_contract::pod::CONFIG_DIR;
 
-/// Timeout for a job of four processes on a loaded machine.
-const TIMEOUT: Duration = Duration::from_secs(180);
 const NAMESPACE: &str = "team";
 const ATTEMPT: u32 = 1;
 

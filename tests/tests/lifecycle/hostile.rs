@@ -112,11 +112,8 @@ async fn a_terminating_namespace_deletes_its_jobs() -> Result<()> {
     let name = scene.jobs.namespace.clone();
     namespaces.delete(&name, &Default::default()).await?;
     let gone = |namespace: Option<&_>| namespace.is_none();
-    tokio::time::timeout(
-        std::time::Duration::from_secs(90),
-        kube::runtime::wait::await_condition(namespaces, &name, gone),
-    )
-    .await??;
+    tokio::time::timeout(switchyard_tests::TIMEOUT, kube::runtime::wait::await_condition(namespaces, &name, gone))
+        .await??;
     Ok(())
 }
 

@@ -8,7 +8,6 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{ListParams, Patch};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
-use std::time::Duration;
 use switchyard_tests::{ControlPlane, TIMEOUT, condition_of, stage_of, until_async};
 
 macro_rules! names {
@@ -88,13 +87,12 @@ async fn foreign_changes_are_reverted() -> Result<()> {
         let selector = service.and_then(|service| service.spec.as_ref()?.selector.clone()).unwrap_or_default();
         selector.get("training.switchyard.dev/job-uid").is_some_and(|uid| uid.len() == 36)
     };
-    tokio::time::timeout(Duration::from_secs(30), kube::runtime::wait::await_condition(services.clone(), "a", right))
-        .await??;
+    tokio::time::timeout(TIMEOUT, kube::runtime::wait::await_condition(services.clone(), "a", right)).await??;
     let budgets = Api::<PodDisruptionBudget>::namespaced(scene.jobs.client.clone(), &scene.jobs.namespace);
     let old = budgets.get("a").await?.uid();
     budgets.delete("a", &Default::default()).await?;
     let anew = |budget: Option<&PodDisruptionBudget>| budget.is_some_and(|budget| budget.uid() != old);
-    tokio::time::timeout(Duration::from_secs(30), kube::runtime::wait::await_condition(budgets, "a", anew)).await??;
+    tokio::time::timeout(TIMEOUT, kube::runtime::wait::await_condition(budgets, "a", anew)).await??;
     // A pod that is deleted after the gang has started counts as failed. Before that, it is
     // recreated.
     scene.jobs.pods_api().delete("a-1-0", &Default::default()).await?;

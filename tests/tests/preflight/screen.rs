@@ -3,10 +3,7 @@
 use crate::preflight::gangs::eight_nodes;
 use crate::preflight::stage::Stage;
 use serde_json::{Value, json};
-use std::time::Duration;
-use switchyard_tests::{Ended, Scene};
-
-const TIMEOUT: Duration = Duration::from_secs(60);
+use switchyard_tests::{Ended, Scene, TIMEOUT};
 
 fn run(stage: &Stage, line: &str) -> Ended {
     let scene = Scene::new();

@@ -3,7 +3,6 @@
 use super::{TIMEOUT, failed_once, output};
 use serde_json::Value;
 use std::path::Path;
-use std::time::Duration;
 use switchyard_tests::{Ended, Program, Scene};
 
 /// A page that embeds the report and inspects it from outside, because the report itself has no
@@ -29,7 +28,7 @@ fn chromium(folder: &Path, arguments: &[String]) -> Ended {
     ];
     let profile = format!("--user-data-dir={}", folder.join("profile").display());
     let all = common.map(String::from).into_iter().chain([profile]).chain(arguments.iter().cloned());
-    let ended = Program::new(&program, folder, all).run(Duration::from_secs(120));
+    let ended = Program::new(&program, folder, all).run(TIMEOUT);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     ended
 }

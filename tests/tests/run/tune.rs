@@ -3,10 +3,8 @@
 use super::scene;
 use serde_json::Value;
 use std::path::Path;
-use std::time::Duration;
+use switchyard_tests::TIMEOUT;
 
-/// Longer than a dozen of these runs take on a busy machine.
-const TIMEOUT: Duration = Duration::from_secs(300);
 const STEPS: u64 = 3;
 
 /// The weights of a trial's rank 0 at the end.

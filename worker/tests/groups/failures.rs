@@ -302,7 +302,7 @@ fn nothing_is_left_behind() {
             })
             .count()
     };
-    assert!(wait_until(Duration::from_secs(20), || threads() == 0), "{} threads", threads());
+    assert!(wait_until(Duration::from_secs(600), || threads() == 0), "{} threads", threads());
     let leftovers = std::fs::read_dir("/dev/shm").map(|d| d.flatten().count()).unwrap_or(0);
     assert!(
         std::fs::read_dir("/dev/shm")

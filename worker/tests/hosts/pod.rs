@@ -8,7 +8,6 @@ use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::time::Duration;
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::{Event, Summary, step_in};
 use switchyard_worker_contract::termination::Termination;
@@ -81,7 +80,7 @@ fn a_second_signal_does_not_wait() {
     let mut pod = Running(job.command(0).env(env::FAULT, "hang:6").spawn().unwrap());
     job.wait_for("out-0", "\"progress\"");
     // Pending signals of one kind are merged, so they are sent until one counts as the second.
-    let ended = wait_until(Duration::from_secs(20), || {
+    let ended = wait_until(DEADLINE, || {
         pod.signal(Signal::INT);
         pod.0.try_wait().unwrap().is_some()
     });

@@ -18,7 +18,7 @@ use switchyard_worker_contract::termination::Termination;
 pub const WORKER: &str = env!("CARGO_BIN_EXE_switchyard-worker");
 
 /// Generous for a busy machine; a test that needs all of it has failed.
-pub const DEADLINE: Duration = Duration::from_secs(120);
+pub const DEADLINE: Duration = Duration::from_secs(600);
 
 /// A folder shared by the pods of a job, with data, configuration and key.
 pub struct Job {

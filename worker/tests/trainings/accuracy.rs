@@ -2,13 +2,10 @@
 //! good results in 16 bits.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use switchyard_worker::model::Registry;
 use switchyard_worker::train::{Blueprint, StepRequest, Trainer, ValidationResult, open};
 use switchyard_worker_contract::config::*;
-
-/// Longest training run of a test.
-const TIME_LIMIT: Duration = Duration::from_secs(300);
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -37,7 +34,6 @@ fn train(what: &str, config: &EngineConfig) -> Trained {
     let loss = last.iter().sum::<f64>() / last.len() as f64;
     let skipped = trainer.skipped_steps().unwrap_or_default();
     println!("{what}: {steps} steps, {skipped} skipped, in {:.1?}, loss {loss:.4}, {judgement:?}", start.elapsed());
-    assert!(start.elapsed() < TIME_LIMIT, "{what} took {:?}", start.elapsed());
     Trained { loss, judgement, bigram_nats }
 }
 
