@@ -209,7 +209,10 @@ fn run_stages(
         let (seconds, tests) = (begin.elapsed().as_secs_f64(), own.passed + own.failed);
         println!("    {}: {tests} tests, {seconds:.1} s, {:.0} s of CPU time", stage.name, own.cpu);
         if !own.failures.is_empty() || !own.broken.is_empty() {
-            println!("==> {} FAILED; everything it printed: {}", stage.name, log(stage.name).display());
+            // Lint and documentation print to this screen alone.
+            let log = Some(log(stage.name)).filter(|log| log.is_file());
+            let log = log.map(|log| format!("; everything it printed: {}", log.display())).unwrap_or_default();
+            println!("==> {} FAILED{log}", stage.name);
             own.print_failures();
         }
         outcome.times.push(Time { name: stage.name, seconds, cpu: own.cpu, tests, budget: Some(stage.budget) });
