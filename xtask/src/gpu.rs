@@ -16,6 +16,8 @@ use std::process::Command;
 const PROGRAMS: [&str; 2] = ["gpu-probe", "switchyard-worker"];
 /// Pages included in the archive.
 const PAGES: [&str; 2] = ["docs/dev/gpu-probe.md", "LICENSE"];
+/// File, next to the probe, with losses of trainings on a CPU.
+const CPU_LOSSES: &str = "cpu-losses.json";
 /// Folder, next to the probe, with the launches recorded by the kernel tests.
 const VECTORS: &str = "vectors";
 /// The variable that makes kernel tests record their launches, and where.
@@ -77,6 +79,9 @@ pub(crate) fn gpu(what: &GpuCommand) -> Result<()> {
     let archive = out.clone().unwrap_or_else(|| target().join("gpu-bundle.tar.gz"));
     let folder = target().join("gpu-bundle");
     lay_out(&built, &folder)?;
+    let mut losses = Command::new(folder.join("gpu-probe"));
+    losses.arg("--record-cpu-losses").arg(folder.join(CPU_LOSSES));
+    step("losses of trainings on the CPU, recorded", &mut losses)?;
     if !without_vectors {
         record(&folder.join(VECTORS))?;
     }

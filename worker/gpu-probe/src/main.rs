@@ -16,6 +16,7 @@
 mod budget;
 mod child;
 mod clocks;
+mod cpu_losses;
 mod jobs;
 mod numbers;
 mod outcome;
@@ -73,6 +74,13 @@ struct Arguments {
     /// Folder with the launches recorded on the executor [default: `vectors` next to this program].
     #[arg(long, value_name = "FOLDER")]
     vectors: Option<PathBuf>,
+    /// File with the losses recorded on a CPU [default: `cpu-losses.json` next to this program].
+    /// What it lacks is trained on the CPU of this machine.
+    #[arg(long, value_name = "FILE")]
+    cpu_losses: Option<PathBuf>,
+    /// Train on the CPU what the parts compare with, write the losses to this file, and exit.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["out", "only", "from", "budget", "cpu_losses"])]
+    record_cpu_losses: Option<PathBuf>,
     /// Upper bound on the time limit of each part, in seconds.
     #[arg(long, value_name = "SECONDS")]
     limit: Option<u64>,
@@ -92,6 +100,11 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if let Some(name) = &arguments.part {
         return run_part(&arguments, name);
+    }
+    if let Some(file) = &arguments.record_cpu_losses {
+        let recorded = record_cpu_losses(&arguments, file);
+        scratch::remove(std::process::id());
+        return recorded.map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS);
     }
     let mut record = match Record::open(arguments.out.as_deref(), arguments.rehearse) {
         Ok(record) => record,
@@ -114,6 +127,21 @@ fn main() -> ExitCode {
 }
 
 impl Arguments {
+    /// What the parts need to know.
+    fn probe(&self) -> Probe {
+        Probe {
+            places: Places::new(|name| std::env::var_os(name), Path::new("/"), self.python.as_deref()),
+            device: self.device,
+            capability: self.sm,
+            python: self.python.clone(),
+            worker: self.worker.clone(),
+            vectors: self.vectors.clone(),
+            cpu_losses: self.cpu_losses.clone(),
+            out: self.out.clone(),
+            rehearse: self.rehearse,
+        }
+    }
+
     /// The parts selected on the command line.
     fn selected(&self) -> impl Iterator<Item = &'static Part> {
         let is_first = |part: &Part| self.from.as_deref().is_none_or(|name| name == part.name);
@@ -183,17 +211,7 @@ fn run_part(arguments: &Arguments, name: &str) -> ExitCode {
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return fail(&format!("cannot follow the probe: {error}"));
     }
-    let probe = Probe {
-        places: Places::new(|name| std::env::var_os(name), Path::new("/"), arguments.python.as_deref()),
-        device: arguments.device,
-        capability: arguments.sm,
-        python: arguments.python.clone(),
-        worker: arguments.worker.clone(),
-        vectors: arguments.vectors.clone(),
-        out: arguments.out.clone(),
-        rehearse: arguments.rehearse,
-    };
-    let outcome = Outcome::from((part.run)(&probe));
+    let outcome = Outcome::from((part.run)(&arguments.probe()));
     match serde_json::to_string(&outcome) {
         Ok(line) => {
             // On its own line, regardless of what the libraries have printed.
@@ -202,6 +220,13 @@ fn run_part(arguments: &Arguments, name: &str) -> ExitCode {
         }
         Err(error) => fail(&error.to_string()),
     }
+}
+
+/// Writes the losses of CPU trainings to a file.
+fn record_cpu_losses(arguments: &Arguments, file: &Path) -> Result<(), String> {
+    let recorded = parts::record_cpu_losses(&arguments.probe()).map_err(|outcome| show::line(&outcome))?;
+    let text = serde_json::to_string(&recorded).map_err(|error| error.to_string())? + "\n";
+    std::fs::write(file, text).map_err(|error| format!("cannot write {}: {error}", file.display()))
 }
 
 fn fail(why: &str) -> ExitCode {

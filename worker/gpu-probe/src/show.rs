@@ -23,7 +23,7 @@ pub(crate) fn part(result: &PartResult) -> String {
 }
 
 /// An outcome on one line.
-fn line(outcome: &Outcome) -> String {
+pub(crate) fn line(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Ok { figures } => scalars(figures),
         Outcome::Absent { reason, looked_for } if looked_for.is_empty() => reason.clone(),

@@ -13,7 +13,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{PARTS, part, probe, results};
+use support::{PARTS, part, probe, probe_without_results, results};
 use switchyard_worker_contract::prediction::Gpu;
 
 /// The parts of the two commands of `cargo xtask gpu bundle`, if each takes its expected time.
@@ -130,7 +130,7 @@ fn every_part_passes_and_a_killed_one_is_run_again() {
     let start = Instant::now();
     while results(folder.path()).iter().all(|result| result["part"] != "training-gpt") {
         assert!(
-            start.elapsed() < Duration::from_secs(120) && first.try_wait().unwrap().is_none(),
+            start.elapsed() < Duration::from_secs(600) && first.try_wait().unwrap().is_none(),
             "it makes no progress"
         );
         std::thread::sleep(Duration::from_millis(10));
@@ -408,4 +408,34 @@ fn a_failing_worker_reports_the_reason() {
     let result = part(&results, "training-mlp");
     assert_eq!((&result["status"], &result["code"]), (&"Failed".into(), &5.into()), "{result}");
     assert!(result["text"].as_str().unwrap().contains("uncorrectable ECC error"), "{result}");
+}
+
+#[test]
+fn recorded_losses_replace_trainings_on_the_cpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("cpu-losses.json");
+    let mut record = probe_without_results();
+    let output = record.args(["--rehearse", "--record-cpu-losses"]).arg(&file).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let losses = || {
+        let results =
+            rehearse(&["--only", "training-gpt", "--only", "resume", "--cpu-losses", file.to_str().unwrap()], &[]);
+        let [gpt, resume] = ["training-gpt", "resume"].map(|name| part(&results, name).clone());
+        let checks = gpt["figures"]["checks"].as_array().unwrap().clone();
+        let recorded: Vec<bool> = checks.iter().filter_map(|row| row["cpuIsRecorded"].as_bool()).collect();
+        (gpt["status"].clone(), recorded, resume["status"].clone(), resume["figures"]["cpuIsRecorded"].clone())
+    };
+    assert_eq!(losses(), ("Ok".into(), vec![true; 4], "Ok".into(), true.into()));
+
+    // They are what the GPU is compared with.
+    let mut recorded: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    for run in recorded.as_object_mut().unwrap().values_mut() {
+        run["losses"][0] = 1e3.into();
+    }
+    std::fs::write(&file, recorded.to_string()).unwrap();
+    let (gpt, _, resume, _) = losses();
+    assert_eq!((gpt, resume), ("Failed".into(), "Failed".into()));
+
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(losses(), ("Ok".into(), vec![false; 4], "Ok".into(), false.into()));
 }

@@ -19,6 +19,7 @@ mod streams;
 mod training;
 mod vectors;
 
+use crate::cpu_losses::CpuLosses;
 use crate::outcome::Outcome;
 use crate::worker::Worker;
 use serde_json::{Value, json};
@@ -27,6 +28,7 @@ use switchyard_cuda::driver::{Context, Device, Driver};
 use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, NVRTC, Places};
 use switchyard_cuda::nvrtc::Nvrtc;
 use switchyard_cuda::{Error, Library};
+pub(crate) use training::record_cpu_losses;
 
 /// Arguments shared by all parts.
 pub(crate) struct Probe {
@@ -41,6 +43,8 @@ pub(crate) struct Probe {
     pub(crate) worker: Option<PathBuf>,
     /// Folder of recorded launches, if not the one next to the probe.
     pub(crate) vectors: Option<PathBuf>,
+    /// File of recorded losses, if not the one next to the probe.
+    pub(crate) cpu_losses: Option<PathBuf>,
     /// Folder of the results.
     pub(crate) out: Option<PathBuf>,
     /// Use small sizes.
@@ -141,14 +145,17 @@ impl Probe {
 
     /// Folder of recorded launches.
     fn vectors(&self) -> Result<PathBuf, Outcome> {
-        let own = || std::env::current_exe().map(|probe| probe.with_file_name("vectors"));
-        let folder = self.vectors.clone().map_or_else(own, Ok);
-        let folder = folder.map_err(|error| Outcome::failed("current_exe", error.to_string()))?;
+        let folder = given_or_own(self.vectors.as_ref(), "vectors")?;
         if !folder.is_dir() {
             let looked_for = vec![folder.display().to_string()];
             return Err(Outcome::Absent { reason: "no vectors".into(), looked_for });
         }
         Ok(folder)
+    }
+
+    /// Recorded losses; none without the file.
+    fn cpu_losses(&self) -> Result<CpuLosses, Outcome> {
+        CpuLosses::read(&given_or_own(self.cpu_losses.as_ref(), "cpu-losses.json")?)
     }
 
     fn selected(&self, driver: &Driver) -> Result<Device, Outcome> {
@@ -168,6 +175,12 @@ impl Probe {
         let _ = [CUBLASLT, NVRTC].map(|needed| self.places.open(&needed));
         Ok(self.places.open(&CUDNN)?.library)
     }
+}
+
+/// A path from the command line, or this name next to the probe.
+fn given_or_own(given: Option<&PathBuf>, name: &str) -> Result<PathBuf, Outcome> {
+    let own = || std::env::current_exe().map(|probe| probe.with_file_name(name));
+    given.cloned().map_or_else(own, Ok).map_err(|error| Outcome::failed("current_exe", error.to_string()))
 }
 
 /// Combines the rows of a part with several measurements: failed rows do not hide the others, and

@@ -1,6 +1,7 @@
 //! Trains small models on the CPU and on the GPU, and compares gradients and losses.
 
 use super::{Probe, gather};
+use crate::cpu_losses::CpuLosses;
 use crate::jobs::{DYNAMIC, half, job, synthetic, text};
 use crate::numbers::short;
 use crate::outcome::Outcome;
@@ -52,64 +53,89 @@ fn bf16() -> Precision {
     half(HalfType::Bf16, LossScaling::Static { scale: 1.0 })
 }
 
+/// A job, and the modes in which it trains on both devices.
+struct Comparison {
+    name: &'static str,
+    modes: &'static [NumericMode],
+    config: EngineConfig,
+}
+
 pub(super) fn mlp(probe: &Probe) -> Result<Value, Outcome> {
-    let (hidden_sizes, batch) = if probe.rehearse { (vec![24, 13], 6) } else { (vec![256, 130], 64) };
-    let model = Model::Mlp(Mlp { hidden_sizes, activation: Activation::Gelu });
-    compare(probe, "mlp", &[F32], |_| Ok(job(model.clone(), synthetic(500, None), batch)))
+    compare(probe, &small_mlp(probe))
 }
 
 pub(super) fn gpt(probe: &Probe) -> Result<Value, Outcome> {
-    compare(probe, "gpt", &[F32, BF16, FP16, FP8], small_gpt)
-}
-
-fn small_gpt(probe: &Probe) -> Result<EngineConfig, Outcome> {
-    let ([layers, hidden_size, heads, context_length], batch) =
-        if probe.rehearse { ([1, 16, 2, 8], 2) } else { ([2, 128, 4, 96], 8) };
-    let gpt = Gpt { layers, hidden_size, heads, context_length, vocabulary_size: 256, tied_head: true };
-    Ok(job(Model::Gpt(gpt), text()?, batch))
+    compare(probe, &small_gpt(probe)?)
 }
 
 pub(super) fn bert(probe: &Probe) -> Result<Value, Outcome> {
+    compare(probe, &small_bert(probe)?)
+}
+
+pub(super) fn resnet(probe: &Probe) -> Result<Value, Outcome> {
+    compare(probe, &small_resnet(probe))
+}
+
+/// Trains on the CPU what the parts compare with, and returns the losses.
+pub(crate) fn record_cpu_losses(probe: &Probe) -> Result<CpuLosses, Outcome> {
+    let worker = probe.worker()?;
+    let mut recorded = CpuLosses::default();
+    for Comparison { name, modes, config } in
+        [small_mlp(probe), small_gpt(probe)?, small_bert(probe)?, small_resnet(probe)]
+    {
+        for numbers in modes {
+            recorded.record(&worker, name, &long(probe, numbers, &config))?;
+        }
+    }
+    recorded.record(&worker, "resume-cpu", &resumed(probe)?)?;
+    Ok(recorded)
+}
+
+fn small_mlp(probe: &Probe) -> Comparison {
+    let (hidden_sizes, batch) = if probe.rehearse { (vec![24, 13], 6) } else { (vec![256, 130], 64) };
+    let model = Model::Mlp(Mlp { hidden_sizes, activation: Activation::Gelu });
+    Comparison { name: "mlp", modes: &[F32], config: job(model, synthetic(500, None), batch) }
+}
+
+fn small_gpt(probe: &Probe) -> Result<Comparison, Outcome> {
+    let ([layers, hidden_size, heads, context_length], batch) =
+        if probe.rehearse { ([1, 16, 2, 8], 2) } else { ([2, 128, 4, 96], 8) };
+    let gpt = Gpt { layers, hidden_size, heads, context_length, vocabulary_size: 256, tied_head: true };
+    Ok(Comparison { name: "gpt", modes: &[F32, BF16, FP16, FP8], config: job(Model::Gpt(gpt), text()?, batch) })
+}
+
+fn small_bert(probe: &Probe) -> Result<Comparison, Outcome> {
     let ([layers, hidden_size, heads, context_length], batch) =
         if probe.rehearse { ([1, 16, 2, 12], 2) } else { ([2, 128, 4, 96], 8) };
     let vocabulary_size = 256;
     let masked_fraction = 0.25;
     let next_sentence = true;
     let bert = Bert { layers, hidden_size, heads, context_length, vocabulary_size, masked_fraction, next_sentence };
-    compare(probe, "bert", &[F32, BF16, FP16], |_| Ok(job(Model::Bert(bert.clone()), text()?, batch)))
+    Ok(Comparison { name: "bert", modes: &[F32, BF16, FP16], config: job(Model::Bert(bert), text()?, batch) })
 }
 
-pub(super) fn resnet(probe: &Probe) -> Result<Value, Outcome> {
+fn small_resnet(probe: &Probe) -> Comparison {
     let (width, side, batch) = if probe.rehearse { (4, 8, 2) } else { (16, 32, 16) };
     let model = ResNet { depth: ResNetDepth::D18, stem: Stem::Small, width };
-    let numbers: &[NumericMode] = if probe.rehearse { &[F32] } else { &[F32, BF16, FP16] };
-    compare(probe, "resnet", numbers, |_| {
-        let config = job(Model::ResNet(model), synthetic(400, Some(side)), batch);
-        let rule = Rule::Sgd(Momentum { momentum: 0.9, nesterov: false });
-        // Larger rates make batch norms amplify rounding differences from step to step.
-        let optimizer = Optimizer { rule, learning_rate: 5e-4, ..config.optimizer };
-        Ok(EngineConfig { optimizer, ..config })
-    })
+    let modes: &[NumericMode] = if probe.rehearse { &[F32] } else { &[F32, BF16, FP16] };
+    let config = job(Model::ResNet(model), synthetic(400, Some(side)), batch);
+    let rule = Rule::Sgd(Momentum { momentum: 0.9, nesterov: false });
+    // Larger rates make batch norms amplify rounding differences from step to step.
+    let optimizer = Optimizer { rule, learning_rate: 5e-4, ..config.optimizer };
+    Comparison { name: "resnet", modes, config: EngineConfig { optimizer, ..config } }
 }
 
 /// Compares the gradients of a step and the losses of many, in each numeric mode that the device
 /// supports.
-fn compare(
-    probe: &Probe,
-    name: &str,
-    all: &[NumericMode],
-    config: impl Fn(&Probe) -> Result<EngineConfig, Outcome>,
-) -> Result<Value, Outcome> {
+fn compare(probe: &Probe, Comparison { name, modes, config }: &Comparison) -> Result<Value, Outcome> {
     let (_, device) = probe.require_device()?;
-    let worker = probe.worker()?;
-    let config = config(probe)?;
-    let steps = if probe.rehearse { 6 } else { 50 };
+    let (worker, recorded) = (probe.worker()?, probe.cpu_losses()?);
     let mut rows = Vec::new();
     let has_fp8 = device.capability >= fp8::SINCE;
-    for numbers in all.iter().filter(|numbers| has_fp8 || numbers.matmul != Matmul::Fp8) {
+    for numbers in modes.iter().filter(|numbers| has_fp8 || numbers.matmul != Matmul::Fp8) {
         let row = |check: &str| json!({"check": check, "numbers": numbers.name});
-        rows.push((row("gradients"), gradients(&worker, name, numbers, &config)));
-        rows.push((row("losses"), losses(&worker, name, numbers, (&config, steps))));
+        rows.push((row("gradients"), gradients(&worker, name, numbers, config)));
+        rows.push((row("losses"), losses(&worker, &recorded, name, numbers, &long(probe, numbers, config))));
     }
     gather(json!({"device": device.name, "model": name}), "checks", rows)
 }
@@ -168,27 +194,33 @@ fn worst([start, cpu, gpu]: [&Tensors; 3], small: f64) -> (String, f64) {
     shares.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or_default()
 }
 
+/// The run whose losses are compared.
+fn long(probe: &Probe, numbers: &NumericMode, config: &EngineConfig) -> EngineConfig {
+    let length = Length::Steps(if probe.rehearse { 6 } else { 50 });
+    EngineConfig { precision: (numbers.precision)(), length, ..config.clone() }
+}
+
 /// Compares the losses of a run on each device.
 fn losses(
     worker: &Worker,
+    recorded: &CpuLosses,
     name: &str,
     numbers: &NumericMode,
-    (config, steps): (&EngineConfig, u64),
+    config: &EngineConfig,
 ) -> Result<Value, Outcome> {
-    let run = |device| {
-        let mut config =
-            EngineConfig { device, precision: (numbers.precision)(), length: Length::Steps(steps), ..config.clone() };
-        config.gpu.matmul = numbers.matmul;
-        worker.train(&format!("{name}-losses"), &config, 1)
-    };
-    let (cpu, gpu) = (run(Device::Cpu)?, run(Device::Cuda)?);
-    if cpu.skipped() != gpu.skipped() {
-        let text = format!("{} skipped steps, expected {}, as on the CPU", gpu.skipped(), cpu.skipped());
+    let name = format!("{name}-losses");
+    let (cpu, is_recorded) = recorded.of(worker, &name, config)?;
+    let mut config = config.clone();
+    config.gpu.matmul = numbers.matmul;
+    let gpu = worker.train(&name, &config, 1)?;
+    if cpu.skipped_steps != gpu.skipped() {
+        let text = format!("{} skipped steps, expected {}, as on the CPU", gpu.skipped(), cpu.skipped_steps);
         return Err(Outcome::failed("losses", text));
     }
-    let difference = compare_losses(&gpu.losses(), &cpu.losses(), numbers.losses)?;
+    let difference = compare_losses(&gpu.losses(), &cpu.losses, numbers.losses)?;
     let figures = json!({
-        "steps": steps,
+        "steps": cpu.losses.len(),
+        "cpuIsRecorded": is_recorded,
         "kernel": gpu.ready.kernel,
         "first": short(gpu.losses()[0]),
         "last": short(gpu.losses()[gpu.progress.len() - 1]),
@@ -223,8 +255,8 @@ fn check_limit(what: &str, difference: f64, limit: f64, place: impl Fn() -> Stri
 /// Resumes a checkpoint of one device on the other.
 pub(super) fn resume(probe: &Probe) -> Result<Value, Outcome> {
     let (_, device) = probe.require_device()?;
-    let (worker, config) = (probe.worker()?, small_gpt(probe)?);
-    let half = if probe.rehearse { 3 } else { 20 };
+    let (worker, config) = (probe.worker()?, resumed(probe)?);
+    let half = steps_before_resuming(probe);
     let across = |name: &str, devices: [Device; 2]| {
         let folder = crate::scratch::folder(name).map_err(|error| Outcome::failed("a folder", error.to_string()))?;
         let path = folder.join("checkpoints").display().to_string();
@@ -240,7 +272,8 @@ pub(super) fn resume(probe: &Probe) -> Result<Value, Outcome> {
             other => Err(Outcome::failed("resume", format!("from step {other:?}, expected {half}"))),
         }
     };
-    let wanted = across("resume-cpu-cpu", [Device::Cpu; 2])?;
+    let (wanted, is_recorded) = probe.cpu_losses()?.of(&worker, "resume-cpu", &config)?;
+    let wanted = wanted.losses;
     let cases = [("cpu-gpu", [Device::Cpu, Device::Cuda]), ("gpu-cpu", [Device::Cuda, Device::Cpu])];
     let rows = cases.map(|(name, devices)| {
         let judged =
@@ -248,7 +281,17 @@ pub(super) fn resume(probe: &Probe) -> Result<Value, Outcome> {
         let figures = judged.map(|difference| json!({"largestDifference": short(difference), "limit": F32.losses}));
         (json!({"devices": name, "steps": wanted.len()}), figures)
     });
-    gather(json!({"device": device.name}), "runs", Vec::from(rows))
+    gather(json!({"device": device.name, "cpuIsRecorded": is_recorded}), "runs", Vec::from(rows))
+}
+
+/// The uninterrupted run whose losses a resumed run must have.
+fn resumed(probe: &Probe) -> Result<EngineConfig, Outcome> {
+    let length = Length::Steps(2 * steps_before_resuming(probe));
+    Ok(EngineConfig { length, ..small_gpt(probe)?.config })
+}
+
+fn steps_before_resuming(probe: &Probe) -> u64 {
+    if probe.rehearse { 3 } else { 20 }
 }
 
 #[cfg(test)]

@@ -45,11 +45,18 @@ pub const PARTS: [&str; 36] = [
     "memory",
 ];
 
-/// The probe, with results in this folder and the worker of `examples/worker.rs`.
+/// The probe, with results in this folder.
 pub fn probe(folder: &Path) -> Command {
+    let mut command = probe_without_results();
+    command.arg("--out").arg(folder);
+    command
+}
+
+/// The probe, with the worker of `examples/worker.rs`.
+pub fn probe_without_results() -> Command {
     let program = PathBuf::from(env!("CARGO_BIN_EXE_gpu-probe"));
     let mut command = Command::new(&program);
-    command.arg("--worker").arg(program.with_file_name("examples").join("worker")).arg("--out").arg(folder);
+    command.arg("--worker").arg(program.with_file_name("examples").join("worker"));
     command
 }
 
