@@ -137,7 +137,8 @@ fn measure(probe: &Probe, case: Case) -> Result<Value, Outcome> {
     let batch = config.batch_size_per_process;
     let (numbers, before) = (precision_name(config.precision), state());
     let peers = [("torch", Value::Null), ("torch compiled", case.compile.into())];
-    let mut peers = peers.map(|(name, compile)| (name, start(probe, name, &peer(&case, batch, numbers, &compile))));
+    let peers = peers.map(|(name, compile)| (name, peer(&case, batch, numbers, &compile)));
+    let mut peers = start_all(probe, &peers);
     let mut times = [const { Vec::new() }; 3];
     let mut own = Ok(());
     for _ in 0..case.rounds {
@@ -279,6 +280,17 @@ fn peer(case: &Case, batch: u32, numbers: &str, compile: &Value) -> Value {
         "threads": threads, "tuned": true, "device": "cuda", "compile": compile, "model": case.peer, "samples": batch,
         "precision": numbers, "optimizer": optimizer, "rate": case.config.optimizer.learning_rate,
         "decay": case.config.optimizer.weight_decay,
+    })
+}
+
+/// Starts all peers at the same time: their imports and compilations take most of a minute and need
+/// little of the GPU. Rounds begin when all are ready.
+fn start_all<'a>(probe: &Probe, peers: &[(&'a str, Value); 2]) -> [(&'a str, Result<Peer, Outcome>); 2] {
+    std::thread::scope(|scope| {
+        let starting = peers.each_ref().map(|(name, config)| (*name, scope.spawn(move || start(probe, name, config))));
+        starting.map(|(name, thread)| {
+            (name, thread.join().unwrap_or_else(|_| Err(Outcome::failed("torch", "its thread panicked"))))
+        })
     })
 }
 
