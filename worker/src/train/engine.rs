@@ -156,6 +156,16 @@ pub(super) trait Engine: Send {
     /// See [`Engine::step`].
     fn drain(&mut self) -> Result<Option<StepOutcome>, TrainError>;
 
+    /// Waits for weights that other ranks have updated in the last step, which otherwise arrive
+    /// during the next one. Required before weights are read or evaluated. All ranks call it, but
+    /// it waits only for what a rank lacks.
+    ///
+    /// # Errors
+    /// The group failed.
+    fn complete_weights(&mut self) -> Result<(), TrainError> {
+        Ok(())
+    }
+
     /// Runs one batch of the validation set on the current weights. Returns `None` if another stage
     /// of the pipeline has the result.
     ///

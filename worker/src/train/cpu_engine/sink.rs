@@ -29,6 +29,11 @@ impl GradientSlots {
         let lens = buckets.iter().map(|bucket| bucket.range.len()).collect();
         GradientSlots { slots, last: buckets.iter().map(|bucket| bucket.last).collect(), lens }
     }
+
+    /// The bucket of a parameter.
+    pub(super) fn bucket(&self, ordinal: usize) -> usize {
+        self.slots[ordinal].0
+    }
 }
 
 /// How the last backward pass of a step reduces buckets.
@@ -94,8 +99,8 @@ impl BucketSink<'_> {
         }
     }
 
-    /// Ends the last backward pass of a step: starts the reductions that wait for its end, and
-    /// with `metrics` theirs, unless they travel with gradients. Returns as [`BucketSink::outcome`].
+    /// Ends the last backward pass of a step: starts the reductions that wait for its end, and with
+    /// `metrics` theirs, unless they travel with gradients. See [`BucketSink::outcome`].
     pub fn end(mut self, metrics: bool) -> Result<Duration, CommError> {
         let buckets = self.metrics.buckets;
         if let Some(mode) = self.mode.filter(|mode| !mode.overlaps) {
@@ -179,7 +184,7 @@ impl GradientSink for BucketSink<'_> {
     }
 
     fn finished(&mut self, ordinal: usize) {
-        let bucket = self.slots.slots[ordinal].0;
+        let bucket = self.slots.bucket(ordinal);
         let Some(mode) = self.mode.filter(|mode| mode.overlaps) else { return };
         if self.slots.last[bucket] != ordinal || self.failed.is_some() {
             return;

@@ -2,8 +2,9 @@
 //! optimizer.
 //!
 //! ```text
-//! micro-batches   read -> forward -> backward (scaled loss); in the last one, each all-reduce
-//!                 starts as soon as its buckets are complete
+//! micro-batches   read -> forward -> backward (scaled loss); in the first one, updated weights
+//!                 arrive with sharding; in the last one, each all-reduce starts as soon as its
+//!                 buckets are complete
 //! buckets         wait -> sum of squares; without clipping and AMP: optimizer step at once
 //! all             overflow? skip : unscale, clip, optimizer step; running statistics
 //! ```
@@ -37,6 +38,7 @@ impl CpuEngine {
     /// Runs one optimizer step.
     pub(super) fn run(&mut self, reader: &mut Prefetcher, input: &StepInput) -> Result<StepOutcome, TrainError> {
         let scale = self.state.scales.loss_scale();
+        self.exchange.gathered = false;
         let mut report = StepReport {
             step: input.step,
             learning_rate: input.learning_rate,
@@ -108,7 +110,11 @@ impl CpuEngine {
             let batch = reader.next()?;
             let read = Instant::now();
             self.recorder.begin(Operation::Forward, micro_batch);
-            loss += self.network.forward(self.state.weights(), batch).loss;
+            let (network, mut weights) = self.network_and_weights();
+            loss += network.forward_from(&mut weights, batch).loss;
+            let waited = weights.receive_all()?;
+            report.gather_wait += waited;
+            report.communication_wait += waited;
             add_share(&mut self.statistics, self.network.batch_statistics(), share);
             let forwarded = Instant::now();
             self.recorder.begin(Operation::Backward, micro_batch);
@@ -118,7 +124,7 @@ impl CpuEngine {
                 self.makings.push(making);
             }
             report.input_wait += read - at;
-            report.forward += forwarded - read;
+            report.forward += (forwarded - read).saturating_sub(waited);
             report.backward += forwarded.elapsed();
         }
         self.loss = loss as f32 * loss_share;
@@ -230,11 +236,8 @@ impl CpuEngine {
                 self.squares[rank as usize] += sum;
                 is_finite &= sum.is_finite();
             }
-            if per_bucket {
-                if is_finite {
-                    self.state.apply(range, gradients, &self.cpu);
-                }
-                self.send_weights(index, report)?;
+            if per_bucket && is_finite {
+                self.state.apply(range, gradients, &self.cpu);
             }
             report.optimizer += arrived.elapsed();
         }
@@ -260,20 +263,24 @@ impl CpuEngine {
         if report.gradient_norm.is_none() {
             return Ok(());
         }
-        if !self.can_update_per_bucket() {
+        let per_bucket = self.can_update_per_bucket();
+        // The norms of a layer-wise rule depend on all ranks.
+        let measures = self.exchange.shards.is_some() && is_layer_wise(&self.config.optimizer.rule);
+        if !per_bucket {
             let clip = self.config.optimizer.gradient_clip_norm;
             self.state.optimizer.begin_step(report.learning_rate, gradient_scale(norm, clip, f64::from(scale)));
-            // The norms of a layer-wise rule depend on all ranks.
-            let measures = self.exchange.shards.is_some() && is_layer_wise(&self.config.optimizer.rule);
-            if measures {
-                for (index, bucket) in self.exchange.ranges.iter().enumerate() {
-                    self.state.measure(bucket.range.clone(), self.exchange.gradients(index), &self.cpu);
-                }
-                let at = Instant::now();
-                self.exchange.complete_sums(&mut self.state.optimizer)?;
-                report.communication_wait += at.elapsed();
+        }
+        if measures {
+            for (index, bucket) in self.exchange.ranges.iter().enumerate() {
+                self.state.measure(bucket.range.clone(), self.exchange.gradients(index), &self.cpu);
             }
-            for index in 0..self.exchange.ranges.len() {
+            let at = Instant::now();
+            self.exchange.complete_sums(&mut self.state.optimizer)?;
+            report.communication_wait += at.elapsed();
+        }
+        // In forward order, in which the next step needs the weights.
+        for run in (0..self.exchange.buckets.runs.len()).rev() {
+            for index in self.exchange.buckets.runs[run].clone().filter(|_| !per_bucket) {
                 let range = self.exchange.ranges[index].range.clone();
                 let gradients = self.exchange.gradients(index);
                 if measures {
@@ -281,10 +288,13 @@ impl CpuEngine {
                 } else {
                     self.state.apply(range, gradients, &self.cpu);
                 }
-                self.send_weights(index, report)?;
             }
+            self.send_weights(run);
         }
-        self.receive_weights(report)?;
+        if !self.config.overlap.enabled || self.config.overlap.sync_all_reduce {
+            report.gather_wait = self.receive_weights()?;
+            report.communication_wait += report.gather_wait;
+        }
         self.state.update_statistics(&self.statistics);
         Ok(())
     }
