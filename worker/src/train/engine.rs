@@ -156,9 +156,8 @@ pub(super) trait Engine: Send {
     /// See [`Engine::step`].
     fn drain(&mut self) -> Result<Option<StepOutcome>, TrainError>;
 
-    /// Waits for weights that other ranks have updated in the last step, which otherwise arrive
-    /// during the next one. Required before weights are read or evaluated. All ranks call it, but
-    /// it waits only for what a rank lacks.
+    /// Waits for weights that other ranks updated in the last step, which otherwise arrive during
+    /// the next one. Required before weights are read or evaluated. Collective.
     ///
     /// # Errors
     /// The group failed.

@@ -280,14 +280,8 @@ impl CpuEngine {
         }
         // In forward order, in which the next step needs the weights.
         for run in (0..self.exchange.buckets.runs.len()).rev() {
-            for index in self.exchange.buckets.runs[run].clone().filter(|_| !per_bucket) {
-                let range = self.exchange.ranges[index].range.clone();
-                let gradients = self.exchange.gradients(index);
-                if measures {
-                    self.state.update(range, gradients, &self.cpu);
-                } else {
-                    self.state.apply(range, gradients, &self.cpu);
-                }
+            if !per_bucket {
+                self.update_run(run, measures);
             }
             self.send_weights(run);
         }
@@ -297,5 +291,18 @@ impl CpuEngine {
         }
         self.state.update_statistics(&self.statistics);
         Ok(())
+    }
+
+    /// Runs the optimizer on the gradients of a run. `measured`: their norms are complete.
+    fn update_run(&mut self, run: usize, measured: bool) {
+        for index in self.exchange.buckets.runs[run].clone() {
+            let range = self.exchange.ranges[index].range.clone();
+            let gradients = self.exchange.gradients(index);
+            if measured {
+                self.state.update(range, gradients, &self.cpu);
+            } else {
+                self.state.apply(range, gradients, &self.cpu);
+            }
+        }
     }
 }
