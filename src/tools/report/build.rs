@@ -114,7 +114,7 @@ fn sentence(facts: &Facts, ranked: &Ranked) -> String {
     let mut text = format!(
         "{} of the step is computation, {} waiting for all-reduce, {} waiting for input",
         percent(facts.step.compute()),
-        percent(facts.step[Part::Communication]),
+        percent(facts.step.exposed()),
         percent(facts.step[Part::Input])
     );
     let urgent = ranked.items.iter().find(|item| item.advice.urgent);

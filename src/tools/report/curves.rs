@@ -8,7 +8,7 @@ use super::model::{
     round4,
 };
 use super::record::Record;
-use super::sample::{Part, plausible};
+use super::sample::plausible;
 use super::setting;
 use super::skew::Skew;
 use switchyard_worker_contract::config::{Sharding, Transport, WireType};
@@ -179,7 +179,7 @@ pub(super) fn all_reduce(facts: &Facts) -> Option<AllReduce> {
     if facts.world < 2 {
         return None;
     }
-    let exposed = facts.step[Part::Communication];
+    let exposed = facts.step.exposed();
     let reduce = facts.reduce.filter(|reduce| reduce.busy_ms > 0.0);
     let hidden = reduce.map(|reduce| (reduce.busy_ms - exposed).max(0.0));
     let buckets = &facts.bucket_bytes;

@@ -2,7 +2,7 @@
 
 use super::kernels::KernelFacts;
 use super::record::Record;
-use super::sample::{Part, Parts};
+use super::sample::Parts;
 use super::skew::Skew;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::{Deserialize, Serialize};
@@ -150,7 +150,7 @@ impl Facts {
         let folds = record.ranks();
         let typical = folds.iter().filter_map(|(rank, fold)| Some((*rank, fold.typical().mean()?)));
         let ranks: Vec<RankFacts> = typical.map(|(rank, step)| RankFacts::of(rank, step, record, skew)).collect();
-        let own = |rank: &RankFacts| rank.step.total() - rank.step[Part::Communication];
+        let own = |rank: &RankFacts| rank.step.total() - rank.step.exposed();
         let critical = (0..ranks.len()).max_by(|a, b| own(&ranks[*a]).total_cmp(&own(&ranks[*b])))?;
         let sums = folds.get(&ranks[critical].rank)?.typical();
         let lead = folds.values().find(|fold| fold.curves.is_some());

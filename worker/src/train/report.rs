@@ -25,6 +25,9 @@ pub struct StepReport {
     pub communication_wait: Duration,
     /// Part of `communication_wait` spent waiting for the other stages of a pipeline.
     pub pipeline_wait: Duration,
+    /// Part of `communication_wait` spent waiting for the weights that other ranks updated, with
+    /// sharding.
+    pub gather_wait: Duration,
     /// Waiting for the reader.
     pub input_wait: Duration,
     /// Norm, clipping, optimizer.

@@ -31,11 +31,11 @@ const TOP_K: f64 = 0.01;
 /// Upper bound of `batchMerge`.
 pub(super) const MAX_MERGE: u64 = 4096;
 
-const PARTS: &[Part] = &[Part::Communication];
+const PARTS: &[Part] = &[Part::Communication, Part::Gather];
 
 /// The exposed time, if there is anything to reduce.
 fn exposed(facts: &Facts) -> Option<f64> {
-    (facts.world > 1).then_some(facts.step[Part::Communication])
+    (facts.world > 1).then_some(facts.step.exposed())
 }
 
 fn advice(evidence: String, changes: Vec<Change>) -> Finding {

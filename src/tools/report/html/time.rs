@@ -13,6 +13,7 @@ pub(super) fn class(part: Part) -> &'static str {
         Part::Forward => "forward",
         Part::Backward => "backward",
         Part::Communication => "communication",
+        Part::Gather => "gather",
         Part::Optimizer => "optimizer",
         Part::Checkpoint => "checkpoint",
         Part::Other => "other",
