@@ -19,6 +19,8 @@ pub enum Part {
     Communication,
     /// Waiting for the weights that other ranks updated, with sharding: exposed too.
     Gather,
+    /// Waiting for other stages of a pipeline.
+    Pipeline,
     /// Norm, clipping, unscaling, optimizer.
     Optimizer,
     /// Copying state for a checkpoint, or waiting for the previous one.
@@ -35,6 +37,7 @@ impl Part {
         Part::Optimizer,
         Part::Communication,
         Part::Gather,
+        Part::Pipeline,
         Part::Input,
         Part::Checkpoint,
         Part::Other,
@@ -48,6 +51,7 @@ impl Part {
             Part::Backward => "backward",
             Part::Communication => "all-reduce wait",
             Part::Gather => "all-gather wait",
+            Part::Pipeline => "stage wait",
             Part::Optimizer => "optimizer",
             Part::Checkpoint => "checkpoint",
             Part::Other => "other",
@@ -128,6 +132,7 @@ pub(super) struct Line {
     backward_ms: Option<f64>,
     communication_ms: Option<f64>,
     gather_ms: Option<f64>,
+    pipeline_ms: Option<f64>,
     optimizer_ms: Option<f64>,
     checkpoint_ms: Option<f64>,
     other_ms: Option<f64>,
@@ -179,6 +184,7 @@ impl Sample {
             (Part::Backward, line.backward_ms),
             (Part::Communication, line.communication_ms),
             (Part::Gather, line.gather_ms),
+            (Part::Pipeline, line.pipeline_ms),
             (Part::Optimizer, line.optimizer_ms),
             (Part::Checkpoint, line.checkpoint_ms),
             (Part::Other, line.other_ms),
@@ -208,6 +214,7 @@ impl Sample {
             (Part::Forward, Some(progress.forward_ms)),
             (Part::Backward, Some(progress.backward_ms)),
             (Part::Communication, Some(progress.communication_wait_ms)),
+            (Part::Pipeline, progress.pipeline_wait_ms),
             (Part::Optimizer, Some(progress.optimizer_ms)),
         ];
         Some(Sample {

@@ -61,7 +61,11 @@ pub struct StepRecord {
     /// Waiting for reductions after backward: exposed communication.
     pub communication_ms: f32,
     /// Waiting for the weights that other ranks updated, with sharding: exposed communication too.
+    #[serde(default)]
     pub gather_ms: f32,
+    /// Waiting for other stages of a pipeline, and exchanging activations with them.
+    #[serde(default)]
+    pub pipeline_ms: f32,
     /// Norm, clipping, unscaling, optimizer.
     pub optimizer_ms: f32,
     /// Taking a copy for a checkpoint, or waiting for the previous checkpoint.

@@ -78,7 +78,6 @@ impl CpuEngine {
                 }
             }
         }
-        report.communication_wait += report.pipeline_wait;
         self.loss = loss as f32 * share;
         Ok(())
     }
@@ -95,6 +94,9 @@ impl CpuEngine {
         let at = Instant::now();
         let last = self.exchange.buckets.metrics_bucket().max(self.exchange.buckets.gradients - 1);
         (0..=last).try_for_each(|bucket| self.exchange.reducer.wait(bucket))?;
+        report.communication_wait += at.elapsed();
+        // The last stage is done first: what follows takes as long as the pipeline empties.
+        let at = Instant::now();
         let reducer = &mut self.exchange.reducer;
         let (next, previous) = (pipeline.place.next(), pipeline.place.previous());
         pipeline.norm.clear();
@@ -114,7 +116,7 @@ impl CpuEngine {
         metrics.buckets.write_metrics(&mut metrics.reducer, self.loss, input.flags, &norm);
         metrics.reducer.all_reduce(metrics.buckets.metrics_bucket())?;
         let (loss, flags, norm) = metrics.buckets.read_metrics(&metrics.reducer);
-        report.communication_wait += at.elapsed();
+        report.pipeline_wait += at.elapsed();
         let agreed = decode(norm).sqrt();
         Ok((Gradients { norm: agreed / f64::from(scale), scale, agreed }, loss, flags))
     }
