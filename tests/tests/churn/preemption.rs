@@ -1,0 +1,242 @@
+//! Churn under a queue policy: jobs with checkpoints make way for jobs that have run for less. Two
+//! of them train with the real worker, so that their logs show from which step they resume.
+
+use super::gpus;
+use super::script::Event;
+use super::{Churn, clear};
+use anyhow::{Context, Result, ensure};
+use jiff::SignedDuration;
+use serde_json::{Value, json};
+use std::time::Duration;
+use switchyard_crds::TrainJob;
+use switchyard_plan::cluster::queue_policy::{PolicySettings, QueuePolicy};
+use switchyard_tests::chaos::{self, report, size};
+use switchyard_tests::gpus::RESOURCE;
+use switchyard_tests::history::{
+    History, Recorder, excessive_preemptions, lost_steps, policy_preemptions, starved_head,
+};
+use switchyard_tests::{
+    Command, ControllerOptions, Jobs, POLICY, Random, Scene, TIMEOUT, found_async, merge, mutants_program,
+    start_controller,
+};
+
+const NODES: usize = 8;
+/// Jobs that exist before the first one waits, with their pods. Together they have all nodes.
+const FIRST: [(&str, usize); 4] = [("trains-0", 2), ("trains-1", 1), ("first-2", 2), ("first-3", 3)];
+/// How many of them train.
+const TRAINING: usize = 2;
+/// The job that needs all nodes preempts the first jobs, and one of them preempts it.
+const LEAST_PREEMPTIONS: usize = FIRST.len() + 1;
+/// Longest delay between two events, milliseconds.
+const LONGEST_WAIT: usize = 600;
+/// Long enough for a preemption without the mutant, as the negative control proves.
+const WITHOUT_PREEMPTION: Duration = Duration::from_secs(15);
+
+fn policy(quantum: i64, max_preemptions: i32) -> PolicySettings {
+    PolicySettings {
+        policy: QueuePolicy::LeastAttainedService,
+        thresholds: vec![SignedDuration::from_secs(4)],
+        quantum: SignedDuration::from_secs(quantum),
+        max_preemptions,
+        max_preemptions_per_day: max_preemptions,
+        overhead: SignedDuration::ZERO,
+    }
+}
+
+fn options(policy: &PolicySettings) -> ControllerOptions {
+    let thresholds = policy.thresholds.iter().map(|threshold| ("queue-threshold-seconds", threshold.as_secs()));
+    let settings = [
+        ("queue-quantum-seconds", policy.quantum.as_secs()),
+        ("max-preemptions", policy.max_preemptions.into()),
+        ("max-preemptions-per-day", policy.max_preemptions_per_day.into()),
+        ("preemption-seconds", policy.overhead.as_secs()),
+    ];
+    let mut arguments = vec![format!("--queue-policy={:?}", policy.policy)];
+    arguments.extend(thresholds.chain(settings).map(|(name, value)| format!("--{name}={value}")));
+    ControllerOptions { arguments, ..ControllerOptions::default() }
+}
+
+/// A job whose pods need whole nodes, and that loses nothing when it is preempted.
+fn job(scene: &Scene, name: &str, pods: usize, behaviour: &str) -> Value {
+    let trains = behaviour == "worker";
+    let (path, data) = (scene.join(name), scene.join("data"));
+    let mut job = json!({
+        "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": name},
+        "spec": {
+            "trainer": {"numNodes": pods, "cpuThreads": 1, "resourcesPerNode": {"limits": {"cpu": "1"}}},
+            // No other checkpoint is written.
+            "checkpoint": {"path": path.display().to_string(), "periodSeconds": 0},
+            "template": {"metadata": {"annotations": {POLICY: behaviour}}},
+            "engine": {
+                "model": {"type": "GPT", "gpt": {"layers": 1, "hiddenSize": 32, "heads": 2, "contextLength": 32}},
+                "data": {"path": data.display().to_string()}, "batchSizePerProcess": 4, "steps": 100_000_000,
+            },
+        },
+    });
+    if !trains {
+        merge(
+            &mut job["spec"]["trainer"],
+            json!({"numProcPerNode": 8, "resourcesPerNode": {"limits": {"cpu": "900m", RESOURCE: 8}}}),
+        );
+    }
+    job
+}
+
+/// Jobs that arrive, end, pause and are deleted. The first one needs all nodes.
+fn script(scene: &Scene, seed: u64, events: usize) -> Vec<(Duration, Event)> {
+    let random = Random::new(seed);
+    let create = |name: &str, pods: usize, behaviour: &str| Event::Create(Box::new(job(scene, name, pods, behaviour)));
+    let mut jobs: Vec<String> = Vec::new();
+    let mut script = vec![(Duration::ZERO, create("wide", NODES, "run"))];
+    while script.len() < events {
+        let (dice, which) = (random.below(10), random.below(jobs.len().max(1)));
+        let name = jobs.get(which).cloned();
+        let event = match (dice, name) {
+            (0 | 1, Some(name)) => Event::Command(name, 0, Command::Exit(0, String::new())),
+            (2, Some(name)) => Event::Suspend(name, random.below(2) == 0),
+            (3, Some(_)) => Event::Delete(jobs.remove(which)),
+            _ => {
+                let name = format!("j{}", script.len());
+                jobs.push(name.clone());
+                let behaviour = if random.below(2) == 0 { "run" } else { "succeed-after=3s" };
+                create(&name, 1 + random.below(4), behaviour)
+            }
+        };
+        script.push((Duration::from_millis(random.below(LONGEST_WAIT) as u64), event));
+    }
+    script
+}
+
+fn preemptions(job: &TrainJob) -> i32 {
+    job.status.as_ref().and_then(|status| status.restarts.as_ref()).map_or(0, |restarts| restarts.preemption)
+}
+
+/// The log of rank 0 of a job's attempt, by the job's namespace and name.
+fn log(churn: &Churn, job: &str, attempt: u32) -> String {
+    let (namespace, name) = job.split_once('/').unwrap_or_default();
+    churn.kubelet.log(namespace, &format!("{name}-{attempt}-0"))
+}
+
+/// Waits until a job trains in an attempt after this number of preemptions.
+async fn trains(churn: &Churn, jobs: &Jobs, name: &str, preempted: i32) -> Result<()> {
+    let full_name = format!("{}/{name}", jobs.namespace);
+    let found = found_async("ready", TIMEOUT, async || {
+        let job = jobs.api().get(name).await?;
+        let last = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0).unsigned_abs();
+        let mut logs = (1 + preempted.unsigned_abs()..=last).map(|attempt| log(churn, &full_name, attempt));
+        Ok((preemptions(&job) >= preempted && logs.any(|log| log.contains("\"event\":\"ready\""))).then_some(()))
+    });
+    found.await.with_context(|| format!("{name} does not train after {preempted} preemptions"))
+}
+
+/// All violations of the oracles for preemptions, and how often a training job resumed.
+fn violations(churn: &Churn, history: &History, policy: &PolicySettings) -> (usize, Vec<String>) {
+    let mut found: Vec<String> = excessive_preemptions(history, policy).iter().map(ToString::to_string).collect();
+    found.extend(starved_head(history, policy));
+    let (resumed, lost) = lost_steps(history, |job, attempt| log(churn, job, attempt));
+    found.extend(lost.iter().map(ToString::to_string));
+    (resumed, found)
+}
+
+/// G11: a queue policy preempts jobs as often and as soon as it may, starves no job, and costs a
+/// job that saves no step.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn preempted_jobs_resume_and_break_no_invariant() -> Result<()> {
+    let churn = gpus::start(NODES).await?;
+    let policy = policy(2, 4);
+    let mut controller = start_controller(&churn.plane, "controller", &options(&policy))?;
+    let first = chaos::seed().unwrap_or(20261128);
+    let (seeds, events) = (if chaos::seed().is_some() { 1 } else { size(1, 3) }, size(30, 150));
+    let quiet = Duration::from_secs(size(2, 60) as u64);
+    let mut runs = Vec::new();
+    for seed in first..first + seeds as u64 {
+        let scene = Scene::new();
+        scene.write_text("data/text.txt", 64);
+        let jobs = Jobs::new(churn.plane.client().await?, &churn.plane.namespace("preempted").await?);
+        let recorder = Recorder::start(churn.plane.client().await?).await?;
+        for (number, (name, pods)) in FIRST.into_iter().enumerate() {
+            jobs.create(job(&scene, name, pods, if number < TRAINING { "worker" } else { "run" })).await?;
+        }
+        for (name, _) in FIRST {
+            jobs.wait_stage(name, "Running").await?;
+        }
+        let performed = churn.perform(&jobs, script(&scene, seed, events)).await?;
+        for (name, _) in &FIRST[..TRAINING] {
+            trains(&churn, &jobs, name, 1).await?;
+            // Figures in the status of a job that trains would never rest.
+            jobs.patch(name, json!({"spec": {"suspend": true}})).await?;
+        }
+        let (mut run, history) = churn.judge(seed, &jobs, &recorder, quiet).await?;
+        merge(&mut run, performed);
+        let (resumed, found) = violations(&churn, &history, &policy);
+        churn.ensure_clean(seed, &history, &found)?;
+        let preemptions = policy_preemptions(&history);
+        merge(&mut run, json!({"preemptions": preemptions, "resumed": resumed}));
+        println!("{run}");
+        ensure!(preemptions >= LEAST_PREEMPTIONS && resumed >= TRAINING, "seed {seed}: {run}");
+        runs.push(run);
+        controller.ensure_running()?;
+    }
+    report("g11-preemptions", &json!({"nodes": NODES, "seeds": seeds, "runs": runs, "violations": 0}))
+}
+
+/// Two jobs that need both nodes preempt a job that trains there, one after the other. Returns the
+/// violations, as soon as one contains the expected text.
+async fn mutated(
+    churn: &Churn,
+    scene: &Scene,
+    bug: &'static str,
+    policy: &PolicySettings,
+    expected: Option<&str>,
+) -> Result<Vec<String>> {
+    let jobs = Jobs::new(churn.plane.client().await?, &churn.plane.namespace(bug).await?);
+    let recorder = Recorder::start(churn.plane.client().await?).await?;
+    let options = ControllerOptions {
+        program: Some(mutants_program().to_path_buf()),
+        environment: vec![("SWITCHYARD_MUTANT", bug.into())],
+        ..options(policy)
+    };
+    let _controller = start_controller(&churn.plane, bug, &options)?;
+    let name = format!("trains-{bug}");
+    jobs.create(job(scene, &name, 2, "worker")).await?;
+    trains(churn, &jobs, &name, 0).await?;
+    for (count, next) in (1..).zip(["second", "third"]) {
+        jobs.create(job(scene, next, 2, "run")).await?;
+        let is_preempted = jobs.wait(&name, "preempted", |job| preemptions(job) >= count);
+        let is_preempted = tokio::time::timeout(WITHOUT_PREEMPTION, is_preempted).await.is_ok();
+        let found = violations(churn, &recorder.history().await?, policy).1;
+        if expected.is_some_and(|text| found.iter().any(|violation| violation.contains(text))) {
+            clear(&jobs).await?;
+            return Ok(found);
+        }
+        ensure!(is_preempted, "{bug}: {next} does not preempt: {found:?}");
+        jobs.api().delete(next, &Default::default()).await?;
+        trains(churn, &jobs, &name, count).await?;
+    }
+    let found = violations(churn, &recorder.history().await?, policy).1;
+    clear(&jobs).await?;
+    Ok(found)
+}
+
+/// Every oracle catches the bug that it is for, and the same program without one passes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_oracle_catches_its_mutant() -> Result<()> {
+    let (churn, scene) = (gpus::start(2).await?, Scene::new());
+    scene.write_text("data/text.txt", 64);
+    for (bug, policy, expected) in [
+        ("none", policy(2, 4), None),
+        ("preempts-too-soon", policy(60, 4), Some("is preempted after ")),
+        ("preempts-without-limit", policy(2, 1), Some("is preempted 2 times; allowed are 1")),
+        ("starves-the-head", policy(2, 4), Some("second waits for 2 nodes")),
+        ("kills-at-once", policy(2, 4), Some("attempt 2 resumes from None")),
+    ] {
+        let found = mutated(&churn, &scene, bug, &policy, expected).await.context(bug)?;
+        let is_expected = match expected {
+            Some(text) => found.iter().any(|violation| violation.contains(text)),
+            None => found.is_empty(),
+        };
+        ensure!(is_expected, "{bug}: expected {expected:?}, got {found:?}");
+        println!("{bug}: {found:?}");
+    }
+    Ok(())
+}
