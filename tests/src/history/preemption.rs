@@ -252,7 +252,7 @@ mod tests {
         let ready = |resumed: Option<u64>| {
             json!({
                 "event": "ready", "rank": 0, "pid": 1, "host": "h", "cpus": "0", "threads": 1, "kernel": "portable",
-                "address": "127.0.0.1:1", "transport": "SharedMemory", "allReduceMs": 0, "resumedStep": resumed,
+                "address": "127.0.0.1:1", "transport": "shm", "allReduceMs": 0, "resumedStep": resumed,
             })
             .to_string()
         };
@@ -285,14 +285,17 @@ mod tests {
     #[test]
     fn a_head_that_could_preempt_is_starved() {
         let node = || Fact::Node(NodeFact { ready: true, open: true, ..NodeFact::default() });
-        let starved = |running: Fact| {
+        let starved = |policy: &PolicySettings, running: Fact| {
             let waiting = job("first", "Queued", false, 0, [0, 0], "");
-            starved_head(&history(vec![("first", waiting), ("second", running)]), &policy())
+            starved_head(&history(vec![("first", waiting), ("second", running)]), policy)
         };
         let second = |preemptions: [i32; 2]| job("second", "Running", true, 0, preemptions, "");
-        assert!(starved(second([0, 0])).is_some_and(|text| text.contains("second")));
-        assert_eq!(starved(second([2, 0])), None, "it has been preempted as often as it may");
-        assert_eq!(starved(job("earlier", "Running", true, 0, [0, 0], "")), None, "it comes first");
+        let earlier = || job("earlier", "Running", true, 0, [0, 0], "");
+        assert!(starved(&policy(), second([0, 0])).is_some_and(|text| text.contains("second")));
+        assert_eq!(starved(&policy(), second([2, 0])), None, "it has been preempted as often as it may");
+        assert!(starved(&policy(), earlier()).is_some(), "it passes the threshold");
+        let by_age = PolicySettings { policy: QueuePolicy::Opportunistic, ..policy() };
+        assert_eq!(starved(&by_age, earlier()), None, "it comes first");
         let free = history(vec![("n", node()), ("first", job("first", "Queued", false, 0, [0, 0], ""))]);
         assert!(starved_head(&free, &policy()).is_some(), "there is a free node");
     }

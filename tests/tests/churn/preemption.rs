@@ -1,5 +1,8 @@
-//! Churn under a queue policy: jobs with checkpoints make way for jobs that have run for less. Two
-//! of them train with the real worker, so that their logs show from which step they resume.
+//! Churn under a queue policy: jobs with checkpoints make way for older ones. Two of them train with
+//! the real worker, so that their logs show from which step they resume.
+//!
+//! The policy is `Opportunistic`: under `LeastAttainedService` jobs change their level once a
+//! minute.
 
 use super::gpus;
 use super::script::Event;
@@ -16,35 +19,37 @@ use switchyard_tests::history::{
     History, Recorder, excessive_preemptions, lost_steps, policy_preemptions, starved_head,
 };
 use switchyard_tests::{
-    Command, ControllerOptions, Jobs, POLICY, Random, Scene, TIMEOUT, found_async, merge, mutants_program,
-    start_controller,
+    ControllerOptions, Jobs, POLICY, Random, Scene, TIMEOUT, found_async, merge, mutants_program, start_controller,
 };
 
 const NODES: usize = 8;
-/// Jobs that exist before the first one waits, with their pods. Together they have all nodes.
+/// The first jobs that run, with their pods. Together they have all nodes.
 const FIRST: [(&str, usize); 4] = [("trains-0", 2), ("trains-1", 1), ("first-2", 2), ("first-3", 3)];
 /// How many of them train.
 const TRAINING: usize = 2;
-/// The job that needs all nodes preempts the first jobs, and one of them preempts it.
-const LEAST_PREEMPTIONS: usize = FIRST.len() + 1;
+/// The oldest job. It needs all nodes, and starts suspended.
+const OLDEST: &str = "oldest";
+/// Events between two changes of its suspension.
+const PAUSE: usize = 10;
 /// Longest delay between two events, milliseconds.
 const LONGEST_WAIT: usize = 600;
+/// Jobs that come before the one that trains, also if all are created in the same second.
+const OLDER: [&str; 2] = ["older-0", "older-1"];
 /// Long enough for a preemption without the mutant, as the negative control proves.
 const WITHOUT_PREEMPTION: Duration = Duration::from_secs(15);
 
 fn policy(quantum: i64, max_preemptions: i32) -> PolicySettings {
     PolicySettings {
-        policy: QueuePolicy::LeastAttainedService,
-        thresholds: vec![SignedDuration::from_secs(4)],
+        policy: QueuePolicy::Opportunistic,
         quantum: SignedDuration::from_secs(quantum),
         max_preemptions,
         max_preemptions_per_day: max_preemptions,
         overhead: SignedDuration::ZERO,
+        ..PolicySettings::default()
     }
 }
 
 fn options(policy: &PolicySettings) -> ControllerOptions {
-    let thresholds = policy.thresholds.iter().map(|threshold| ("queue-threshold-seconds", threshold.as_secs()));
     let settings = [
         ("queue-quantum-seconds", policy.quantum.as_secs()),
         ("max-preemptions", policy.max_preemptions.into()),
@@ -52,7 +57,7 @@ fn options(policy: &PolicySettings) -> ControllerOptions {
         ("preemption-seconds", policy.overhead.as_secs()),
     ];
     let mut arguments = vec![format!("--queue-policy={:?}", policy.policy)];
-    arguments.extend(thresholds.chain(settings).map(|(name, value)| format!("--{name}={value}")));
+    arguments.extend(settings.map(|(name, value)| format!("--{name}={value}")));
     ControllerOptions { arguments, ..ControllerOptions::default() }
 }
 
@@ -82,29 +87,37 @@ fn job(scene: &Scene, name: &str, pods: usize, behaviour: &str) -> Value {
     job
 }
 
-/// Jobs that arrive, end, pause and are deleted. The first one needs all nodes.
+/// Jobs that arrive, end and are deleted, while the oldest one leaves and comes back. At the end it
+/// is suspended.
 fn script(scene: &Scene, seed: u64, events: usize) -> Vec<(Duration, Event)> {
     let random = Random::new(seed);
-    let create = |name: &str, pods: usize, behaviour: &str| Event::Create(Box::new(job(scene, name, pods, behaviour)));
     let mut jobs: Vec<String> = Vec::new();
-    let mut script = vec![(Duration::ZERO, create("wide", NODES, "run"))];
+    let mut script = Vec::new();
     while script.len() < events {
-        let (dice, which) = (random.below(10), random.below(jobs.len().max(1)));
-        let name = jobs.get(which).cloned();
-        let event = match (dice, name) {
-            (0 | 1, Some(name)) => Event::Command(name, 0, Command::Exit(0, String::new())),
-            (2, Some(name)) => Event::Suspend(name, random.below(2) == 0),
-            (3, Some(_)) => Event::Delete(jobs.remove(which)),
+        let (number, dice, which) = (script.len(), random.below(10), random.below(jobs.len().max(1)));
+        let event = match (dice, jobs.get(which)) {
+            _ if number % PAUSE == 0 => Event::Suspend(OLDEST.into(), number / PAUSE % 2 == 0),
+            (0 | 1, Some(_)) => Event::Delete(jobs.remove(which)),
             _ => {
-                let name = format!("j{}", script.len());
+                let (name, behaviour) = (format!("j{number}"), *random.pick(&["run", "succeed-after=3s"]));
                 jobs.push(name.clone());
-                let behaviour = if random.below(2) == 0 { "run" } else { "succeed-after=3s" };
-                create(&name, 1 + random.below(4), behaviour)
+                Event::Create(Box::new(job(scene, &name, 1 + random.below(4), behaviour)))
             }
         };
         script.push((Duration::from_millis(random.below(LONGEST_WAIT) as u64), event));
     }
+    script.push((Duration::ZERO, Event::Suspend(OLDEST.into(), true)));
     script
+}
+
+fn suspended(mut job: Value) -> Value {
+    job["spec"]["suspend"] = true.into();
+    job
+}
+
+async fn resume(jobs: &Jobs, name: &str) -> Result<()> {
+    jobs.patch(name, json!({"spec": {"suspend": false}})).await?;
+    Ok(())
 }
 
 fn preemptions(job: &TrainJob) -> i32 {
@@ -154,12 +167,18 @@ async fn preempted_jobs_resume_and_break_no_invariant() -> Result<()> {
         scene.write_text("data/text.txt", 64);
         let jobs = Jobs::new(churn.plane.client().await?, &churn.plane.namespace("preempted").await?);
         let recorder = Recorder::start(churn.plane.client().await?).await?;
+        jobs.create(suspended(job(&scene, OLDEST, NODES, "run"))).await?;
         for (number, (name, pods)) in FIRST.into_iter().enumerate() {
             jobs.create(job(&scene, name, pods, if number < TRAINING { "worker" } else { "run" })).await?;
         }
         for (name, _) in FIRST {
             jobs.wait_stage(name, "Running").await?;
         }
+        for (name, _) in &FIRST[..TRAINING] {
+            trains(&churn, &jobs, name, 0).await?;
+        }
+        resume(&jobs, OLDEST).await?;
+        jobs.wait_stage(OLDEST, "Running").await?;
         let performed = churn.perform(&jobs, script(&scene, seed, events)).await?;
         for (name, _) in &FIRST[..TRAINING] {
             trains(&churn, &jobs, name, 1).await?;
@@ -173,15 +192,15 @@ async fn preempted_jobs_resume_and_break_no_invariant() -> Result<()> {
         let preemptions = policy_preemptions(&history);
         merge(&mut run, json!({"preemptions": preemptions, "resumed": resumed}));
         println!("{run}");
-        ensure!(preemptions >= LEAST_PREEMPTIONS && resumed >= TRAINING, "seed {seed}: {run}");
+        ensure!(preemptions >= FIRST.len() && resumed >= TRAINING, "seed {seed}: {run}");
         runs.push(run);
         controller.ensure_running()?;
     }
     report("g11-preemptions", &json!({"nodes": NODES, "seeds": seeds, "runs": runs, "violations": 0}))
 }
 
-/// Two jobs that need both nodes preempt a job that trains there, one after the other. Returns the
-/// violations, as soon as one contains the expected text.
+/// Two older jobs that need both nodes preempt a job that trains there, one after the other. Returns
+/// the violations, as soon as one contains the expected text.
 async fn mutated(
     churn: &Churn,
     scene: &Scene,
@@ -197,11 +216,14 @@ async fn mutated(
         ..options(policy)
     };
     let _controller = start_controller(&churn.plane, bug, &options)?;
+    for older in OLDER {
+        jobs.create(suspended(job(scene, older, 2, "run"))).await?;
+    }
     let name = format!("trains-{bug}");
     jobs.create(job(scene, &name, 2, "worker")).await?;
     trains(churn, &jobs, &name, 0).await?;
-    for (count, next) in (1..).zip(["second", "third"]) {
-        jobs.create(job(scene, next, 2, "run")).await?;
+    for (count, next) in (1..).zip(OLDER) {
+        resume(&jobs, next).await?;
         let is_preempted = jobs.wait(&name, "preempted", |job| preemptions(job) >= count);
         let is_preempted = tokio::time::timeout(WITHOUT_PREEMPTION, is_preempted).await.is_ok();
         let found = violations(churn, &recorder.history().await?, policy).1;
@@ -227,7 +249,7 @@ async fn every_oracle_catches_its_mutant() -> Result<()> {
         ("none", policy(2, 4), None),
         ("preempts-too-soon", policy(60, 4), Some("is preempted after ")),
         ("preempts-without-limit", policy(2, 1), Some("is preempted 2 times; allowed are 1")),
-        ("starves-the-head", policy(2, 4), Some("second waits for 2 nodes")),
+        ("starves-the-head", policy(2, 4), Some("older-0 waits for 2 nodes")),
         ("kills-at-once", policy(2, 4), Some("attempt 2 resumes from None")),
     ] {
         let found = mutated(&churn, &scene, bug, &policy, expected).await.context(bug)?;
