@@ -5,6 +5,7 @@ use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeSet;
 use switchyard_crds::TrainJob;
 use switchyard_crds::conditions::{PLACED, Stage};
+use switchyard_plan::cluster::is_over;
 use switchyard_plan::cluster::queue_order::recent_preemptions;
 use switchyard_plan::cluster::queue_policy::PolicySettings;
 use switchyard_worker_contract::event::{Event, Ready};
@@ -123,7 +124,10 @@ pub fn starved_head(history: &History, policy: &PolicySettings) -> Option<String
     let (head, wanted, whole) =
         live().filter(|(_, job, _)| is_waiting(job)).min_by_key(|(.., whole)| place(policy, whole, now))?;
     let behind = live().filter(|(_, job, other)| {
-        job.is(PLACED) && policy.is_preemptible(other, now) && place(policy, other, now) > place(policy, whole, now)
+        job.is(PLACED)
+            && !is_over(other)
+            && policy.is_preemptible(other, now)
+            && place(policy, other, now) > place(policy, whole, now)
     });
     let (names, freed): (Vec<&str>, Vec<usize>) = behind.map(|(name, job, _)| (name, job.nodes)).unzip();
     let room = free_nodes(&world) + freed.iter().sum::<usize>();
@@ -294,6 +298,16 @@ mod tests {
         assert!(starved(&policy(), second([0, 0])).is_some_and(|text| text.contains("second")));
         assert_eq!(starved(&policy(), second([2, 0])), None, "it has been preempted as often as it may");
         assert!(starved(&policy(), earlier()).is_some(), "it passes the threshold");
+        let complete = || {
+            let Fact::Job(mut job) = second([0, 0]) else { unreachable!() };
+            let mut whole = job.whole.as_deref().cloned().unwrap();
+            let conditions = &mut whole.status.as_mut().unwrap().conditions;
+            conditions[0].type_ = "Complete".into();
+            conditions[0].status = "True".into();
+            job.whole = Some(whole.into());
+            Fact::Job(job)
+        };
+        assert_eq!(starved(&policy(), complete()), None, "it is over");
         let by_age = PolicySettings { policy: QueuePolicy::Opportunistic, ..policy() };
         assert_eq!(starved(&by_age, earlier()), None, "it comes first");
         let free = history(vec![("n", node()), ("first", job("first", "Queued", false, 0, [0, 0], ""))]);

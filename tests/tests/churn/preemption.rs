@@ -23,8 +23,9 @@ use switchyard_tests::{
 };
 
 const NODES: usize = 8;
-/// The first jobs that run, with their pods. Together they have all nodes.
-const FIRST: [(&str, usize); 4] = [("trains-0", 2), ("trains-1", 1), ("first-2", 2), ("first-3", 3)];
+/// The first jobs that run, with their pods. Together they have all nodes. By name, they come after
+/// the oldest job, in case all are created in the same second.
+const FIRST: [(&str, usize); 4] = [("trains-0", 2), ("trains-1", 1), ("runs-2", 2), ("runs-3", 3)];
 /// How many of them train.
 const TRAINING: usize = 2;
 /// The oldest job. It needs all nodes, and starts suspended.
