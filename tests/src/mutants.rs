@@ -24,7 +24,7 @@ struct Mutant {
     insert: &'static str,
 }
 
-const MUTANTS: [Mutant; 11] = [
+const MUTANTS: [Mutant; 7] = [
     Mutant {
         name: "waits-for-zombies",
         file: "src/plan/cluster/step.rs",
@@ -63,30 +63,6 @@ const MUTANTS: [Mutant; 11] = [
         file: "src/ledger/index/pods.rs",
         before: "        let before = self.usage.share(&pod.uid).filter(|_| promised.is_none() && is_open);\n",
         insert: "        let promised = promised.filter(|_| !bug!());\n",
-    },
-    Mutant {
-        name: "preempts-too-soon",
-        file: "src/plan/cluster/queue_policy.rs",
-        before: "        let behind = self.behind_from(job, theirs, head, now)?;\n",
-        insert: "        if bug!() {\n            return Some(now);\n        }\n",
-    },
-    Mutant {
-        name: "preempts-without-limit",
-        file: "src/plan/cluster/queue_policy.rs",
-        before: "        let restarts = job.status.as_ref().and_then(|status| status.restarts.as_ref());\n        self.preempts()\n",
-        insert: "        if bug!() {\n            return self.preempts();\n        }\n",
-    },
-    Mutant {
-        name: "starves-the-head",
-        file: "src/ledger/index/queue/preemption.rs",
-        before: "        let head = PolicyHead::of(self, request);\n        let mut leaving = Vec::new();\n",
-        insert: "        if bug!() {\n            return None;\n        }\n",
-    },
-    Mutant {
-        name: "kills-at-once",
-        file: "src/controller/apply/executor.rs",
-        before: "        match self.call(&format!(\"delete {kind} {name}\"), api.delete(name, &params)).await {\n",
-        insert: "        let params = if bug!() { params.grace_period(0) } else { params };\n",
     },
     Mutant {
         name: "ghosts",
