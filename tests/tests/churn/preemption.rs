@@ -89,7 +89,7 @@ fn script(scene: &Scene, seed: u64, events: usize) -> Vec<(Duration, Event)> {
     while script.len() < events {
         let (number, dice, which) = (script.len(), random.below(10), random.below(jobs.len().max(1)));
         let event = match (dice, jobs.get(which)) {
-            _ if number % PAUSE == 0 => Event::Suspend(OLDEST.into(), number / PAUSE % 2 == 0),
+            _ if number.is_multiple_of(PAUSE) => Event::Suspend(OLDEST.into(), (number / PAUSE).is_multiple_of(2)),
             (0 | 1, Some(_)) => Event::Delete(jobs.remove(which)),
             _ => {
                 let (name, behaviour) = (format!("j{number}"), *random.pick(&["run", "succeed-after=3s"]));
