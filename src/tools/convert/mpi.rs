@@ -35,7 +35,7 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
         let usual = container(worker).and_then(|container| container.text("name").map(str::to_owned));
         let usual = usual.unwrap_or_default();
         let needed = roles::are_needed(&workers, &head, &usual);
-        needed.then(|| ([workers, Source { runs_program: true, ..head }], usual))
+        needed.then_some(([workers, Source { runs_program: true, ..head }], usual))
     };
     match &worker {
         Some(worker) if launches_and_works.is_none() => with_launcher(&spec, &launcher, worker, reader, draft)?,

@@ -2,7 +2,7 @@
 
 use super::kernels::KernelFacts;
 use super::record::Record;
-use super::sample::Parts;
+use super::sample::{Part, Parts};
 use super::skew::Skew;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::{Deserialize, Serialize};

@@ -31,7 +31,7 @@ pub enum Part {
 
 impl Part {
     /// All parts, from the bottom of a stack to its top.
-    pub const ALL: [Part; 8] = [
+    pub const ALL: [Part; 9] = [
         Part::Forward,
         Part::Backward,
         Part::Optimizer,

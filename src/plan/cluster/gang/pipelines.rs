@@ -48,7 +48,7 @@ fn group(domains: &[&[Option<u32>]], nodes: usize) -> Vec<usize> {
     for level in 0..domains.iter().map(|levels| levels.len()).max().unwrap_or(0) {
         let mut by_domain: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for node in &left {
-            if let Some(domain) = domains[*node][level] {
+            if let Some(domain) = domains[*node].get(level).copied().flatten() {
                 by_domain.entry(domain).or_default().push(*node);
             }
         }
