@@ -6,6 +6,7 @@
 //! churn::`.
 
 mod gpus;
+mod preemption;
 mod script;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -24,8 +25,8 @@ use switchyard_tests::chaos::{self, report, size};
 use switchyard_tests::faults::Proxy;
 use switchyard_tests::history::{Change, Fact, History, JobFact, ORACLES, Recorder, late_messages, status_writes};
 use switchyard_tests::{
-    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, plain_job, reports_fight, stage_of,
-    start_controller,
+    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, merge, plain_job, reports_fight, stage_of,
+    start_controller, worker_folder,
 };
 
 const NODES: usize = 200;
@@ -53,6 +54,7 @@ impl Churn {
         plane.install_crds().await?;
         let mut options = KubeletOptions::new("churn", nodes);
         options.capacity = [("cpu", "1"), ("memory", "1Gi"), ("pods", "3")].map(|(a, b)| (a.into(), b.into())).into();
+        options.programs = Some(worker_folder().to_path_buf());
         let kubelet = Kubelet::start(plane.config().await?, options).await?;
         let nodes = kubelet.nodes();
         Ok(Churn { plane, kubelet, nodes, machines: None })
@@ -142,17 +144,30 @@ impl Churn {
                 .await?;
         }
         let recorder = Recorder::start(self.plane.client().await?).await?;
+        let performed = self.perform(&jobs, script).await?;
+        let (mut run, history) = self.judge(seed, &jobs, &recorder, quiet).await?;
+        merge(&mut run, performed);
+        Ok((run, history))
+    }
+
+    /// Applies the events, and counts those with an effect.
+    async fn perform(&self, jobs: &Jobs, script: Vec<(Duration, Event)>) -> Result<Value> {
         let (mut counts, mut idle) = (BTreeMap::<&str, u64>::new(), 0_u64);
         let events = script.len();
         for (number, (wait, event)) in script.into_iter().enumerate() {
             tokio::time::sleep(wait).await;
-            let did = self.apply(&jobs, &event).await.with_context(|| format!("event {number}: {event:?}"))?;
+            let did = self.apply(jobs, &event).await.with_context(|| format!("event {number}: {event:?}"))?;
             *counts.entry(event.kind()).or_default() += u64::from(did);
             idle += u64::from(!did);
         }
-        self.restore_all(&jobs).await?;
+        Ok(json!({"events": events, "happened": counts, "withoutEffect": idle}))
+    }
+
+    /// Restores all nodes, waits until all jobs are at rest, and judges the history.
+    async fn judge(&self, seed: u64, jobs: &Jobs, recorder: &Recorder, quiet: Duration) -> Result<(Value, History)> {
+        self.restore_all(jobs).await?;
         let settling = Instant::now();
-        let seen = settle(&jobs, &recorder).await?;
+        let seen = settle(jobs, recorder).await?;
         let settled = settling.elapsed().as_secs();
         let before = self.writes();
         tokio::time::sleep(quiet).await;
@@ -161,10 +176,10 @@ impl Churn {
         let history = recorder.history().await?;
         let late = only_late_messages(&history, seen, &before, &after)
             .with_context(|| format!("seed {seed}: writes in {} s of quiet", quiet.as_secs()))?;
-        let stages = stages(&jobs).await?;
+        let stages = stages(jobs).await?;
         let violations = violations_of(&history);
         self.ensure_clean(seed, &history, &violations)?;
-        clear(&jobs).await?;
+        clear(jobs).await?;
         let writes = status_writes(&history);
         let job_facts = || history.changes().iter().filter_map(job_of);
         let attempts: BTreeSet<_> = job_facts().map(|(uid, job)| (uid, job.attempt())).collect();
@@ -172,7 +187,7 @@ impl Churn {
         let waited: BTreeSet<_> = job_facts().filter(|(_, job)| queued(job)).map(|(uid, _)| uid).collect();
         ensure!(!waited.is_empty(), "seed {seed}: no job waited for room; use more jobs or fewer nodes");
         let run = json!({
-            "seed": seed, "events": events, "happened": counts, "withoutEffect": idle, "changes": history.changes().len(),
+            "seed": seed, "changes": history.changes().len(),
             "attempts": attempts.len(), "waitedForRoom": waited.len(), "settledAfterSeconds": settled, "atTheEnd": stages, "watchesResumed": recorder.resumed(),
             "status": {"writes": writes.writes, "telling": writes.informative, "longestBurst": writes.longest_burst},
             "quietSeconds": quiet.as_secs(), "writesInQuiet": late, "violations": violations.len(),

@@ -75,6 +75,34 @@ fn manifests_from_the_field_are_converted_with_their_notes() {
     assert_eq!((&trainer["framework"], &trainer["numNodes"]), (&"TensorFlow".into(), &2.into()), "{trainer:#}");
     let tests = read("pass-convert-mpi-nccl-tests").unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(tests.jobs[0].job["spec"]["activeDeadlineSeconds"], 666);
+    // Pods that differ are roles.
+    for (name, expected) in [
+        ("pass-convert-pytorch-cpu-master", ["master 1 Join 1", "worker 3 Join 1"].as_slice()),
+        ("pass-convert-paddle-operator-ps", &["worker 2", "ps 2"]),
+        ("pass-convert-tfjob-evaluator", &["worker 2", "chief 1", "ps 1", "evaluator 1"]),
+        ("pass-convert-mpi-launcher-computes", &["head 1 Join 8", "worker 2 Join 8"]),
+    ] {
+        let file = read(name).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let spec = &file.jobs[0].job["spec"];
+        let role = |role: &Value| {
+            let words = ["name", "replicas", "rendezvous", "numProcPerNode"].map(|key| match &role[key] {
+                Value::String(text) => text.clone(),
+                Value::Null => String::new(),
+                other => other.to_string(),
+            });
+            words.join(" ").trim().to_string()
+        };
+        let roles: Vec<String> = spec["roles"].as_array().into_iter().flatten().map(role).collect();
+        assert_eq!(roles, expected, "{name}: {spec:#}");
+        let lost = notes(&file).lines().filter(|line| line.contains("alike")).count();
+        assert_eq!(lost, 0, "{name}: {}", notes(&file));
+    }
+    let awaited = |name: &str| {
+        read(name).unwrap_or_else(|error| panic!("{error}")).jobs[0].job["spec"]["successPolicy"]["role"].clone()
+    };
+    assert_eq!(awaited("pass-convert-tfjob-evaluator"), "worker", "successPolicy: AllWorkers");
+    assert_eq!(awaited("pass-convert-paddle-operator-ps"), "worker", "servers never end");
+    assert_eq!(awaited("pass-convert-mpi-launcher-computes"), "head");
     for (name, words) in [
         ("convert-helm-template", "it is a template: render it first"),
         ("convert-unset-placeholders", "Worker.replicas: got ${NUM_WORKERS}; expected a number of pods"),

@@ -50,8 +50,9 @@ pub(crate) fn bar_message(interval: &Interval) -> String {
         validation.push_str(&format!(" ({} right)", percent(accuracy)));
     }
     let eta = figures.remaining_seconds.map_or_else(|| "-".to_string(), duration);
+    let stages = interval.breakdown.pipeline_wait_ms.map_or_else(String::new, |ms| format!(" + stage wait {ms:.1}"));
     let mut text = format!(
-        "loss {:.3}{validation}   {} {}/s   ETA {eta}\n  {:.1} ms = compute {:.1} + all-reduce wait {:.1} + input wait {:.1} + other {:.1}",
+        "loss {:.3}{validation}   {} {}/s   ETA {eta}\n  {:.1} ms = compute {:.1} + all-reduce wait {:.1}{stages} + input wait {:.1} + other {:.1}",
         figures.loss,
         rate(figures.items_per_second),
         figures.item.word(),

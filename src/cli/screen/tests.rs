@@ -44,6 +44,7 @@ fn interval() -> Interval {
             step_ms: 97.9,
             compute_ms: 91.6,
             communication_wait_ms: 3.1,
+            pipeline_wait_ms: None,
             input_wait_ms: 0.4,
             other_ms: 2.8,
         },

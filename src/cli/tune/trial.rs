@@ -95,7 +95,7 @@ impl Bench<'_> {
         }
         let mut times: Vec<f64> = counted.iter().map(|step| f64::from(step.total_ms)).collect();
         times.sort_by(f64::total_cmp);
-        let waits: f64 = counted.iter().map(|step| f64::from(step.communication_ms)).sum();
+        let waits: f64 = counted.iter().map(|step| f64::from(step.communication_ms + step.gather_ms)).sum();
         Ok(Trial {
             settings: settings.clone(),
             steps,

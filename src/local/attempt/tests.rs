@@ -71,6 +71,7 @@ fn progress(rank: u32) -> Event {
         forward_ms: 0.3,
         backward_ms: 0.4,
         communication_wait_ms: 0.1,
+        pipeline_wait_ms: None,
         input_wait_ms: 0.1,
         reader_threads: Some(1),
         optimizer_ms: 0.1,

@@ -1,6 +1,7 @@
 //! Placement of a whole gang: nodes, GPUs and rank order with the reasons, or why there is no
 //! placement.
 
+mod pipelines;
 mod placement_status;
 mod roles;
 #[cfg(test)]
@@ -59,28 +60,37 @@ fn place_alike(request: &PlacementRequest<'_>, nodes: &BTreeMap<String, NodeView
     let mut candidates = Candidates::of(nodes, levels, policy, &demand);
     let mut solver_request = to_solver_request(&demand, &candidates, policy);
     let mut fleet = candidates.fleet();
-    let (placement, note) = solve(&demand, &mut candidates, &mut fleet, &mut solver_request).map_err(|refused| {
-        let refused = match refused {
-            SolveError::Room(refused) => refused,
-            SolveError::Ranks(shortage) => return refusal::rank_shortage(&shortage, &candidates),
-        };
-        let why = refusal::explain(&demand, &candidates, &mut fleet, &solver_request, &refused);
-        candidates.note_links(&mut fleet, &solver_request, request.job.spec.topology_policy.node_topology.min_link);
-        let why = NoPlacement { excluded: candidates.excluded_nodes(), ..why };
-        let with = |admitted: &Admitted| {
-            let request = PlacementRequest { admitted, ..*request };
-            let bandwidth =
-                Candidates::of(nodes, levels, policy, &GangDemand::of(&request)).fleet().bandwidth(&solver_request);
-            bandwidth.map(|bandwidth| Some(bandwidth).filter(|bandwidth| *bandwidth != UNLIMITED))
-        };
-        refusal::add_rule_changes(why, request, nodes, with)
-    })?;
+    let (mut placement, note) =
+        solve(&demand, &mut candidates, &mut fleet, &mut solver_request).map_err(|refused| {
+            let refused = match refused {
+                SolveError::Room(refused) => refused,
+                SolveError::Ranks(shortage) => return refusal::rank_shortage(&shortage, &candidates),
+            };
+            let why = refusal::explain(&demand, &candidates, &mut fleet, &solver_request, &refused);
+            candidates.note_links(&mut fleet, &solver_request, request.job.spec.topology_policy.node_topology.min_link);
+            let why = NoPlacement { excluded: candidates.excluded_nodes(), ..why };
+            let with = |admitted: &Admitted| {
+                let request = PlacementRequest { admitted, ..*request };
+                let bandwidth =
+                    Candidates::of(nodes, levels, policy, &GangDemand::of(&request)).fleet().bandwidth(&solver_request);
+                bandwidth.map(|bandwidth| Some(bandwidth).filter(|bandwidth| *bandwidth != UNLIMITED))
+            };
+            refusal::add_rule_changes(why, request, nodes, with)
+        })?;
     // Predict no bandwidth for nodes without a report.
     let is_known = candidates.nodes.iter().any(|node| node.described().is_some());
     let best = if is_known { candidates.empty().bandwidth(&solver_request).unwrap_or(0) } else { 0 };
     let best = best.max(placement.bandwidth);
+    let mut notes: Vec<String> = note.into_iter().collect();
+    if let Some(engine) = &request.valid.engine {
+        let processes = request.valid.request.processes_per_node;
+        if demand.pod.rules.is_uniform() {
+            pipelines::order(engine, processes, &candidates, &mut placement);
+        }
+        notes.extend(pipelines::sentences(engine, processes, &candidates, &placement));
+    }
     let status =
-        PlacementStatusBuilder { demand: &demand, candidates: &candidates, placement: &placement, best }.status(note);
+        PlacementStatusBuilder { demand: &demand, candidates: &candidates, placement: &placement, best }.status(notes);
     Ok(Placed { status, excluded: candidates.excluded_nodes() })
 }
 

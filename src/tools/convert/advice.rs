@@ -3,7 +3,7 @@
 /// Advice for all other fields.
 pub(super) const DEFAULT: &str = "no counterpart: the TrainJob is without it";
 
-const ADVICE: [(&str, &str); 30] = [
+const ADVICE: [(&str, &str); 33] = [
     ("status", "the state of the old job, which stays with it"),
     ("uid", "of the old object"),
     ("resourceVersion", "of the old object"),
@@ -32,6 +32,9 @@ const ADVICE: [(&str, &str); 30] = [
     ("hostname", "the name of the pod is its host name: ranks find each other by it"),
     ("subdomain", "the Service of the job is the subdomain of its pods"),
     ("nodeName", "use nodeSelector or an affinity: a pod with a node cannot wait for the others"),
+    ("withGloo", "set PADDLE_WITH_GLOO in spec.trainer.env"),
+    ("intranet", "the Service of the job is the subdomain of its pods"),
+    ("heter", "heterogeneous trainers have no counterpart: a role of spec.roles with the command they need"),
     ("metrics", "the number of nodes is fixed in this version: nothing scales it"),
     ("scaleDown", "the number of nodes is fixed in this version"),
 ];

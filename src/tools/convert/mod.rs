@@ -12,6 +12,7 @@
 mod advice;
 mod kubeflow;
 mod mpi;
+mod paddle;
 mod pods;
 mod reader;
 mod replicas;
@@ -51,7 +52,7 @@ pub struct Converted {
 pub enum ConvertError {
     /// An unknown kind.
     #[error(
-        "got {0}; expected a PyTorchJob, TFJob, PaddleJob or MPIJob of kubeflow.org, or a TrainJob of trainer.kubeflow.org"
+        "got {0}; expected a PyTorchJob, TFJob, PaddleJob or MPIJob of kubeflow.org, a PaddleJob of batch.paddlepaddle.org, or a TrainJob of trainer.kubeflow.org"
     )]
     UnknownKind(String),
     /// A required field is missing or unusable.
@@ -79,6 +80,7 @@ pub fn convert(document: &Value, others: &[Value]) -> Result<Converted, ConvertE
     match (api.split('/').next().unwrap_or_default(), kind) {
         ("kubeflow.org", "PyTorchJob") => replicas::convert(&replicas::PYTORCH, &top, &mut reader, &mut draft)?,
         ("kubeflow.org", "PaddleJob") => replicas::convert(&replicas::PADDLE, &top, &mut reader, &mut draft)?,
+        ("batch.paddlepaddle.org", "PaddleJob") => paddle::convert(&top, &mut reader, &mut draft)?,
         ("kubeflow.org", "TFJob") => tensorflow::convert(&top, &mut reader, &mut draft)?,
         ("kubeflow.org", "MPIJob") => mpi::convert(&top, &mut reader, &mut draft)?,
         ("trainer.kubeflow.org", "TrainJob") => kubeflow::convert(&top, others, &mut reader, &mut draft)?,

@@ -1,4 +1,5 @@
-//! MPIJob: the roles launcher and worker. A Launcher that computes too is the first of equal pods.
+//! MPIJob: the roles launcher and worker. A Launcher that computes too is the first of equal pods,
+//! or the role head if its pod differs.
 
 use super::pods::{self, Draft};
 use super::reader::Reader;
@@ -27,9 +28,25 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
     }
     let container =
         |role: &Cursor<'a>| role.at(&["template", "spec"]).and_then(|spec| spec.list("containers").into_iter().next());
+    let head = |worker: &Cursor<'a>| {
+        let source = |name, replicas: &Cursor<'a>| Source { name, replicas: replicas.clone(), runs_program: false };
+        let workers = source("worker", worker);
+        let head = source("head", &launcher);
+        let usual = container(worker).and_then(|container| container.text("name").map(str::to_owned));
+        let usual = usual.unwrap_or_default();
+        let needed = roles::are_needed(&workers, &head, &usual);
+        needed.then_some(([workers, Source { runs_program: true, ..head }], usual))
+    };
     match &worker {
         Some(worker) if launches_and_works.is_none() => with_launcher(&spec, &launcher, worker, reader, draft)?,
-        _ => alike(&spec, &launcher, worker.as_ref(), reader, draft)?,
+        _ => match worker.as_ref().and_then(head) {
+            Some((sources, usual)) => {
+                pods::processes(&spec, "slotsPerWorker", reader, draft);
+                replicas::first_and_others(&sources, &usual, reader, draft)?;
+                draft.spec.insert("successPolicy".into(), json!({"role": "head"}));
+            }
+            None => alike(&spec, &launcher, worker.as_ref(), reader, draft)?,
+        },
     }
     hosts(&launcher, container(&launcher).as_ref(), reader);
     for role in [Some(&launcher), worker.as_ref()].into_iter().flatten() {

@@ -1,9 +1,11 @@
-//! Training operator jobs with the roles Master and Worker: PyTorchJob, PaddleJob.
+//! Jobs of ranks that are alike but for the first one: PyTorchJob and PaddleJob with the roles
+//! Master and Worker.
 
 use super::pods::{self, Draft};
 use super::reader::Reader;
+use super::roles::{self, Source};
 use super::{ConvertError, advice};
-use serde_json::Value;
+use serde_json::{Value, json};
 use switchyard_fabric::lint::Cursor;
 
 /// A job kind with these roles.
@@ -30,19 +32,56 @@ pub(super) fn convert<'a>(
     let main = worker.clone().or_else(|| master.clone());
     let main = main.ok_or_else(|| pods::unusable(&roles, "Worker", "a role Master or Worker"))?;
     draft.trainer.insert("framework".into(), family.framework.into());
-    let mut nodes = 0;
     for role in [&master, &worker].into_iter().flatten() {
-        nodes += pods::pod_count(role, "replicas", reader)?.unwrap_or(u64::from(role.get("replicas").is_none()));
         pods::restart_policy(role, reader, draft);
     }
-    draft.trainer.insert("numNodes".into(), nodes.max(1).into());
-    pods::template(&main, family.container, reader, draft)?;
-    if let (Some(master), Some(worker)) = (&master, &worker) {
-        note_differences(master, worker, reader);
-    }
     pods::processes(&spec, "nprocPerNode", reader, draft);
-    pods::run_policy(&spec, reader, draft);
     elastic(&spec, reader, draft);
+    let sources = master.clone().zip(worker.clone()).map(|(master, worker)| {
+        let source = |name, replicas| Source { name, replicas, runs_program: true };
+        [source("worker", worker), source("master", master)]
+    });
+    match sources.filter(|[worker, master]| roles::are_needed(worker, master, family.container)) {
+        Some(sources) => {
+            first_and_others(&sources, family.container, reader, draft)?;
+            // kubeflow/training-operator: the master decides.
+            draft.spec.insert("successPolicy".into(), json!({"role": "master"}));
+        }
+        None => {
+            let mut nodes = 0;
+            for role in [&master, &worker].into_iter().flatten() {
+                nodes +=
+                    pods::pod_count(role, "replicas", reader)?.unwrap_or(u64::from(role.get("replicas").is_none()));
+            }
+            draft.trainer.insert("numNodes".into(), nodes.max(1).into());
+            pods::template(&main, family.container, reader, draft)?;
+            if let (Some(master), Some(worker)) = (&master, &worker) {
+                note_differences(master, worker, reader);
+            }
+        }
+    }
+    pods::run_policy(&spec, reader, draft);
+    Ok(())
+}
+
+/// Two roles of one rendezvous. The second source has rank 0, and the first one's template is
+/// shared.
+pub(super) fn first_and_others<'a>(
+    sources: &[Source<'a>; 2],
+    usual: &str,
+    reader: &mut Reader<'a>,
+    draft: &mut Draft,
+) -> Result<(), ConvertError> {
+    roles::convert(sources, usual, reader, draft)?;
+    let processes = draft.trainer.remove("numProcPerNode");
+    let Some(roles) = draft.spec.get_mut("roles").and_then(Value::as_array_mut) else { return Ok(()) };
+    roles.reverse();
+    for role in roles.iter_mut() {
+        role["rendezvous"] = "Join".into();
+        if let Some(processes) = &processes {
+            role["numProcPerNode"] = processes.clone();
+        }
+    }
     Ok(())
 }
 

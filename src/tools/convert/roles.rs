@@ -1,5 +1,4 @@
-//! Replicas of a job of another operator as roles of one TrainJob: TFJob, and MPIJob with its
-//! Launcher.
+//! Replicas of a job of another operator as roles of one TrainJob, if their pods are not alike.
 //!
 //! All roles share the pod template of one of them. Image, command, arguments, variables, limits,
 //! node labels and tolerations are taken for each role; any other difference is noted.
@@ -8,6 +7,7 @@ use super::pods::{self, Draft};
 use super::reader::Reader;
 use super::{ConvertError, advice};
 use serde_json::{Map, Value, json};
+use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_fabric::lint::Cursor;
 
 /// Replicas of the other job, and the role that they become.
@@ -70,6 +70,28 @@ pub(super) fn convert<'a>(
     draft.template.retain(|_, block| block != &json!({}));
     draft.spec.insert("roles".into(), roles.into_iter().map(Value::Object).collect());
     Ok(())
+}
+
+/// Whether pods of one rendezvous become two roles: they differ in what a role has of its own, and
+/// at most one of them requests GPUs, as the rendezvous of roles demands.
+pub(super) fn are_needed(one: &Source<'_>, other: &Source<'_>, usual: &str) -> bool {
+    let [one, other] = [one, other].map(|source| own(source, usual));
+    let requests_gpus = |own: &Value| own["limits"].get(GPU_RESOURCE).is_some_and(|count| count != 0);
+    one != other && !(requests_gpus(&one) && requests_gpus(&other))
+}
+
+/// What a role takes from the replicas.
+fn own(source: &Source<'_>, usual: &str) -> Value {
+    let container = container(&source.replicas, usual).map_or(&Value::Null, |container| container.value);
+    let spec = source.replicas.at(&["template", "spec"]).map_or(&Value::Null, |spec| spec.value);
+    let resources = &container["resources"];
+    let limits = resources.get("limits").unwrap_or(&resources["requests"]);
+    let program = ["command", "args"].map(|key| source.runs_program.then(|| &container[key]));
+    let env: Vec<&Value> = container["env"].as_array().into_iter().flatten().filter(|entry| is_plain(entry)).collect();
+    json!({
+        "image": container["image"], "program": program, "env": env, "limits": limits,
+        "nodes": [spec["nodeSelector"], spec["tolerations"]],
+    })
 }
 
 /// A variable with a value, as opposed to one from elsewhere.

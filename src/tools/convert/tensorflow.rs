@@ -30,9 +30,12 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
     }
     draft.trainer.insert("framework".into(), "TensorFlow".into());
     sources.iter().for_each(|source| pods::restart_policy(&source.replicas, reader, draft));
-    let awaited = sources.iter().find(|source| source.name == "chief").or(sources.first());
+    let all_workers = spec.get("successPolicy").filter(|field| field.value == "AllWorkers");
+    all_workers.iter().for_each(|field| reader.done(field));
+    let decides = if all_workers.is_some() { "worker" } else { "chief" };
+    let awaited = sources.iter().find(|source| source.name == decides).or(sources.first());
     if let Some(awaited) = awaited {
-        // kubeflow/training-operator: the chief decides, without one worker 0.
+        // kubeflow/training-operator: the chief decides, without one worker 0, or all workers.
         draft.spec.insert("successPolicy".into(), serde_json::json!({"role": awaited.name}));
     }
     roles::convert(&sources, ONLY_WORKERS.container, reader, draft)?;

@@ -92,6 +92,56 @@ fn tensorflow() -> Value {
     })
 }
 
+/// A PyTorchJob whose master has no GPU and runs another program.
+fn pytorch_master() -> Value {
+    let mut job = pytorch();
+    let master = &mut job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"];
+    master["nodeSelector"] = json!({"pool": "cpu"});
+    master["containers"][0]["command"] = json!(["python", "coordinate.py"]);
+    master["containers"][0]["resources"] = json!({"limits": {"cpu": 4}});
+    job["spec"]["nprocPerNode"] = json!(2);
+    job
+}
+
+fn paddle_servers() -> Value {
+    let replicas = |limits: Value| {
+        let container = json!({"name": "paddle", "image": "paddle:3", "command": ["python", "ps.py"], "resources": {"requests": limits}});
+        json!({"replicas": 2, "template": {"spec": {"containers": [container]}}})
+    };
+    json!({
+        "apiVersion": "batch.paddlepaddle.org/v1", "kind": "PaddleJob", "metadata": {"name": "wide-and-deep"},
+        "spec": {"withGloo": 1, "intranet": "Service", "cleanPodPolicy": "OnCompletion", "worker": replicas(json!({"cpu": 4})), "ps": replicas(json!({"cpu": 2}))},
+    })
+}
+
+/// Two roles with GPUs cannot join one rendezvous: the difference is noted.
+#[test]
+fn a_master_with_gpus_is_a_node_like_the_others() {
+    let mut job = pytorch_master();
+    job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["resources"]["limits"] =
+        json!({"nvidia.com/gpu": 8});
+    let converted = convert(&job, &[]).unwrap();
+    is_valid(&converted.job).unwrap();
+    assert_eq!(converted.job["spec"]["trainer"]["numNodes"], 4);
+    let notes = described(&converted.notes);
+    assert!(notes.iter().any(|note| note.contains("coordinate.py")), "{notes:?}");
+}
+
+#[test]
+fn a_paddle_job_of_trainers_has_no_roles() {
+    let mut job = paddle_servers();
+    job["spec"].as_object_mut().unwrap().remove("ps");
+    let converted = convert(&job, &[]).unwrap();
+    is_valid(&converted.job).unwrap();
+    assert_eq!(
+        (&converted.job["spec"]["roles"], &converted.job["spec"]["trainer"]["numNodes"]),
+        (&Value::Null, &json!(2))
+    );
+    job["spec"].as_object_mut().unwrap().remove("worker");
+    let error = convert(&job, &[]).unwrap_err().to_string();
+    assert_eq!(error, "spec.worker: got nothing; expected the trainers of a PaddleJob");
+}
+
 /// Only workers need no roles.
 #[test]
 fn a_tf_job_of_workers_has_no_roles() {
@@ -106,9 +156,11 @@ fn a_tf_job_of_workers_has_no_roles() {
     );
 }
 
-fn documents() -> [(&'static str, Value); 5] {
+fn documents() -> [(&'static str, Value); 7] {
     [
         ("pytorch", pytorch()),
+        ("pytorch-master", pytorch_master()),
+        ("paddle-servers", paddle_servers()),
         ("paddle", paddle()),
         ("mpi", mpi()),
         ("kubeflow", kubeflow()),
@@ -186,7 +238,18 @@ fn worker_variables_that_are_not_a_list_stay() {
 fn a_launcher_that_runs_as_worker_is_a_node() {
     let mut job = mpi();
     job["spec"]["runLauncherAsWorker"] = true.into();
-    assert_eq!(convert(&job, &[]).unwrap().job["spec"]["trainer"]["numNodes"], 3);
+    let roles = convert(&job, &[]).unwrap().job["spec"]["roles"].clone();
+    assert_eq!((&roles[0]["name"], &roles[0]["resourcesPerNode"]["limits"]["cpu"]), (&json!("head"), &json!(1)));
+    assert_eq!(
+        (&roles[1]["name"], &roles[1]["replicas"], &roles[1]["command"]),
+        (&json!("worker"), &json!(2), &Value::Null)
+    );
+    let worker = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0].clone();
+    let launcher =
+        job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0].as_object_mut().unwrap();
+    launcher.insert("resources".into(), worker["resources"].clone());
+    launcher.remove("env");
+    assert_eq!(convert(&job, &[]).unwrap().job["spec"]["trainer"]["numNodes"], 3, "pods that are alike");
 }
 
 /// Collects pointers to all objects of a document.
@@ -223,7 +286,7 @@ proptest! {
     /// known elsewhere.
     #[test]
     fn nothing_is_dropped_silently(
-        document in 0..5_usize,
+        document in 0..7_usize,
         places in prop::collection::vec((0..1000_usize, prop::sample::select(vec![
             "madeUp", "cleanPodPolicy", "hostname", "queue", "tolerations", "suspend", "replicas", "template", "restartPolicy", "args", "metrics",
             "resources", "numNodes", "name", "nodeName", "env", "spec", "managedBy", "backoffLimit", "serviceAccountName",

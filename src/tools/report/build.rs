@@ -36,6 +36,7 @@ impl Record {
             step_time: curves::step_time(self, facts.as_ref()),
             skew: curves::skew(self, &skew),
             all_reduce: facts.as_ref().and_then(curves::all_reduce),
+            pipeline: facts.as_ref().and_then(curves::pipeline),
             layers: facts.as_ref().and_then(layers::layers),
             kernels: facts.as_ref().and_then(launches::kernels),
             memory: setting::memory(self, facts.as_ref()),
@@ -114,9 +115,12 @@ fn sentence(facts: &Facts, ranked: &Ranked) -> String {
     let mut text = format!(
         "{} of the step is computation, {} waiting for all-reduce, {} waiting for input",
         percent(facts.step.compute()),
-        percent(facts.step[Part::Communication]),
+        percent(facts.step.exposed()),
         percent(facts.step[Part::Input])
     );
+    if facts.step[Part::Pipeline] > 0.0 {
+        text.push_str(&format!(", {} waiting for other stages", percent(facts.step[Part::Pipeline])));
+    }
     let urgent = ranked.items.iter().find(|item| item.advice.urgent);
     let best = ranked.items.iter().find(|item| item.gain_ms.is_some());
     match (urgent, best) {

@@ -1,17 +1,19 @@
-//! Curves over the steps (loss, throughput, parts, ranks), and the all-reduce.
+//! Curves over the steps (loss, throughput, parts, ranks), the all-reduce, and the stages of a
+//! pipeline.
 
 use super::advice::bus_bandwidth;
 use super::facts::Facts;
 use super::fold::{Attempt, Fold, Spread};
 use super::model::{
-    AllReduce, Loss, LossWindow, Point, RankSkew, Restart, SkewRow, StepTime, StepWindow, Throughput, part_times,
-    round4,
+    AllReduce, Loss, LossWindow, Pipeline, Point, RankSkew, Restart, SkewRow, StageWait, StepTime, StepWindow,
+    Throughput, part_times, round4,
 };
 use super::record::Record;
-use super::sample::{Part, plausible};
+use super::sample::{Part, Parts, plausible};
 use super::setting;
 use super::skew::Skew;
-use switchyard_worker_contract::config::{Sharding, Transport, WireType};
+use std::collections::BTreeMap;
+use switchyard_worker_contract::config::{Sharding, Transport, WireType, idle_share};
 
 /// Most rows in the skew chart. More ranks are grouped by node, and more nodes into groups of
 /// several.
@@ -175,11 +177,46 @@ fn wire_share(facts: &Facts) -> f64 {
     if is_sharded { 0.75 } else { 0.5 }
 }
 
+/// Time of steps without checkpoints and what happens between steps, ms.
+fn within_steps(step: &Parts) -> f64 {
+    step.total() - step[Part::Checkpoint] - step[Part::Other]
+}
+
+pub(super) fn pipeline(facts: &Facts) -> Option<Pipeline> {
+    let engine = facts.engine.as_ref()?;
+    let pipeline = engine.pipeline?;
+    let mean = |ranks: &[&Parts], of: fn(&Parts) -> f64| {
+        ranks.iter().map(|step| of(step)).sum::<f64>() / ranks.len().max(1) as f64
+    };
+    let idle_percent = |ranks: &[&Parts]| {
+        let time = mean(ranks, within_steps);
+        if time > 0.0 { round4(100.0 * mean(ranks, |step| step[Part::Pipeline]) / time) } else { 0.0 }
+    };
+    let mut by_stage: BTreeMap<u32, Vec<&Parts>> = BTreeMap::new();
+    for rank in &facts.ranks {
+        by_stage.entry(pipeline.place(rank.rank, facts.world).stage).or_default().push(&rank.step);
+    }
+    let wait = |(stage, ranks): (u32, Vec<&Parts>)| StageWait {
+        stage,
+        compute_ms: round4(mean(&ranks, Parts::compute)),
+        wait_ms: round4(mean(&ranks, |step| step[Part::Pipeline])),
+        idle_percent: idle_percent(&ranks),
+    };
+    Some(Pipeline {
+        stages: pipeline.stages,
+        pipelines: facts.reducing_ranks(),
+        micro_batches: engine.batch_merge,
+        idle_percent: idle_percent(&facts.ranks.iter().map(|rank| &rank.step).collect::<Vec<_>>()),
+        least_idle_percent: round4(100.0 * idle_share(pipeline.stages, engine.batch_merge)),
+        waits: by_stage.into_iter().map(wait).collect(),
+    })
+}
+
 pub(super) fn all_reduce(facts: &Facts) -> Option<AllReduce> {
-    if facts.world < 2 {
+    if facts.reducing_ranks() < 2 {
         return None;
     }
-    let exposed = facts.step[Part::Communication];
+    let exposed = facts.step.exposed();
     let reduce = facts.reduce.filter(|reduce| reduce.busy_ms > 0.0);
     let hidden = reduce.map(|reduce| (reduce.busy_ms - exposed).max(0.0));
     let buckets = &facts.bucket_bytes;
@@ -188,7 +225,7 @@ pub(super) fn all_reduce(facts: &Facts) -> Option<AllReduce> {
         reduce.map(|reduce| reduce.bytes).filter(|bytes| *bytes > 0.0).or((gradients > 0.0).then_some(gradients));
     // The ranks of a stage reduce its gradients.
     let stages = f64::from(facts.engine.as_ref().map_or(1, |engine| engine.stages()));
-    let ranks = f64::from(facts.world) / stages;
+    let ranks = f64::from(facts.reducing_ranks());
     let alone = facts.reduce_alone_ms.zip(bytes).map(|(ms, bytes)| bytes * 2.0 * (ranks - 1.0) / ranks / (ms * 1e6));
     // A rank pushes every gradient once; the weights come back.
     let servers = facts.engine.as_ref().and_then(|engine| engine.parameter_server);

@@ -150,7 +150,7 @@ impl Facts {
         let folds = record.ranks();
         let typical = folds.iter().filter_map(|(rank, fold)| Some((*rank, fold.typical().mean()?)));
         let ranks: Vec<RankFacts> = typical.map(|(rank, step)| RankFacts::of(rank, step, record, skew)).collect();
-        let own = |rank: &RankFacts| rank.step.total() - rank.step[Part::Communication];
+        let own = |rank: &RankFacts| rank.step.total() - rank.step.exposed() - rank.step[Part::Pipeline];
         let critical = (0..ranks.len()).max_by(|a, b| own(&ranks[*a]).total_cmp(&own(&ranks[*b])))?;
         let sums = folds.get(&ranks[critical].rank)?.typical();
         let lead = folds.values().find(|fold| fold.curves.is_some());
@@ -223,6 +223,11 @@ impl Facts {
     /// Wall time of a step, ms.
     pub fn step_ms(&self) -> f64 {
         self.step.total()
+    }
+
+    /// Ranks that reduce the same gradients: all of them, or those of a stage.
+    pub fn reducing_ranks(&self) -> u32 {
+        self.engine.as_ref().map_or(self.world, |engine| engine.replicas(self.world))
     }
 
     /// Share of the step, percent.

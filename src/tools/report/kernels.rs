@@ -124,7 +124,7 @@ impl KernelFacts {
     /// Time of a step in which the GPU is idle although the rank does not wait for anything else,
     /// ms. Profiled steps are few, and launched operation by operation.
     pub fn idle_ms(&self, step: &Parts) -> f64 {
-        let waits = [Part::Input, Part::Communication, Part::Checkpoint, Part::Other];
+        let waits = [Part::Input, Part::Communication, Part::Gather, Part::Pipeline, Part::Checkpoint, Part::Other];
         let waits: f64 = waits.into_iter().map(|part| step[part]).sum();
         (step.total() - waits - self.kernel_ms()).max(0.0)
     }

@@ -17,6 +17,10 @@ pub enum Part {
     Backward,
     /// Waiting for reductions after backward, which is exposed communication.
     Communication,
+    /// Waiting for the weights that other ranks updated, with sharding: exposed too.
+    Gather,
+    /// Waiting for other stages of a pipeline.
+    Pipeline,
     /// Norm, clipping, unscaling, optimizer.
     Optimizer,
     /// Copying state for a checkpoint, or waiting for the previous one.
@@ -27,11 +31,13 @@ pub enum Part {
 
 impl Part {
     /// All parts, from the bottom of a stack to its top.
-    pub const ALL: [Part; 7] = [
+    pub const ALL: [Part; 9] = [
         Part::Forward,
         Part::Backward,
         Part::Optimizer,
         Part::Communication,
+        Part::Gather,
+        Part::Pipeline,
         Part::Input,
         Part::Checkpoint,
         Part::Other,
@@ -44,6 +50,8 @@ impl Part {
             Part::Forward => "forward",
             Part::Backward => "backward",
             Part::Communication => "all-reduce wait",
+            Part::Gather => "all-gather wait",
+            Part::Pipeline => "stage wait",
             Part::Optimizer => "optimizer",
             Part::Checkpoint => "checkpoint",
             Part::Other => "other",
@@ -53,7 +61,7 @@ impl Part {
 
 /// Time per part of a step, ms.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Parts([f64; 7]);
+pub struct Parts([f64; 8]);
 
 impl Parts {
     /// The sum.
@@ -64,6 +72,11 @@ impl Parts {
     /// Forward, backward and optimizer.
     pub fn compute(&self) -> f64 {
         self[Part::Forward] + self[Part::Backward] + self[Part::Optimizer]
+    }
+
+    /// Exposed communication.
+    pub fn exposed(&self) -> f64 {
+        self[Part::Communication] + self[Part::Gather]
     }
 
     /// Multiplies every part.
@@ -118,6 +131,8 @@ pub(super) struct Line {
     forward_ms: Option<f64>,
     backward_ms: Option<f64>,
     communication_ms: Option<f64>,
+    gather_ms: Option<f64>,
+    pipeline_ms: Option<f64>,
     optimizer_ms: Option<f64>,
     checkpoint_ms: Option<f64>,
     other_ms: Option<f64>,
@@ -168,6 +183,8 @@ impl Sample {
             (Part::Forward, line.forward_ms),
             (Part::Backward, line.backward_ms),
             (Part::Communication, line.communication_ms),
+            (Part::Gather, line.gather_ms),
+            (Part::Pipeline, line.pipeline_ms),
             (Part::Optimizer, line.optimizer_ms),
             (Part::Checkpoint, line.checkpoint_ms),
             (Part::Other, line.other_ms),
@@ -197,6 +214,7 @@ impl Sample {
             (Part::Forward, Some(progress.forward_ms)),
             (Part::Backward, Some(progress.backward_ms)),
             (Part::Communication, Some(progress.communication_wait_ms)),
+            (Part::Pipeline, progress.pipeline_wait_ms),
             (Part::Optimizer, Some(progress.optimizer_ms)),
         ];
         Some(Sample {
@@ -295,12 +313,15 @@ mod tests {
             total_ms: 100.0,
             forward_ms: 30.0,
             backward_ms: 50.0,
+            communication_ms: 4.0,
+            gather_ms: 2.0,
             reduce_ms: 9.0,
             ..StepRecord::default()
         };
         let line: Line = serde_json::from_str(&serde_json::to_string(&record).unwrap()).unwrap();
         let sample = Sample::of_line(&line).unwrap();
-        assert_eq!((sample.parts.total(), sample.parts[Part::Other], sample.skipped), (100.0, 20.0, true));
+        assert_eq!((sample.parts.total(), sample.parts[Part::Other], sample.skipped), (100.0, 14.0, true));
+        assert_eq!((sample.parts[Part::Gather], sample.parts.exposed()), (2.0, 6.0));
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub use oracle::{
     ORACLES, Violation, double_runs, late_messages, monotone_attempts, over_allocated, over_promised, partial_gangs,
     status_writes, too_many_status_writes, unfounded_restarts, waits_despite_room,
 };
-pub use preemption::{excessive_preemptions, policy_preemptions, starved_head};
+pub use preemption::{excessive_preemptions, lost_steps, policy_preemptions, starved_head};
 pub use recorder::Recorder;
 pub use replay::{Replay, Replayed, replay};
 

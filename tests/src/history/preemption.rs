@@ -1,12 +1,14 @@
 //! Safety properties of preemptions by the queue policy.
 
 use super::{Fact, History, JobFact, Violation, World};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeSet;
 use switchyard_crds::TrainJob;
 use switchyard_crds::conditions::{PLACED, Stage};
+use switchyard_plan::cluster::is_over;
 use switchyard_plan::cluster::queue_order::recent_preemptions;
 use switchyard_plan::cluster::queue_policy::PolicySettings;
+use switchyard_worker_contract::event::{Event, Ready};
 
 /// When a job was last placed, or left its nodes.
 fn placement_changed(job: &JobFact) -> Option<Timestamp> {
@@ -64,6 +66,49 @@ pub fn excessive_preemptions(history: &History, policy: &PolicySettings) -> Vec<
     found
 }
 
+/// After a preemption by the queue policy, a job resumes from the checkpoint that it saved when it
+/// was stopped: the next attempt that trains starts with the last step of the preempted one. Also
+/// returns how many preemptions were judged.
+///
+/// `log` is the log of rank 0 of a job's attempt, by the job's namespace and name. For jobs that
+/// save a checkpoint only when they are stopped, so that no other one has this step.
+pub fn lost_steps(history: &History, log: impl Fn(&str, u32) -> String) -> (usize, Vec<Violation>) {
+    let (mut judged, mut found) = (0, Vec::new());
+    let end = history.walk(|_, _, _| {});
+    history.walk(|before, _, change| {
+        let (Some(Fact::Job(before)), Fact::Job(job)) = (before, &change.fact) else { return };
+        let last = end.jobs.get(change.uid.as_str()).map_or(0, |(_, job)| job.attempt());
+        let Some(done) = last_step(&log(&change.name, before.attempt())).filter(|_| is_by_policy(before, job)) else {
+            return;
+        };
+        let mut later = (before.attempt() + 1..=last).map(|attempt| (attempt, log(&change.name, attempt)));
+        let Some((attempt, ready)) = later.find_map(|(attempt, log)| Some((attempt, ready(&log)?))) else { return };
+        judged += 1;
+        if ready.resumed_step != Some(done) {
+            let text = format!(
+                "attempt {attempt} resumes from {:?}, and attempt {} stopped after step {done}",
+                ready.resumed_step,
+                before.attempt()
+            );
+            found.push(Violation::at(change, text));
+        }
+    });
+    (judged, found)
+}
+
+fn events(log: &str) -> impl DoubleEndedIterator<Item = Event> {
+    log.lines().filter_map(|line| serde_json::from_str(line).ok())
+}
+
+fn ready(log: &str) -> Option<Ready> {
+    events(log).find_map(|event| if let Event::Ready(ready) = event { Some(ready) } else { None })
+}
+
+/// The last step that a rank reported.
+fn last_step(log: &str) -> Option<u64> {
+    events(log).rev().find_map(|event| if let Event::Progress(progress) = event { Some(progress.step) } else { None })
+}
+
 /// When nothing happens any more, the first waiting job cannot be placed even if all running jobs
 /// behind it made way that may be preempted. Otherwise it would wait without end.
 ///
@@ -71,13 +116,18 @@ pub fn excessive_preemptions(history: &History, policy: &PolicySettings) -> Vec<
 pub fn starved_head(history: &History, policy: &PolicySettings) -> Option<String> {
     let world = history.walk(|_, _, _| {});
     let now = world.jobs.values().filter_map(|(_, job)| placement_changed(job)).max()?;
-    let now = now.saturating_add(policy.quantum).unwrap_or(now);
+    // By then every running job has passed its quantum and all thresholds.
+    let longest = policy.thresholds.iter().copied().fold(policy.quantum, SignedDuration::max);
+    let now = now.saturating_add(longest).unwrap_or(now);
     let live = || world.jobs.values().filter_map(|(name, job)| Some((*name, *job, job.whole.as_deref()?)));
     let is_waiting = |job: &JobFact| job.stage() == Stage::Queued.reason();
     let (head, wanted, whole) =
         live().filter(|(_, job, _)| is_waiting(job)).min_by_key(|(.., whole)| place(policy, whole, now))?;
     let behind = live().filter(|(_, job, other)| {
-        job.is(PLACED) && policy.is_preemptible(other, now) && place(policy, other, now) > place(policy, whole, now)
+        job.is(PLACED)
+            && !is_over(other)
+            && policy.is_preemptible(other, now)
+            && place(policy, other, now) > place(policy, whole, now)
     });
     let (names, freed): (Vec<&str>, Vec<usize>) = behind.map(|(name, job, _)| (name, job.nodes)).unzip();
     let room = free_nodes(&world) + freed.iter().sum::<usize>();
@@ -181,16 +231,85 @@ mod tests {
     }
 
     #[test]
+    fn a_preempted_job_that_does_not_resume_where_it_stopped_is_detected() {
+        let progress = |step: u64| {
+            let figures = [
+                "rank",
+                "totalSteps",
+                "intervalSteps",
+                "loss",
+                "learningRate",
+                "gradientNorm",
+                "itemsPerSecond",
+                "stepMs",
+                "maxStepMs",
+                "forwardMs",
+                "backwardMs",
+                "communicationWaitMs",
+                "inputWaitMs",
+                "optimizerMs",
+            ];
+            let mut event = json!({"event": "progress", "step": step});
+            figures.into_iter().for_each(|figure| event[figure] = 0.into());
+            event.to_string()
+        };
+        let ready = |resumed: Option<u64>| {
+            json!({
+                "event": "ready", "rank": 0, "pid": 1, "host": "h", "cpus": "0", "threads": 1, "kernel": "portable",
+                "address": "127.0.0.1:1", "transport": "shm", "allReduceMs": 0, "resumedStep": resumed,
+            })
+            .to_string()
+        };
+        // The logs of three attempts; the second one ends before it trains.
+        let judged = |resumed: Option<u64>, by: &str| {
+            let attempt = |number: i32, mut fact: Fact| {
+                if let Fact::Job(job) = &mut fact {
+                    job.status.attempt = Some(number);
+                }
+                fact
+            };
+            let facts = vec![
+                ("a", attempt(1, job("a", "Running", true, 10, [0, 0], ""))),
+                ("a", attempt(2, job("a", "Restarting", false, 30, [1, 1], by))),
+                ("a", attempt(3, job("a", "Restarting", false, 40, [1, 1], ""))),
+            ];
+            let logs = [format!("{}\n{}\n", ready(None), progress(7)), String::new(), ready(resumed)];
+            let (count, found) = lost_steps(&history(facts), |_, attempt| logs[attempt as usize - 1].clone());
+            (count, found.into_iter().map(|violation| violation.text).collect::<Vec<_>>())
+        };
+        assert_eq!(judged(Some(7), BY), (1, vec![]));
+        assert_eq!(
+            judged(Some(5), BY),
+            (1, vec!["attempt 3 resumes from Some(5), and attempt 1 stopped after step 7".into()])
+        );
+        assert_eq!(judged(None, BY).1.len(), 1, "it starts from scratch");
+        assert_eq!(judged(None, "preempted by t/b (priority 9)"), (0, vec![]), "not by the policy");
+    }
+
+    #[test]
     fn a_head_that_could_preempt_is_starved() {
         let node = || Fact::Node(NodeFact { ready: true, open: true, ..NodeFact::default() });
-        let starved = |running: Fact| {
+        let starved = |policy: &PolicySettings, running: Fact| {
             let waiting = job("first", "Queued", false, 0, [0, 0], "");
-            starved_head(&history(vec![("first", waiting), ("second", running)]), &policy())
+            starved_head(&history(vec![("first", waiting), ("second", running)]), policy)
         };
         let second = |preemptions: [i32; 2]| job("second", "Running", true, 0, preemptions, "");
-        assert!(starved(second([0, 0])).is_some_and(|text| text.contains("second")));
-        assert_eq!(starved(second([2, 0])), None, "it has been preempted as often as it may");
-        assert_eq!(starved(job("earlier", "Running", true, 0, [0, 0], "")), None, "it comes first");
+        let earlier = || job("earlier", "Running", true, 0, [0, 0], "");
+        assert!(starved(&policy(), second([0, 0])).is_some_and(|text| text.contains("second")));
+        assert_eq!(starved(&policy(), second([2, 0])), None, "it has been preempted as often as it may");
+        assert!(starved(&policy(), earlier()).is_some(), "it passes the threshold");
+        let complete = || {
+            let Fact::Job(mut job) = second([0, 0]) else { unreachable!() };
+            let mut whole = job.whole.as_deref().cloned().unwrap();
+            let conditions = &mut whole.status.as_mut().unwrap().conditions;
+            conditions[0].type_ = "Complete".into();
+            conditions[0].status = "True".into();
+            job.whole = Some(whole.into());
+            Fact::Job(job)
+        };
+        assert_eq!(starved(&policy(), complete()), None, "it is over");
+        let by_age = PolicySettings { policy: QueuePolicy::Opportunistic, ..policy() };
+        assert_eq!(starved(&by_age, earlier()), None, "it comes first");
         let free = history(vec![("n", node()), ("first", job("first", "Queued", false, 0, [0, 0], ""))]);
         assert!(starved_head(&free, &policy()).is_some(), "there is a free node");
     }

@@ -171,7 +171,8 @@ fn class(priority: i32) -> String {
     format!("churn-{priority}")
 }
 
-async fn start(nodes: usize) -> Result<Churn> {
+/// Nodes of these machine types, and priority classes.
+pub(super) async fn start(nodes: usize) -> Result<Churn> {
     let mut churn = Churn::start(nodes).await?;
     for value in PRIORITIES {
         let object: PriorityClass =

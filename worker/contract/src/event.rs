@@ -16,8 +16,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Event {
-    /// Measured speed of the links between ranks, if the job requires it; printed by rank 0 before
-    /// it is ready.
+    /// Measured speed of the links, if the job requires it; printed by rank 0 before it is ready.
     Measured(Measured),
     /// The group is complete and connected; training starts next.
     Ready(Ready),
@@ -287,9 +286,11 @@ pub struct Progress {
     pub forward_ms: f64,
     /// Backward passes, ms.
     pub backward_ms: f64,
-    /// Time that the compute thread waited for reductions after the backward pass, ms: exposed
-    /// communication.
+    /// Waiting for reductions after the backward pass, ms: exposed communication.
     pub communication_wait_ms: f64,
+    /// Waiting for other stages and exchanging activations with them, ms; only with pipelines.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pipeline_wait_ms: Option<f64>,
     /// Time that the compute thread waited for the reader, ms.
     pub input_wait_ms: f64,
     /// Threads of the reader.

@@ -24,6 +24,8 @@ pub struct Breakdown {
     pub compute_ms: f64,
     /// Time that the slowest rank waited for reductions, ms.
     pub communication_wait_ms: f64,
+    /// Time that the slowest rank waited for other stages, ms; only with pipelines.
+    pub pipeline_wait_ms: Option<f64>,
     /// Time that the slowest rank waited for input, ms.
     pub input_wait_ms: f64,
     /// The rest of the slowest rank's step, ms.
@@ -109,14 +111,17 @@ impl Fold {
             communication_percent: percent(slowest.communication_wait_ms),
             input_percent: percent(slowest.input_wait_ms),
         };
+        let waits =
+            slowest.communication_wait_ms + slowest.pipeline_wait_ms.unwrap_or_default() + slowest.input_wait_ms;
         let breakdown = Breakdown {
             learning_rate: first.learning_rate,
             gradient_norm: first.gradient_norm,
             step_ms,
             compute_ms: compute(slowest),
             communication_wait_ms: slowest.communication_wait_ms,
+            pipeline_wait_ms: slowest.pipeline_wait_ms,
             input_wait_ms: slowest.input_wait_ms,
-            other_ms: (step_ms - compute(slowest) - slowest.communication_wait_ms - slowest.input_wait_ms).max(0.0),
+            other_ms: (step_ms - compute(slowest) - waits).max(0.0),
         };
         Some((summary, breakdown))
     }
@@ -149,6 +154,7 @@ mod tests {
             forward_ms: compute / 3.0,
             backward_ms: compute / 3.0,
             communication_wait_ms: wait,
+            pipeline_wait_ms: None,
             input_wait_ms: 1.0,
             reader_threads: None,
             optimizer_ms: compute / 3.0,
@@ -179,6 +185,14 @@ mod tests {
         fold.progress(Progress { input_wait_ms: 40.0, ..report(0, 10, 100.0, 50.0, 5.0) });
         let (summary, breakdown) = fold.progress(report(1, 10, 100.0, 60.0, 39.0)).unwrap();
         assert_eq!((breakdown.input_wait_ms, summary.input_percent, summary.communication_percent), (40.0, 40.0, 5.0));
+    }
+
+    #[test]
+    fn waiting_for_other_stages_is_neither_communication_nor_the_rest() {
+        let report = Progress { pipeline_wait_ms: Some(20.0), ..report(0, 10, 100.0, 70.0, 5.0) };
+        let (summary, breakdown) = Fold::new(0..1).progress(report).unwrap();
+        assert_eq!((breakdown.pipeline_wait_ms, summary.communication_percent), (Some(20.0), 5.0));
+        assert!((breakdown.other_ms - 4.0).abs() < 1e-9);
     }
 
     #[test]

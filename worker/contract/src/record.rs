@@ -60,6 +60,12 @@ pub struct StepRecord {
     pub backward_ms: f32,
     /// Waiting for reductions after backward: exposed communication.
     pub communication_ms: f32,
+    /// Waiting for the weights that other ranks updated, with sharding: exposed communication too.
+    #[serde(default)]
+    pub gather_ms: f32,
+    /// Waiting for other stages of a pipeline, and exchanging activations with them.
+    #[serde(default)]
+    pub pipeline_ms: f32,
     /// Norm, clipping, unscaling, optimizer.
     pub optimizer_ms: f32,
     /// Taking a copy for a checkpoint, or waiting for the previous checkpoint.
@@ -67,8 +73,8 @@ pub struct StepRecord {
     /// Evaluation, progress reports, and everything else between two steps.
     pub other_ms: f32,
     /// Time in which at least one all-reduce was running, from the first start to the last end
-    /// without gaps, ms. The part that is not in `communication_ms` was hidden behind the backward
-    /// pass.
+    /// without gaps, ms, and the same for all-gathers. The part that is not in `communication_ms`
+    /// and `gather_ms` was hidden behind computation.
     pub reduce_ms: f32,
     /// Bytes reduced: gradients, with local steps weights.
     pub reduce_bytes: u64,

@@ -83,6 +83,18 @@ pub struct Weights<'a> {
     pub statistics: &'a [f32],
 }
 
+/// Weights for a forward pass that can begin before all of them have arrived.
+pub trait WeightSource {
+    /// The weights, once these parameters have arrived.
+    fn weights(&mut self, ordinals: &[usize]) -> Weights<'_>;
+}
+
+impl WeightSource for Weights<'_> {
+    fn weights(&mut self, _: &[usize]) -> Weights<'_> {
+        *self
+    }
+}
+
 pub struct Kernels {
     /// Threads and instruction set.
     pub cpu: Cpu,

@@ -32,7 +32,7 @@ pub use form::{Form, Lengths};
 pub use graph::{Graph, Parameter, Statistic, Tensor};
 pub use layer::{
     Backward, Flow, Forward, Gradients, INPUTS, InputGradient, Kernels, Layer, LossSums, Needs, Parameters, Statistics,
-    Weights,
+    WeightSource, Weights,
 };
 pub use layout::{Bucket, GradientSink, Initial, Layout, ParameterSlot, Role, fuse};
 pub use network::{Boundary, Network, Operation};

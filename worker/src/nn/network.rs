@@ -5,7 +5,8 @@ use super::arena::{Arena, Region};
 use super::error::ModelError;
 use super::graph::{Graph, Node, StatisticInfo};
 use super::layer::{
-    Backward, Forward, Gradients, INPUTS, InputGradient, Kernels, LossSums, Parameters, Statistics, Weights,
+    Backward, Forward, Gradients, INPUTS, InputGradient, Kernels, LossSums, Parameters, Statistics, WeightSource,
+    Weights,
 };
 use super::layers::{RECEIVED, SENT};
 use super::layout::{GradientSink, Layout};
@@ -213,23 +214,32 @@ impl Network {
     ///
     /// # Panics
     /// If the batch does not match the graph, or the weights do not match the layout.
-    pub fn forward(&mut self, weights: Weights<'_>, batch: &Batch) -> LossSums {
-        self.run_forward(weights, batch, true)
+    pub fn forward(&mut self, mut weights: Weights<'_>, batch: &Batch) -> LossSums {
+        self.forward_from(&mut weights, batch)
+    }
+
+    /// As [`Network::forward`]; each layer waits for its own parameters only.
+    ///
+    /// # Panics
+    /// See [`Network::forward`].
+    pub fn forward_from(&mut self, source: &mut dyn WeightSource, batch: &Batch) -> LossSums {
+        self.run_forward(source, batch, true)
     }
 
     /// Forward pass only; must not be followed by backward.
     ///
     /// # Panics
     /// See [`Network::forward`].
-    pub fn evaluate(&mut self, weights: Weights<'_>, batch: &Batch) -> LossSums {
-        self.run_forward(weights, batch, false)
+    pub fn evaluate(&mut self, mut weights: Weights<'_>, batch: &Batch) -> LossSums {
+        self.run_forward(&mut weights, batch, false)
     }
 
-    fn run_forward(&mut self, weights: Weights<'_>, batch: &Batch, training: bool) -> LossSums {
-        assert_eq!(weights.master.len(), self.plan.layout.len, "length of the weights");
+    fn run_forward(&mut self, source: &mut dyn WeightSource, batch: &Batch, training: bool) -> LossSums {
+        assert_eq!(source.weights(&[]).master.len(), self.plan.layout.len, "length of the weights");
         self.operations.clear();
         let mut loss_sums = LossSums::default();
         for index in 0..self.nodes.len() {
+            let weights = source.weights(&self.plan.nodes[index].ordinals);
             let regions = self.plan.nodes[index].first_forward();
             self.run_layer(index, regions, (weights, batch, training), &mut loss_sums);
         }

@@ -7,7 +7,7 @@
 
 use super::Form;
 use super::graph::{Graph, Node, TensorInfo};
-use super::layers::{Received, Sent};
+use super::layers::{RECEIVED, SENT, StageEnd};
 use std::ops::Range;
 
 /// FLOP in the time in which a CPU core reads or writes an element of a tensor.
@@ -64,7 +64,7 @@ impl Graph {
             tensors[input] = 0;
             let shape = self.tensors[input].shape.clone();
             stage.tensors.push(TensorInfo { shape, producer: 0, differentiable: true });
-            stage.nodes.push(boundary("received", Box::new(Received), Vec::new(), Some(0)));
+            stage.nodes.push(end("received", RECEIVED, Vec::new(), Some(0)));
         }
         let [parameters, statistics] = [
             renumber(self.parameters.len(), self.nodes[layers.clone()].iter().flat_map(|node| &node.parameters)),
@@ -87,7 +87,7 @@ impl Graph {
             });
         }
         if let Some(output) = output {
-            stage.nodes.push(boundary("sent", Box::new(Sent), vec![tensors[output]], None));
+            stage.nodes.push(end("sent", SENT, vec![tensors[output]], None));
         }
         let at = |layer: usize| layer.clamp(layers.start, layers.end) - layers.start + usize::from(input.is_some());
         let blocks = self.blocks.iter().map(|block| at(block.start)..at(block.end));
@@ -130,7 +130,8 @@ impl Graph {
     }
 }
 
-fn boundary(name: &str, layer: Box<dyn super::Layer>, inputs: Vec<usize>, output: Option<usize>) -> Node {
+fn end(name: &str, kind: &'static str, inputs: Vec<usize>, output: Option<usize>) -> Node {
+    let layer = Box::new(StageEnd(kind));
     Node { name: name.to_owned(), layer, inputs, output, parameters: Vec::new(), statistics: Vec::new() }
 }
 

@@ -12,12 +12,13 @@ pub(super) fn digest(bytes: &[u8]) -> String {
     format!("{:032x}", xxh3_128(bytes))
 }
 
-/// Digest of all weights, in the form of [`digest`]. Collective if a rank has only some of them. No
-/// step may be in flight.
+/// Digest of all weights, in the form of [`digest`]. Collective if a rank has only some of them, or
+/// updates only some of them. No step may be in flight.
 ///
 /// # Errors
 /// The engine or the group failed.
 pub(super) fn weights_digest(engine: &mut dyn Engine) -> Result<String, TrainError> {
+    engine.complete_weights()?;
     let len = engine.layout().len;
     if engine.has_all_weights() {
         return digest_of(&[(Array::Weights, len)], |array, from, numbers| engine.read(array, from, numbers));

@@ -156,6 +156,15 @@ pub(super) trait Engine: Send {
     /// See [`Engine::step`].
     fn drain(&mut self) -> Result<Option<StepOutcome>, TrainError>;
 
+    /// Waits for weights that other ranks updated in the last step, which otherwise arrive during
+    /// the next one. Required before weights are read or evaluated. Collective.
+    ///
+    /// # Errors
+    /// The group failed.
+    fn complete_weights(&mut self) -> Result<(), TrainError> {
+        Ok(())
+    }
+
     /// Runs one batch of the validation set on the current weights. Returns `None` if another stage
     /// of the pipeline has the result.
     ///

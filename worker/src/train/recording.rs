@@ -65,6 +65,7 @@ impl Recording {
             + report.forward
             + report.backward
             + report.communication_wait
+            + report.pipeline_wait
             + report.optimizer
             + report.checkpoint;
         let ms = |time: Duration| time.as_secs_f32() * 1e3;
@@ -78,7 +79,9 @@ impl Recording {
                 input_ms: ms(report.input_wait),
                 forward_ms: ms(report.forward),
                 backward_ms: ms(report.backward),
-                communication_ms: ms(report.communication_wait),
+                communication_ms: ms(report.communication_wait.saturating_sub(report.gather_wait)),
+                gather_ms: ms(report.gather_wait),
+                pipeline_ms: ms(report.pipeline_wait),
                 optimizer_ms: ms(report.optimizer),
                 checkpoint_ms: ms(report.checkpoint),
                 other_ms: ms(total.saturating_sub(known)),

@@ -21,10 +21,13 @@ pub struct StepReport {
     pub backward: Duration,
     /// Part of `backward` spent waiting for reductions, with `overlap.syncAllReduce`.
     pub backward_wait: Duration,
-    /// Waiting for reductions after backward, and for other stages: exposed communication.
+    /// Waiting for reductions after backward: exposed communication.
     pub communication_wait: Duration,
-    /// Part of `communication_wait` spent waiting for the other stages of a pipeline.
+    /// Waiting for the other stages of a pipeline, and exchanging activations with them.
     pub pipeline_wait: Duration,
+    /// Part of `communication_wait` spent waiting for the weights that other ranks updated, with
+    /// sharding.
+    pub gather_wait: Duration,
     /// Waiting for the reader.
     pub input_wait: Duration,
     /// Norm, clipping, optimizer.

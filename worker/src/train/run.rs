@@ -409,6 +409,7 @@ impl Interval {
         self.sum.forward += report.forward;
         self.sum.backward += report.backward;
         self.sum.communication_wait += report.communication_wait;
+        self.sum.pipeline_wait += report.pipeline_wait;
         self.sum.input_wait += report.input_wait;
         self.sum.optimizer += report.optimizer;
     }
@@ -438,6 +439,7 @@ impl Interval {
             forward_ms: mean(self.sum.forward),
             backward_ms: mean(self.sum.backward),
             communication_wait_ms: mean(self.sum.communication_wait),
+            pipeline_wait_ms: training.config.pipeline.map(|_| mean(self.sum.pipeline_wait)),
             input_wait_ms: mean(self.sum.input_wait),
             reader_threads: Some(trainer.reader.thread_count()),
             optimizer_ms: mean(self.sum.optimizer),

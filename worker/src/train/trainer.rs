@@ -324,6 +324,7 @@ impl Trainer {
         if self.checkpoints.is_none() {
             return Ok(());
         }
+        self.engine.complete_weights()?;
         // Each rank writes its own part, so that diverged replicas would be mixed for good: the
         // ranks that resume from this checkpoint agree.
         self.agree_on_state()?;
@@ -398,7 +399,7 @@ impl Trainer {
         std::mem::take(&mut checkpoints.saved)
     }
 
-    /// Digest of all weights: 32 hexadecimal digits. Collective with pipelines.
+    /// Digest of all weights: 32 hexadecimal digits. Collective with pipelines and sharding.
     ///
     /// # Errors
     /// The engine or the group failed.
@@ -448,12 +449,14 @@ impl Trainer {
     }
 
     /// Writes the weights to a safetensors file, completely or not at all. With pipelines, all
-    /// other ranks must be in `Trainer::serve_weights`.
+    /// other ranks must be in `Trainer::serve_weights`; with sharding, all ranks must have compared
+    /// their weights after the last step.
     ///
     /// # Errors
     /// The file cannot be written, or the group failed.
     pub fn save(&mut self, file: &Path) -> Result<(), TrainError> {
         self.recorder.begin(Operation::Save, 0);
+        self.engine.complete_weights()?;
         let metadata = model_metadata(&self.training.dataset);
         let announce = || self.group.broadcast(MODEL, &[1]).map(drop);
         save::model(&self.disk, file, &mut *self.engine, announce, (self.done, &metadata))
@@ -484,7 +487,8 @@ impl Trainer {
     ///
     /// # Errors
     /// A rank failed first.
-    pub fn leave(self) -> Result<(), TrainError> {
+    pub fn leave(mut self) -> Result<(), TrainError> {
+        self.engine.complete_weights()?;
         Ok(self.group.leave()?)
     }
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may end where a helper fails")]
 
+mod arrivals;
 #[path = "../flat_gradients/mod.rs"]
 mod flat_gradients;
 mod gradients;

@@ -263,9 +263,21 @@ fn asynchronous_runs_stop_save_and_resume() {
 
 #[test]
 fn a_loss_scale_is_refused_with_asynchronous_servers() {
-    let config = with(|config| config.precision = dynamic(HalfType::Bf16, 65536.0));
-    let error = blueprint(&with_updates(&config, 2, ASYNCHRONOUS), 2).err().unwrap().to_string();
-    assert!(error.starts_with("spec.engine.precision: got a loss scale; expected FP32"), "{error}");
+    let unscaled =
+        |compute_type| Precision::Amp(Amp { compute_type, loss_scaling: LossScaling::Static { scale: 1.0 } });
+    for updates in [ASYNCHRONOUS, GEO] {
+        for precision in [
+            dynamic(HalfType::Bf16, 65536.0),
+            dynamic(HalfType::Fp16, 65536.0),
+            // Activations overflow without a scale too.
+            unscaled(HalfType::Fp16),
+        ] {
+            let config = with_updates(&with(|config| config.precision = precision), 2, updates);
+            let error = blueprint(&config, 2).err().unwrap().to_string();
+            assert!(error.starts_with("spec.engine.precision: got a loss scale; expected FP32"), "{error}");
+        }
+        blueprint(&with_updates(&with(|config| config.precision = unscaled(HalfType::Bf16)), 2, updates), 2).unwrap();
+    }
 }
 
 /// The process of server 1 ends after three steps. The other rank gets that as the cause, and the

@@ -1,9 +1,10 @@
 //! Sharded optimizer state: weights with the same bits as without it.
 
-use crate::ranks::{History, blueprint, runs, saving, train, train_over};
+use crate::ranks::{History, blueprint, on_ranks, runs, saving, train, train_over};
 use crate::same_bits::{assert_same_steps, dynamic, rules};
 use std::path::PathBuf;
-use switchyard_worker::comm::Force;
+use switchyard_worker::comm::{Force, GroupConfig};
+use switchyard_worker::train::{StepRequest, Trainer};
 use switchyard_worker_contract::config::*;
 
 const STEPS: u64 = 8;
@@ -94,6 +95,36 @@ fn every_option_has_the_bits_of_an_unsharded_run() {
     }
 }
 
+/// Digest after the last step. No step waits for the weights of the one before it.
+fn uninterrupted(config: &EngineConfig, world: u32, transport: Force) -> String {
+    let digests = on_ranks(world, |group| {
+        let group = GroupConfig { transport, ..group };
+        let mut trainer = Trainer::join(blueprint(config, world).unwrap(), &group).unwrap();
+        while trainer.steps_done() < STEPS {
+            trainer.step(StepRequest::default()).unwrap();
+        }
+        let digest = trainer.agree_on_weights().unwrap();
+        trainer.leave().unwrap();
+        digest
+    });
+    digests.into_iter().next().unwrap()
+}
+
+/// Ranks that compare weights after every step wait for them there.
+#[test]
+fn weights_that_arrive_during_forward_have_the_same_bits() {
+    let not_clipped = with(|config| config.optimizer.gradient_clip_norm = None);
+    for (name, config) in jobs().into_iter().chain([("not clipped", not_clipped), ("many buckets", many_buckets())]) {
+        for transport in [Force::Auto, Force::Tcp] {
+            let expected = uninterrupted(&config, 3, transport);
+            for sharding in KINDS.into_iter().filter(|sharding| is_accepted(*sharding, &config)) {
+                let got = uninterrupted(&sharded(sharding, &config), 3, transport);
+                assert_eq!(got, expected, "{name}: {sharding:?} over {transport:?}");
+            }
+        }
+    }
+}
+
 /// Each attempt shards differently over another number of ranks; the batch stays the same.
 #[test]
 fn checkpoints_restore_under_any_sharding_and_number_of_ranks() {
@@ -159,11 +190,15 @@ fn the_gradients_of_a_rank_are_divided_by_the_ranks() {
 }
 
 /// Many buckets, and a tied embedding to which the first and the last layer of backward add.
-#[test]
-fn places_are_used_again_and_again() {
+fn many_buckets() -> EngineConfig {
     let Model::Gpt(small) = gpt().model else { unreachable!() };
     let model = Model::Gpt(Gpt { hidden_size: 128, layers: 4, tied_head: true, ..small });
-    let config = EngineConfig { model, length: Length::Steps(4), ..gpt() };
+    EngineConfig { model, ..gpt() }
+}
+
+#[test]
+fn places_are_used_again_and_again() {
+    let config = EngineConfig { length: Length::Steps(4), ..many_buckets() };
     assert!(blueprint(&config, 2).unwrap().training.buckets.len() >= 4);
     for (transport, communicators) in [(Force::Auto, 1), (Force::Tcp, 3)] {
         let mut config = config.clone();

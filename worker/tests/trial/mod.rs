@@ -178,7 +178,7 @@ impl Trial {
         }
     }
 
-    fn parts(&mut self) -> (&mut Network, Weights<'_>, &Batch) {
+    pub fn parts(&mut self) -> (&mut Network, Weights<'_>, &Batch) {
         let half = match &self.half {
             Half::None => None,
             Half::Bf16(half) => Some(Values::Bf16(half)),

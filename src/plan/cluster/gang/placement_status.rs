@@ -24,7 +24,8 @@ pub(super) struct PlacementStatusBuilder<'a> {
 }
 
 impl PlacementStatusBuilder<'_> {
-    pub fn status(&self, note: Option<String>) -> PlacementStatus {
+    /// `notes` follow the reason.
+    pub fn status(&self, notes: impl IntoIterator<Item = String>) -> PlacementStatus {
         let per_node = self.demand.request.valid.request.processes_per_node;
         let nodes = (0..).zip(&self.placement.pods).map(|(rank, pod)| self.node(rank * per_node, pod));
         let nodes: Vec<PlacedNode> = nodes.collect();
@@ -35,7 +36,7 @@ impl PlacementStatusBuilder<'_> {
             (is_known && megabytes != UNLIMITED).then(|| Quantity(format!("{amount}{unit}")))
         };
         let mut reason = self.reason(is_known);
-        for note in note.into_iter().chain(self.unused_links()).chain(self.better()).chain(self.avoided()) {
+        for note in notes.into_iter().chain(self.unused_links()).chain(self.better()).chain(self.avoided()) {
             reason.push_str("; ");
             reason.push_str(&note);
         }

@@ -1,6 +1,7 @@
 //! Gang placement, on clusters built from published topology matrices.
 #![allow(clippy::unwrap_used)]
 
+mod pipelines;
 mod roles;
 
 use super::*;

@@ -11,6 +11,8 @@ mod sync;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use pipeline::Traffic;
+
 use super::Invalid;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use switchyard_crds as api;
@@ -75,11 +77,11 @@ pub(super) fn config(
     let sync = sync::sync(&engine.sync, device, check);
     let sharding = sync::sharding(engine.sharding, device, check);
     let parameter_server = sync::parameter_server(&engine.communication, device, check);
-    let pipeline = pipeline::pipeline(engine, model.as_ref(), device, (nodes, processes_per_node), check);
+    let pipeline = pipeline::pipeline(engine, device, (nodes, processes_per_node), check);
     let algorithm = sync::algorithm(engine.communication.algorithm, device, check);
     let compression = sync::compression(&engine.communication.compression, device, check);
     let schedule = optimizer::schedule(engine.schedule.as_ref(), optimizer.learning_rate, check);
-    Some(EngineConfig {
+    let config = EngineConfig {
         device,
         model: model?,
         label_smoothing,
@@ -138,7 +140,8 @@ pub(super) fn config(
         bandwidth_check: None,
         watchdog: Watchdog::default(),
         gpu: device::gpu(engine),
-    })
+    };
+    Some(pipeline::ordered(config, (nodes, processes_per_node)))
 }
 
 fn recomputation(recomputation: api::Recomputation, device: Device, check: &mut Check<'_>) -> Recomputation {

@@ -1,13 +1,12 @@
-//! Pipelines: which ranks have the stages of one network.
+//! Pipelines: which ranks have the stages of one network, and the bytes that they exchange.
 
 use super::Check;
 use switchyard_crds as api;
-use switchyard_worker_contract::config::{Device, Model, Pipeline, RankOrder};
+use switchyard_worker_contract::config::{Device, EngineConfig, Model, Pipeline, Precision, RankOrder, WireType};
 
-/// Translates the block. Processes are per node.
+/// Translates the block. Processes are per node. [`ordered`] numbers the ranks.
 pub(super) fn pipeline(
     engine: &api::Engine,
-    model: Option<&Model>,
     device: Device,
     (nodes, processes): (u32, u32),
     check: &mut Check<'_>,
@@ -25,30 +24,32 @@ pub(super) fn pipeline(
         let got = format!("{stages} with {nodes} x {processes} ranks");
         check.fault(FIELD, got, "a number that divides spec.trainer.numNodes * spec.trainer.numProcPerNode");
     }
-    let order = model.map_or(RankOrder::default(), |model| {
-        let bytes = |order| {
-            let merge = u64::from(engine.batch_merge.unsigned_abs());
-            let traffic = Traffic::of(model, engine.batch_size_per_process.unsigned_abs())?;
-            Some(traffic.between_nodes(Pipeline { stages, order }, (nodes, processes), merge))
-        };
-        let [by_pipeline, by_stage] = [RankOrder::ByPipeline, RankOrder::ByStage].map(bytes);
-        if by_stage < by_pipeline { RankOrder::ByStage } else { RankOrder::ByPipeline }
-    });
-    Some(Pipeline { stages, order })
+    Some(Pipeline { stages, order: RankOrder::default() })
+}
+
+/// Numbers the ranks so that nodes exchange the fewest bytes.
+pub(super) fn ordered(config: EngineConfig, shape: (u32, u32)) -> EngineConfig {
+    let best = |(pipeline, traffic): (Pipeline, Traffic)| traffic.best_order(pipeline.stages, shape);
+    let order = config.pipeline.zip(Traffic::of(&config)).map_or(RankOrder::default(), best);
+    EngineConfig { pipeline: config.pipeline.map(|pipeline| Pipeline { order, ..pipeline }), ..config }
 }
 
 /// Bytes that ranks exchange.
-struct Traffic {
-    /// Of the tensor between two stages, per micro-batch.
-    activations: u64,
-    /// Of all gradients.
-    gradients: u64,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Traffic {
+    /// Of the tensor between two stages, for each micro-batch. Its gradient has as many.
+    pub activations: u64,
+    /// Micro-batches of a step.
+    pub micro_batches: u64,
+    /// Of the gradients of a stage, if stages are equally large.
+    pub gradients: u64,
 }
 
 impl Traffic {
-    /// `None` if the tensors between stages depend on the data. `batch`: samples per micro-batch.
-    fn of(model: &Model, batch: u32) -> Option<Traffic> {
-        let (layers, hidden, context, rows) = match model {
+    /// `None` without pipelines, and if the tensors between stages depend on the data.
+    pub fn of(config: &EngineConfig) -> Option<Traffic> {
+        let stages = u64::from(config.pipeline?.stages);
+        let (layers, hidden, context, rows) = match &config.model {
             Model::Gpt(gpt) => {
                 let tables = if gpt.tied_head { 1 } else { 2 };
                 (gpt.layers, gpt.hidden_size, gpt.context_length, tables * gpt.vocabulary_size)
@@ -59,22 +60,44 @@ impl Traffic {
         let [layers, hidden, context, rows] = [layers, hidden, context, rows].map(u64::from);
         // Of a block: 3 for queries, keys and values, 1 for their projection, 8 for the MLP.
         let weights = 12 * layers * hidden * hidden + (rows + context) * hidden;
-        Some(Traffic { activations: 4 * u64::from(batch) * context * hidden, gradients: 4 * weights })
+        let activation_bytes = if config.precision == Precision::Fp32 { 4 } else { 2 };
+        let gradient_bytes = if config.overlap.wire_type == WireType::Fp32 { 4 } else { 2 };
+        Some(Traffic {
+            activations: activation_bytes * u64::from(config.batch_size_per_process) * context * hidden,
+            micro_batches: u64::from(config.batch_merge.max(1)),
+            gradients: gradient_bytes * weights / stages,
+        })
     }
 
-    /// Bytes that all nodes send in a step of `merge` micro-batches.
-    fn between_nodes(&self, pipeline: Pipeline, (nodes, processes): (u32, u32), merge: u64) -> u64 {
+    /// Bytes that a pipeline sends in a step across one boundary between stages, both ways.
+    pub fn of_boundary(&self) -> u64 {
+        2 * self.micro_batches * self.activations
+    }
+
+    /// Bytes that the nodes of a ring send in a step, all together.
+    pub fn of_ring(&self, nodes: u64) -> u64 {
+        2 * nodes.saturating_sub(1) * self.gradients
+    }
+
+    /// The order with which nodes send the fewest bytes: with many activations, each pipeline is
+    /// within as few nodes as possible, with many gradients, each stage.
+    pub fn best_order(&self, stages: u32, shape: (u32, u32)) -> RankOrder {
+        let sent = |order| self.between_nodes(Pipeline { stages, order }, shape);
+        if sent(RankOrder::ByStage) < sent(RankOrder::ByPipeline) { RankOrder::ByStage } else { RankOrder::ByPipeline }
+    }
+
+    /// Bytes that all nodes send in a step. Processes are per node.
+    pub fn between_nodes(&self, pipeline: Pipeline, (nodes, processes): (u32, u32)) -> u64 {
         let (stages, replicas) = (pipeline.stages, nodes * processes / pipeline.stages);
         let node = |stage: u32, replica: u32| pipeline.order.rank(stage, replica, (stages, replicas)) / processes;
         let mut sent = 0;
         for stage in 0..stages {
             let mut of_stage: Vec<u32> = (0..replicas).map(|replica| node(stage, replica)).collect();
             of_stage.dedup();
-            // A ring of the nodes sends all gradients almost twice.
-            sent += 2 * (of_stage.len() as u64).saturating_sub(1) * self.gradients / u64::from(stages);
+            sent += self.of_ring(of_stage.len() as u64);
             if stage + 1 < stages {
                 let crossing = (0..replicas).filter(|replica| node(stage, *replica) != node(stage + 1, *replica));
-                sent += crossing.count() as u64 * 2 * merge * self.activations;
+                sent += crossing.count() as u64 * self.of_boundary();
             }
         }
         sent

@@ -67,6 +67,9 @@ pub(crate) enum Part {
     CheapPreemption,
     /// The same with checkpoints every 30 min and 300 s per preemption.
     CostlyPreemption,
+    /// The default policy with limits, if all jobs are preemptible. Part `rules` has the same
+    /// limits without preemptions.
+    PreemptibleWithLimits,
     /// Times single passes over a long queue.
     Pass,
 }
@@ -81,7 +84,7 @@ pub(crate) struct Entry {
 }
 
 impl Part {
-    pub(crate) const ALL: [Part; 13] = [
+    pub(crate) const ALL: [Part; 14] = [
         Part::Rules,
         Part::Failures,
         Part::Constants,
@@ -94,6 +97,7 @@ impl Part {
         Part::NotPreemptible,
         Part::CheapPreemption,
         Part::CostlyPreemption,
+        Part::PreemptibleWithLimits,
         Part::Pass,
     ];
 
@@ -111,6 +115,7 @@ impl Part {
             Part::NotPreemptible => "notPreemptible",
             Part::CheapPreemption => "cheapPreemption",
             Part::CostlyPreemption => "costlyPreemption",
+            Part::PreemptibleWithLimits => "preemptibleWithLimits",
             Part::Pass => "pass",
         }
     }
@@ -133,7 +138,8 @@ impl Part {
                 | Part::HalfPreemptible
                 | Part::NotPreemptible
                 | Part::CheapPreemption
-                | Part::CostlyPreemption,
+                | Part::CostlyPreemption
+                | Part::PreemptibleWithLimits,
                 TraceName::Lingjun,
             ) => &[0.8, 0.71, 0.64],
             // At loads below 0.86 hardly any job of this trace waits, because one week has most of
@@ -159,6 +165,7 @@ impl Part {
             Part::Teams => &TEAMS,
             Part::Patience => &PATIENCE,
             Part::Priorities => &PRIORITIES,
+            Part::PreemptibleWithLimits => &WITH_LIMITS,
             Part::Pass => &PREEMPTION[..OURS],
             _ => &PREEMPTION,
         }
@@ -173,7 +180,7 @@ impl Part {
 impl Part {
     pub(crate) fn preemptible(self) -> Option<PreemptibleJobs> {
         let (percent, checkpoint, overhead) = match self {
-            Part::Preemptible => (100, 600.0, 120.0),
+            Part::Preemptible | Part::PreemptibleWithLimits => (100, 600.0, 120.0),
             Part::MostlyPreemptible => (80, 600.0, 120.0),
             Part::HalfPreemptible => (50, 600.0, 120.0),
             Part::NotPreemptible => (0, 600.0, 120.0),
@@ -206,6 +213,19 @@ const PREEMPTION: [Entry; 10] = [
         name: "Kueue-like, preempting newer",
         limits: Limits::None,
         make: |f, m| rule(Policy::KueuePreempting, f, m),
+    },
+];
+
+const WITH_LIMITS: [Entry; 2] = [
+    Entry {
+        name: "least attained, limits",
+        limits: Limits::Coarse,
+        make: |f, m| rule(Policy::LeastAttainedService, f, m),
+    },
+    Entry {
+        name: "least attained, half without",
+        limits: Limits::Half,
+        make: |f, m| rule(Policy::LeastAttainedService, f, m),
     },
 ];
 

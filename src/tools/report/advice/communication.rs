@@ -31,11 +31,11 @@ const TOP_K: f64 = 0.01;
 /// Upper bound of `batchMerge`.
 pub(super) const MAX_MERGE: u64 = 4096;
 
-const PARTS: &[Part] = &[Part::Communication];
+const PARTS: &[Part] = &[Part::Communication, Part::Gather];
 
 /// The exposed time, if there is anything to reduce.
 fn exposed(facts: &Facts) -> Option<f64> {
-    (facts.world > 1).then_some(facts.step[Part::Communication])
+    (facts.reducing_ranks() > 1).then_some(facts.step.exposed())
 }
 
 fn advice(evidence: String, changes: Vec<Change>) -> Finding {
@@ -138,6 +138,7 @@ fn may_send_less(facts: &Facts, engine: &EngineConfig) -> bool {
         && engine.compression.is_none()
         && engine.sharding == Sharding::None
         && engine.parameter_server.is_none()
+        && engine.pipeline.is_none()
 }
 
 /// Averages weights every few steps. Backward hides none of the average.
@@ -172,8 +173,8 @@ fn top_k(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Option<Change> {
 
 /// Bus bandwidth of the all-reduce, bytes per second, as defined by nccl-tests (PERFORMANCE.md).
 pub(in crate::report) fn bus_bandwidth(facts: &Facts) -> Option<f64> {
-    let reduce = facts.reduce.filter(|reduce| reduce.busy_ms > 0.0 && facts.world > 1)?;
-    let ranks = f64::from(facts.world);
+    let reduce = facts.reduce.filter(|reduce| reduce.busy_ms > 0.0 && facts.reducing_ranks() > 1)?;
+    let ranks = f64::from(facts.reducing_ranks());
     Some(reduce.bytes * 2.0 * (ranks - 1.0) / ranks / (reduce.busy_ms / 1e3))
 }
 
@@ -231,7 +232,7 @@ pub(super) const MANY_SMALL: Rule = Rule {
         };
         let fewer = (bytes / (4 * SMALL)).max(2).min(count);
         let exchange = if facts.transport == Some(Transport::Shm) { EXCHANGE_MS.0 } else { EXCHANGE_MS.1 };
-        let each = exchange * 2.0 * f64::from(facts.world - 1);
+        let each = exchange * 2.0 * f64::from(facts.reducing_ranks() - 1);
         let saved = ((count - fewer) as f64 * each).min(exposed);
         let evidence = format!(
             "{} of {} in the mean in each step; {} are exposed.",

@@ -89,6 +89,7 @@ fn sampled_idle(facts: &Facts, idle: f64) -> Finding {
     let waits = [
         (Part::Input, "for the reader"),
         (Part::Communication, "for reductions"),
+        (Part::Gather, "for updated weights"),
         (Part::Checkpoint, "for checkpoints"),
         (Part::Other, "between steps"),
     ];

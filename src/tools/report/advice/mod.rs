@@ -15,6 +15,7 @@ mod kernels;
 mod memory;
 #[cfg(test)]
 mod patches;
+mod pipeline;
 mod precision;
 mod rank;
 mod skew;
@@ -48,7 +49,7 @@ pub struct Rule {
 }
 
 /// All rules, in diagnosis order.
-pub const RULES: [Rule; 27] = [
+pub const RULES: [Rule; 28] = [
     precision::LOST_LOSS,
     gpu::ERRORS,
     gpu::CLOCKS,
@@ -75,6 +76,7 @@ pub const RULES: [Rule; 27] = [
     communication::MANY_SMALL,
     communication::BOUND,
     communication::PLACEMENT,
+    pipeline::IDLE,
     skew::STRAGGLER,
 ];
 

@@ -84,7 +84,12 @@ fn documents() -> Vec<Value> {
     (on_gpu["spec"]["engine"]["device"], on_gpu["spec"]["engine"]["cudaGraphs"]) = (json!("Cuda"), json!("Disabled"));
     let mut sharded = job(0);
     sharded["spec"]["engine"]["sharding"] = json!("Optimizer");
-    (0..12).map(job).chain([on_gpu, sharded]).collect()
+    let in_stages = [0, 2].map(|number| {
+        let mut job = job(number);
+        job["spec"]["engine"]["parallelism"] = json!({"pipelineStages": 2});
+        job
+    });
+    (0..12).map(job).chain([on_gpu, sharded]).chain(in_stages).collect()
 }
 
 #[test]

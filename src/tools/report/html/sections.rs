@@ -4,7 +4,7 @@ use super::elements::{Body, Page, aside, coded, figure, paragraph, table};
 use super::time::class;
 use crate::report::advice::Change;
 use crate::report::markup::{escaped, shortened};
-use crate::report::model::{GpuSummary, Item, Remark, Report};
+use crate::report::model::{GpuSummary, Item, Pipeline, Remark, Report};
 use crate::report::svg::{Bar, bars, split_bar};
 use switchyard_core::units::{self, binary, counted, duration, grouped, three_digits};
 
@@ -191,8 +191,11 @@ pub(super) fn advice(report: &Report) -> Page {
 
 pub(super) fn all_reduce(report: &Report) -> Body {
     let Some(reduce) = &report.all_reduce else {
-        let only = report.verdict.ranks == 1;
-        return Err(if only { "one rank has nothing to reduce" } else { "no all-reduce is recorded" });
+        return Err(match &report.pipeline {
+            _ if report.verdict.ranks == 1 => "one rank has nothing to reduce",
+            Some(Pipeline { pipelines: ..=1, .. }) => "each stage has one rank, which has nothing to reduce",
+            _ => "no all-reduce is recorded",
+        });
     };
     let times = [
         ("alone, before the start", reduce.alone_ms, "c-other"),

@@ -1,7 +1,7 @@
 //! Sections with a chart over the steps.
 
 use super::elements::{Body, every, figure, paragraph, table};
-use crate::report::model::{PartTime, Report, StepWindow};
+use crate::report::model::{PartTime, Pipeline, Report, StageWait, StepWindow};
 use crate::report::sample::Part;
 use crate::report::svg::{Heat, Layer, Plot, Series, heat};
 use switchyard_core::units::{counted, grouped, rate, three_digits};
@@ -13,6 +13,8 @@ pub(super) fn class(part: Part) -> &'static str {
         Part::Forward => "forward",
         Part::Backward => "backward",
         Part::Communication => "communication",
+        Part::Gather => "gather",
+        Part::Pipeline => "pipeline",
         Part::Optimizer => "optimizer",
         Part::Checkpoint => "checkpoint",
         Part::Other => "other",
@@ -222,7 +224,31 @@ pub(super) fn step_time(report: &Report) -> Body {
         ));
     }
     let table = table("Time of a step, ms", &columns, &rows);
-    Ok(figure(&plot.draw(), &caption, &table))
+    let mut page = figure(&plot.draw(), &caption, &table);
+    page.push_str(&report.pipeline.as_ref().map_or_else(String::new, stages));
+    Ok(page)
+}
+
+/// How long the stages of a pipeline wait, next to what a pipeline of equal stages would wait.
+fn stages(pipeline: &Pipeline) -> String {
+    let text = format!(
+        "Stages wait for each other in {} % of their steps' time. {} equal stages with {} would wait {} %, if messages took no time.",
+        three_digits(pipeline.idle_percent),
+        pipeline.stages,
+        counted(pipeline.micro_batches.into(), "micro-batch"),
+        three_digits(pipeline.least_idle_percent),
+    );
+    let row = |wait: &StageWait| {
+        vec![
+            wait.stage.to_string(),
+            three_digits(wait.compute_ms),
+            three_digits(wait.wait_ms),
+            three_digits(wait.idle_percent),
+        ]
+    };
+    let rows: Vec<Vec<String>> = every(&pipeline.waits).map(row).collect();
+    let columns = ["stage", "compute, ms", "waits, ms", "waits, %"];
+    format!("{}{}", paragraph(&text), table("Stages of the pipeline", &columns, &rows))
 }
 
 /// Bounds of the skew levels, as shares of the median compute time.

@@ -152,4 +152,31 @@ data! {
         #[serde(skip_serializing_if = "Option::is_none")]
         pub predicted_gigabytes_per_second: Option<f64>,
     }
+
+    /// How long the stages of pipelines wait for each other.
+    pub struct Pipeline {
+        pub stages: u32,
+        /// Pipelines that train on different samples.
+        pub pipelines: u32,
+        /// Micro-batches of a step.
+        pub micro_batches: u32,
+        /// Share of the time of all ranks' steps in which they wait for other stages, percent.
+        pub idle_percent: f64,
+        /// The same if stages took equally long and messages no time: (K - 1) / (M + K - 1) with K
+        /// stages and M micro-batches.
+        pub least_idle_percent: f64,
+        /// One per stage with known steps.
+        pub waits: Vec<StageWait>,
+    }
+
+    /// A stage, in the mean of its ranks.
+    pub struct StageWait {
+        pub stage: u32,
+        /// Forward, backward and optimizer, ms.
+        pub compute_ms: f64,
+        /// Waiting for other stages, ms.
+        pub wait_ms: f64,
+        /// The same, percent of its steps' time.
+        pub idle_percent: f64,
+    }
 }

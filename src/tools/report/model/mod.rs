@@ -16,7 +16,10 @@ mod kernels;
 mod layers;
 mod setting;
 
-pub use charts::{AllReduce, Loss, LossWindow, Point, RankSkew, Restart, SkewRow, StepTime, StepWindow, Throughput};
+pub use charts::{
+    AllReduce, Loss, LossWindow, Pipeline, Point, RankSkew, Restart, SkewRow, StageWait, StepTime, StepWindow,
+    Throughput,
+};
 pub use kernels::{KernelRow, Kernels};
 pub use layers::{LayerRow, Layers};
 pub use setting::{Amount, EventEntry, GpuSummary, Memory, PlacementSection, RankPlace, Setting, Variable};
@@ -69,6 +72,9 @@ data! {
         /// Reduction of gradients.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub all_reduce: Option<AllReduce>,
+        /// Waiting of the stages of a pipeline.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub pipeline: Option<Pipeline>,
         /// Computation and communication by layer.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub layers: Option<Layers>,

@@ -16,7 +16,7 @@ mod pooling;
 mod rows;
 
 pub use attention::Attention;
-pub(super) use boundary::{RECEIVED, Received, SENT, Sent};
+pub(super) use boundary::{RECEIVED, SENT, StageEnd};
 pub use convolution::Convolution;
 pub use embedding::{Embedding, Tables};
 pub use input::{Features, Pixels, features, pixels};

@@ -5,7 +5,8 @@
 //!                           └─ wait -> norm -> clip -> optimizer
 //! ```
 //!
-//! With sharding, a rank gets and updates only its part of each bucket, and then exchanges weights.
+//! With sharding, a rank gets and updates only its part of each bucket. The other weights arrive
+//! during the next forward pass.
 //!
 //! With parameter servers, a rank pushes its gradients and gets the updated weights.
 //!
@@ -39,9 +40,9 @@ use crate::profile::Row;
 use crate::recorder::Recorder;
 use pipeline::Pipeline;
 use serde_json::json;
+use shards::Gathers;
 use sink::GradientSlots;
 use state::State;
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use switchyard_worker_contract::config::EngineConfig;
@@ -63,8 +64,7 @@ pub(super) struct CpuEngine {
     loss: f32,
     /// Sums of squared gradients of the parts of each rank.
     squares: Vec<f64>,
-    /// Runs whose weights are on their way, oldest first.
-    gathers: VecDeque<usize>,
+    gathers: Gathers,
     /// See [`sink::BucketSink`].
     discarded: Vec<f32>,
     /// Reader timings of the last step's micro-batches.
@@ -127,7 +127,7 @@ impl CpuEngine {
             statistics: vec![0.0; network.batch_statistics().len()],
             loss: 0.0,
             squares: vec![0.0; training.world as usize],
-            gathers: VecDeque::with_capacity(training.buckets.len()),
+            gathers: Gathers::with_capacity(training.buckets.len()),
             discarded: Vec::new(),
             makings: Vec::with_capacity(training.config.batch_merge as usize),
             network,
@@ -147,7 +147,13 @@ impl Engine for CpuEngine {
         Ok(None)
     }
 
+    fn complete_weights(&mut self) -> Result<(), TrainError> {
+        self.receive_weights()?;
+        Ok(())
+    }
+
     fn evaluate(&mut self, batch: &Batch) -> Result<Option<LossSums>, TrainError> {
+        self.check_complete()?;
         if self.pipeline.is_some() {
             return self.evaluate_stage(batch);
         }
@@ -174,6 +180,7 @@ impl Engine for CpuEngine {
     }
 
     fn read(&self, array: Array, from: usize, into: &mut [f32]) -> Result<(), TrainError> {
+        self.check_complete()?;
         if let Some(pipeline) = &self.pipeline {
             pipeline.read(&self.state, array, from, into);
             return Ok(());

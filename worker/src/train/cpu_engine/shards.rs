@@ -5,60 +5,145 @@
 //! bucket    reduce-scatter -> own part -> update -> into the bucket -> all-gather -> weights
 //! ```
 //!
-//! The gathers of a bucket run while the next ones are updated.
+//! Gathers run while the next buckets are updated and during the next forward pass, in whose order
+//! they start. A layer waits for its own weights only.
 
 use super::CpuEngine;
+use super::sink::GradientSlots;
+use super::state::State;
+use crate::comm::CommError;
+use crate::cpu::Cpu;
+use crate::nn::{Network, WeightSource, Weights};
 use crate::train::TrainError;
 use crate::train::engine::{Array, Held};
-use crate::train::report::StepReport;
+use crate::train::exchange::Exchange;
+use std::collections::VecDeque;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-impl CpuEngine {
-    /// After the update of a bucket: if it completes a run, starts to gather the run's weights.
-    pub(super) fn send_weights(&mut self, bucket: usize, report: &mut StepReport) -> Result<(), TrainError> {
-        let exchange = &self.exchange;
-        let Some((number, run)) = exchange.buckets.run_ending_with(bucket).filter(|_| exchange.shards.is_some()) else {
-            return Ok(());
-        };
-        // Runs that share memory come one after the other.
-        while let Some(&oldest) = self.gathers.front()
-            && let Some(parts) = &self.exchange.parts
-            && self.gathers.iter().any(|other| parts.share_place([*other, number]))
-        {
-            self.gathers.pop_front();
-            self.receive_run(oldest, report)?;
-        }
-        let exchange = &mut self.exchange;
-        let own = exchange.owners().start;
-        for bucket in run.clone() {
-            let (part, start) = (exchange.part(bucket, own), exchange.ranges[bucket].range.start);
-            let weights = &self.state.weights[start + part.start..start + part.end];
-            exchange.reducer.bucket_mut(bucket)[part].copy_from_slice(weights);
-        }
-        exchange.reducer.gather_all(run, number);
-        self.gathers.push_back(number);
-        Ok(())
+/// Runs whose updated weights have not arrived yet, in the order in which forward needs them.
+pub(super) struct Gathers {
+    runs: VecDeque<usize>,
+    /// Number of them that are in flight.
+    started: usize,
+}
+
+impl Gathers {
+    /// `runs`: the most that can be added.
+    pub fn with_capacity(runs: usize) -> Gathers {
+        Gathers { runs: VecDeque::with_capacity(runs), started: 0 }
     }
 
-    fn receive_run(&mut self, number: usize, report: &mut StepReport) -> Result<(), TrainError> {
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// Adds a run whose own parts are updated.
+    fn push(&mut self, run: usize, exchange: &mut Exchange, weights: &[f32]) {
+        self.runs.push_back(run);
+        self.start(exchange, weights);
+    }
+
+    /// Starts gathers up to the first one whose memory is in use.
+    fn start(&mut self, exchange: &mut Exchange, weights: &[f32]) {
+        let own = exchange.owners().start;
+        while let Some(&number) = self.runs.get(self.started) {
+            let mut in_flight = self.runs.range(..self.started);
+            if let Some(parts) = &exchange.parts
+                && in_flight.any(|other| parts.share_place([*other, number]))
+            {
+                return;
+            }
+            let run = exchange.buckets.runs[number].clone();
+            for bucket in run.clone() {
+                let (part, start) = (exchange.part(bucket, own), exchange.ranges[bucket].range.start);
+                let weights = &weights[start + part.start..start + part.end];
+                exchange.reducer.bucket_mut(bucket)[part].copy_from_slice(weights);
+            }
+            exchange.reducer.gather_all(run, number);
+            self.started += 1;
+        }
+    }
+}
+
+/// Receives updated weights, for a forward pass only as far as it needs them.
+pub(super) struct Arrivals<'a> {
+    gathers: &'a mut Gathers,
+    exchange: &'a mut Exchange,
+    state: &'a mut State,
+    slots: &'a GradientSlots,
+    cpu: &'a Cpu,
+    /// The first failed gather.
+    failed: Option<CommError>,
+    waited: Duration,
+}
+
+impl Arrivals<'_> {
+    /// Receives the rest. Returns the time spent waiting.
+    pub fn receive_all(mut self) -> Result<Duration, CommError> {
+        self.receive_while(|gathers| !gathers.is_empty());
+        self.failed.map_or(Ok(self.waited), Err)
+    }
+
+    fn receive_while(&mut self, condition: impl Fn(&Gathers) -> bool) {
+        while self.failed.is_none() && condition(self.gathers) {
+            self.failed = self.receive_next().err();
+        }
+    }
+
+    fn receive_next(&mut self) -> Result<(), CommError> {
+        let Some(number) = self.gathers.runs.pop_front() else { return Ok(()) };
+        self.gathers.started -= 1;
         for bucket in self.exchange.buckets.runs[number].clone() {
             let at = Instant::now();
             self.exchange.reducer.wait(bucket)?;
-            report.communication_wait += at.elapsed();
+            self.waited += at.elapsed();
             let range = self.exchange.ranges[bucket].range.clone();
             let weights = &self.exchange.reducer.bucket(bucket)[..range.len()];
-            self.state.receive(range, weights, &self.cpu);
+            self.state.receive(range, weights, self.cpu);
         }
+        self.exchange.gathered = true;
+        self.gathers.start(self.exchange, &self.state.weights);
         Ok(())
     }
+}
 
-    /// Waits for the weights that the other ranks have updated.
-    pub(super) fn receive_weights(&mut self, report: &mut StepReport) -> Result<(), TrainError> {
-        while let Some(number) = self.gathers.pop_front() {
-            self.receive_run(number, report)?;
+impl WeightSource for Arrivals<'_> {
+    fn weights(&mut self, ordinals: &[usize]) -> Weights<'_> {
+        for &ordinal in ordinals {
+            let run = self.exchange.buckets.run_of(self.slots.bucket(ordinal));
+            self.receive_while(|gathers| gathers.runs.contains(&run));
         }
-        Ok(())
+        self.state.weights()
+    }
+}
+
+impl CpuEngine {
+    /// After the update of a run: gathers its weights, with sharding.
+    pub(super) fn send_weights(&mut self, run: usize) {
+        if self.exchange.shards.is_some() {
+            self.gathers.push(run, &mut self.exchange, &self.state.weights);
+        }
+    }
+
+    /// Waits for all weights that other ranks have updated. Returns the time spent waiting.
+    pub(super) fn receive_weights(&mut self) -> Result<Duration, CommError> {
+        let (_, weights) = self.network_and_weights();
+        weights.receive_all()
+    }
+
+    /// The network, and the weights for its next forward pass.
+    pub(super) fn network_and_weights(&mut self) -> (&mut Network, Arrivals<'_>) {
+        let CpuEngine { network, gathers, exchange, state, slots, cpu, .. } = self;
+        (network, Arrivals { gathers, exchange, state, slots, cpu, failed: None, waited: Duration::ZERO })
+    }
+
+    /// Whether all weights are those after the last step.
+    pub(super) fn check_complete(&self) -> Result<(), TrainError> {
+        if self.gathers.is_empty() {
+            return Ok(());
+        }
+        Err(TrainError::Usage("internal error: other ranks still send weights".into()))
     }
 
     /// See [`super::Engine::collect`]. Parameter servers send the values; otherwise they travel in
@@ -68,6 +153,7 @@ impl CpuEngine {
         wanted: &[(Array, usize, Range<usize>)],
         into: &mut [f32],
     ) -> Result<(), TrainError> {
+        self.check_complete()?;
         if let Some(servers) = self.exchange.servers.as_ref().filter(|_| self.state.geo.is_none()) {
             for (array, from, place) in wanted {
                 let into = &mut into[place.clone()];

@@ -29,17 +29,21 @@ impl GradientSlots {
         let lens = buckets.iter().map(|bucket| bucket.range.len()).collect();
         GradientSlots { slots, last: buckets.iter().map(|bucket| bucket.last).collect(), lens }
     }
+
+    /// The bucket of a parameter.
+    pub(super) fn bucket(&self, ordinal: usize) -> usize {
+        self.slots[ordinal].0
+    }
 }
 
-/// When buckets are reduced.
+/// How the last backward pass of a step reduces buckets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ReduceMode {
-    /// Not in this pass: more micro-batches follow, or all buckets start after it.
-    Deferred,
-    /// Each all-reduce as soon as its buckets are complete.
-    Overlapped,
-    /// Like `Overlapped`, but backward waits for the result.
-    Blocking,
+pub(super) struct ReduceMode {
+    /// Each reduction starts as soon as its buckets are complete; otherwise all start after the
+    /// pass.
+    pub overlaps: bool,
+    /// Each reduction ends before anything else happens.
+    pub blocks: bool,
 }
 
 /// This rank's contribution to the metrics of a step.
@@ -60,7 +64,8 @@ pub(super) struct BucketSink<'a> {
     pub servers: Option<(&'a Servers, Push)>,
     /// Add to the gradients of earlier micro-batches of this step.
     pub accumulate: bool,
-    pub mode: ReduceMode,
+    /// `None`: not in this pass.
+    pub mode: Option<ReduceMode>,
     /// Written into their bucket before it is reduced.
     pub metrics: Metrics<'a>,
     /// With divided gradients.
@@ -75,7 +80,7 @@ pub(super) struct BucketSink<'a> {
 
 impl BucketSink<'_> {
     /// Starts the reduction of a range of buckets in a lane. The metrics travel with their bucket.
-    pub fn begin(&mut self, lane: usize, run: Range<usize>) {
+    fn begin(&mut self, lane: usize, run: Range<usize>) {
         let Metrics { buckets, loss, flags, statistics } = self.metrics;
         if run.contains(&buckets.metrics_bucket()) {
             buckets.write_metrics(self.reducer, loss, flags, statistics);
@@ -94,8 +99,36 @@ impl BucketSink<'_> {
         }
     }
 
+    /// Ends the last backward pass of a step: starts the reductions that wait for its end, and with
+    /// `metrics` theirs, unless they travel with gradients. See [`BucketSink::outcome`].
+    pub fn end(mut self, metrics: bool) -> Result<Duration, CommError> {
+        let buckets = self.metrics.buckets;
+        if let Some(mode) = self.mode.filter(|mode| !mode.overlaps) {
+            for (number, run) in buckets.runs.iter().enumerate() {
+                self.reduce(number, run.clone(), mode);
+            }
+        }
+        let own = buckets.metrics_bucket();
+        if metrics && own == buckets.gradients {
+            self.begin(own, own..own + 1);
+        }
+        self.outcome()
+    }
+
+    /// Returns the time that backward waited for reductions.
+    pub fn outcome(self) -> Result<Duration, CommError> {
+        self.failed.map_or(Ok(self.waited), Err)
+    }
+
+    fn reduce(&mut self, lane: usize, run: Range<usize>, mode: ReduceMode) {
+        self.begin(lane, run.clone());
+        if mode.blocks {
+            self.wait(run);
+        }
+    }
+
     /// Waits for an all-reduce, unless one has already failed.
-    pub fn wait(&mut self, mut run: Range<usize>) {
+    fn wait(&mut self, mut run: Range<usize>) {
         if self.failed.is_none() {
             let at = Instant::now();
             self.failed = run.find_map(|bucket| match self.servers {
@@ -151,14 +184,13 @@ impl GradientSink for BucketSink<'_> {
     }
 
     fn finished(&mut self, ordinal: usize) {
-        let bucket = self.slots.slots[ordinal].0;
-        if self.mode == ReduceMode::Deferred || self.slots.last[bucket] != ordinal || self.failed.is_some() {
+        let bucket = self.slots.bucket(ordinal);
+        let Some(mode) = self.mode.filter(|mode| mode.overlaps) else { return };
+        if self.slots.last[bucket] != ordinal || self.failed.is_some() {
             return;
         }
-        let Some((number, run)) = self.metrics.buckets.run_ending_with(bucket) else { return };
-        self.begin(number, run.clone());
-        if self.mode == ReduceMode::Blocking {
-            self.wait(run);
+        if let Some((number, run)) = self.metrics.buckets.run_ending_with(bucket) {
+            self.reduce(number, run, mode);
         }
     }
 }

@@ -2,8 +2,9 @@
 //! optimizer.
 //!
 //! ```text
-//! micro-batches   read -> forward -> backward (scaled loss); in the last one, each all-reduce
-//!                 starts as soon as its buckets are complete
+//! micro-batches   read -> forward -> backward (scaled loss); in the first one, updated weights
+//!                 arrive with sharding; in the last one, each all-reduce starts as soon as its
+//!                 buckets are complete
 //! buckets         wait -> sum of squares; without clipping and AMP: optimizer step at once
 //! all             overflow? skip : unscale, clip, optimizer step; running statistics
 //! ```
@@ -13,7 +14,7 @@
 
 use super::CpuEngine;
 use super::sink::{BucketSink, Metrics, ReduceMode};
-use crate::data::Prefetcher;
+use crate::data::{Batch, Prefetcher};
 use crate::optimizer::{gradient_scale, is_layer_wise};
 use crate::train::TrainError;
 use crate::train::engine::{StepInput, StepOutcome};
@@ -37,6 +38,7 @@ impl CpuEngine {
     /// Runs one optimizer step.
     pub(super) fn run(&mut self, reader: &mut Prefetcher, input: &StepInput) -> Result<StepOutcome, TrainError> {
         let scale = self.state.scales.loss_scale();
+        self.exchange.gathered = false;
         let mut report = StepReport {
             step: input.step,
             learning_rate: input.learning_rate,
@@ -97,31 +99,8 @@ impl CpuEngine {
         scale: f32,
         report: &mut StepReport,
     ) -> Result<(), TrainError> {
-        let config = &self.config;
-        let merge = config.batch_merge;
-        let push = Push {
-            learning_rate: input.learning_rate,
-            scale: gradient_scale(0.0, None, f64::from(scale)),
-            direct: self.can_update_per_bucket(),
-            staleness: self.exchange.servers.as_ref().map_or(0, Servers::staleness),
-            meet: input.flags.needs_all_ranks(),
-        };
-        let pushes = self.pushes_in_backward();
-        // The loss is the mean over the global batch, so every micro-batch of every rank has the
-        // same weight; with local steps, gradients are those of the rank's own batch.
-        let is_local = self.state.outer.is_some() || self.is_asynchronous();
-        let loss_share = 1.0 / (merge as f32 * self.world as f32);
-        let share = if is_local { 1.0 / merge as f32 } else { loss_share };
-        let is_whole =
-            if self.exchange.servers.is_some() { pushes } else { !is_local && self.exchange.top_k.is_none() };
-        // An asynchronous server replies to all of its buckets at once.
-        let sync = config.overlap.sync_all_reduce && !self.is_asynchronous();
-        let mode = match (config.overlap.enabled, sync) {
-            _ if !is_whole => ReduceMode::Deferred,
-            (false, _) => ReduceMode::Deferred,
-            (true, false) => ReduceMode::Overlapped,
-            (true, true) => ReduceMode::Blocking,
-        };
+        let merge = self.config.batch_merge;
+        let (loss_share, share) = self.shares();
         let mut loss = 0.0;
         self.statistics.fill(0.0);
         self.makings.clear();
@@ -131,57 +110,88 @@ impl CpuEngine {
             let batch = reader.next()?;
             let read = Instant::now();
             self.recorder.begin(Operation::Forward, micro_batch);
-            loss += self.network.forward(self.state.weights(), batch).loss;
+            let (network, mut weights) = self.network_and_weights();
+            loss += network.forward_from(&mut weights, batch).loss;
+            let waited = weights.receive_all()?;
+            report.gather_wait += waited;
+            report.communication_wait += waited;
             add_share(&mut self.statistics, self.network.batch_statistics(), share);
             let forwarded = Instant::now();
             self.recorder.begin(Operation::Backward, micro_batch);
-            let last = micro_batch + 1 == merge;
-            let mut sink = BucketSink {
-                reducer: &mut self.exchange.reducer,
-                slots: &self.slots,
-                servers: self.exchange.servers.as_ref().filter(|_| pushes).map(|servers| (servers, push)),
-                accumulate: micro_batch > 0,
-                mode: if last { mode } else { ReduceMode::Deferred },
-                metrics: Metrics {
-                    buckets: &self.exchange.buckets,
-                    loss: loss as f32 * loss_share,
-                    flags: input.flags,
-                    statistics: &self.statistics,
-                },
-                parts: self.exchange.parts.as_mut(),
-                discarded: &mut self.discarded,
-                failed: None,
-                waited: Duration::ZERO,
-            };
-            self.network.backward(self.state.weights(), batch, scale * share, &mut sink);
-            if last {
-                if is_whole && mode == ReduceMode::Deferred {
-                    for (number, run) in self.exchange.buckets.runs.iter().enumerate() {
-                        sink.begin(number, run.clone());
-                        if sync {
-                            sink.wait(run.clone());
-                        }
-                    }
-                }
-                let metrics = self.exchange.buckets.metrics_bucket();
-                if metrics == self.exchange.buckets.gradients && !is_local {
-                    sink.begin(metrics, metrics..metrics + 1);
-                }
-            }
-            report.backward_wait += sink.waited;
-            if let Some(error) = sink.failed {
-                return Err(error.into());
-            }
+            report.backward_wait += self.backward((micro_batch, batch), input, (scale, loss as f32 * loss_share))?;
             if let Some(making) = batch.making {
                 report.read += making.took();
                 self.makings.push(making);
             }
             report.input_wait += read - at;
-            report.forward += forwarded - read;
+            report.forward += (forwarded - read).saturating_sub(waited);
             report.backward += forwarded.elapsed();
         }
         self.loss = loss as f32 * loss_share;
         Ok(())
+    }
+
+    /// Shares of a micro-batch of this rank: of the mean loss, and of gradients and statistics.
+    pub(super) fn shares(&self) -> (f32, f32) {
+        // The loss is the mean over the global batch, so every micro-batch of every rank has the
+        // same weight; with local steps, gradients are those of the rank's own batch.
+        let merge = self.config.batch_merge as f32;
+        let of_all = 1.0 / (merge * self.world as f32);
+        (of_all, if self.keeps_own_gradients() { 1.0 / merge } else { of_all })
+    }
+
+    /// Whether the rank uses its own gradients, and its metrics do not travel with them.
+    fn keeps_own_gradients(&self) -> bool {
+        self.state.outer.is_some() || self.is_asynchronous()
+    }
+
+    /// Runs the backward pass of a micro-batch; the last one of a step starts the reductions.
+    /// `scale`: loss scale; `loss`: this rank's share of the mean loss so far. Returns the time
+    /// spent waiting for reductions.
+    pub(super) fn backward(
+        &mut self,
+        (micro_batch, batch): (u32, &Batch),
+        input: &StepInput,
+        (scale, loss): (f32, f32),
+    ) -> Result<Duration, TrainError> {
+        let is_last = micro_batch + 1 == self.config.batch_merge;
+        let is_own = self.keeps_own_gradients();
+        let push = Push {
+            learning_rate: input.learning_rate,
+            scale: gradient_scale(0.0, None, f64::from(scale)),
+            direct: self.can_update_per_bucket(),
+            staleness: self.exchange.servers.as_ref().map_or(0, Servers::staleness),
+            meet: input.flags.needs_all_ranks(),
+        };
+        let pushes = self.pushes_in_backward();
+        let is_whole = match self.exchange.servers {
+            Some(_) => pushes,
+            None => !is_own && self.exchange.top_k.is_none(),
+        };
+        let overlap = self.config.overlap;
+        // An asynchronous server replies to all of its buckets at once.
+        let blocks = overlap.sync_all_reduce && !self.is_asynchronous();
+        let mode = ReduceMode { overlaps: overlap.enabled, blocks };
+        let (_, share) = self.shares();
+        let mut sink = BucketSink {
+            reducer: &mut self.exchange.reducer,
+            slots: &self.slots,
+            servers: self.exchange.servers.as_ref().filter(|_| pushes).map(|servers| (servers, push)),
+            accumulate: micro_batch > 0,
+            mode: (is_last && is_whole).then_some(mode),
+            metrics: Metrics {
+                buckets: &self.exchange.buckets,
+                loss,
+                flags: input.flags,
+                statistics: &self.statistics,
+            },
+            parts: self.exchange.parts.as_mut(),
+            discarded: &mut self.discarded,
+            failed: None,
+            waited: Duration::ZERO,
+        };
+        self.network.backward(self.state.weights(), batch, scale * share, &mut sink);
+        Ok(if is_last { sink.end(!is_own) } else { sink.outcome() }?)
     }
 
     /// Whether the optimizer can update a bucket before the others have arrived, because nothing
@@ -226,11 +236,8 @@ impl CpuEngine {
                 self.squares[rank as usize] += sum;
                 is_finite &= sum.is_finite();
             }
-            if per_bucket {
-                if is_finite {
-                    self.state.apply(range, gradients, &self.cpu);
-                }
-                self.send_weights(index, report)?;
+            if per_bucket && is_finite {
+                self.state.apply(range, gradients, &self.cpu);
             }
             report.optimizer += arrived.elapsed();
         }
@@ -256,32 +263,46 @@ impl CpuEngine {
         if report.gradient_norm.is_none() {
             return Ok(());
         }
-        if !self.can_update_per_bucket() {
+        let per_bucket = self.can_update_per_bucket();
+        // The norms of a layer-wise rule depend on all ranks.
+        let measures = self.exchange.shards.is_some() && is_layer_wise(&self.config.optimizer.rule);
+        if !per_bucket {
             let clip = self.config.optimizer.gradient_clip_norm;
             self.state.optimizer.begin_step(report.learning_rate, gradient_scale(norm, clip, f64::from(scale)));
-            // The norms of a layer-wise rule depend on all ranks.
-            let measures = self.exchange.shards.is_some() && is_layer_wise(&self.config.optimizer.rule);
-            if measures {
-                for (index, bucket) in self.exchange.ranges.iter().enumerate() {
-                    self.state.measure(bucket.range.clone(), self.exchange.gradients(index), &self.cpu);
-                }
-                let at = Instant::now();
-                self.exchange.complete_sums(&mut self.state.optimizer)?;
-                report.communication_wait += at.elapsed();
-            }
-            for index in 0..self.exchange.ranges.len() {
-                let range = self.exchange.ranges[index].range.clone();
-                let gradients = self.exchange.gradients(index);
-                if measures {
-                    self.state.update(range, gradients, &self.cpu);
-                } else {
-                    self.state.apply(range, gradients, &self.cpu);
-                }
-                self.send_weights(index, report)?;
-            }
         }
-        self.receive_weights(report)?;
+        if measures {
+            for (index, bucket) in self.exchange.ranges.iter().enumerate() {
+                self.state.measure(bucket.range.clone(), self.exchange.gradients(index), &self.cpu);
+            }
+            let at = Instant::now();
+            self.exchange.complete_sums(&mut self.state.optimizer)?;
+            report.communication_wait += at.elapsed();
+        }
+        // In forward order, in which the next step needs the weights.
+        for run in (0..self.exchange.buckets.runs.len()).rev() {
+            if !per_bucket {
+                self.update_run(run, measures);
+            }
+            self.send_weights(run);
+        }
+        if !self.config.overlap.enabled || self.config.overlap.sync_all_reduce {
+            report.gather_wait = self.receive_weights()?;
+            report.communication_wait += report.gather_wait;
+        }
         self.state.update_statistics(&self.statistics);
         Ok(())
+    }
+
+    /// Runs the optimizer on the gradients of a run. `measured`: their norms are complete.
+    fn update_run(&mut self, run: usize, measured: bool) {
+        for index in self.exchange.buckets.runs[run].clone() {
+            let range = self.exchange.ranges[index].range.clone();
+            let gradients = self.exchange.gradients(index);
+            if measured {
+                self.state.update(range, gradients, &self.cpu);
+            } else {
+                self.state.apply(range, gradients, &self.cpu);
+            }
+        }
     }
 }

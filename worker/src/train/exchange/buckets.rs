@@ -137,6 +137,11 @@ impl Buckets {
         Some((number, self.runs[number].clone()))
     }
 
+    /// The number of a bucket's all-reduce.
+    pub fn run_of(&self, bucket: usize) -> usize {
+        self.runs.partition_point(|run| run.end <= bucket)
+    }
+
     pub fn shortest(&self) -> usize {
         self.gradients
     }

@@ -44,6 +44,8 @@ pub(super) struct Exchange {
     pub servers: Option<Servers>,
     /// Buckets that carried gradients or weights in the last step.
     pub reduced: Range<usize>,
+    /// Updated weights arrived in the last step.
+    pub gathered: bool,
     world: u32,
 }
 
@@ -75,8 +77,18 @@ impl Exchange {
         let reduced = buckets.entries.map_or(0..buckets.gradients, |bucket| bucket..bucket + 1);
         let (ranges, world) = (training.buckets.clone(), training.world);
         let shards = buckets.shards.map(|buckets| Shards::new(group.rank(), buckets));
-        let mut exchange =
-            Exchange { reducer, buckets, ranges, top_k, shards, parts: None, servers: None, reduced, world };
+        let mut exchange = Exchange {
+            reducer,
+            buckets,
+            ranges,
+            top_k,
+            shards,
+            parts: None,
+            servers: None,
+            reduced,
+            gathered: false,
+            world,
+        };
         if let Some(places) = &training.places {
             exchange.buckets.runs = places.runs.clone();
             let own = (0..exchange.ranges.len()).map(|bucket| exchange.part(bucket, group.rank()));
@@ -109,6 +121,7 @@ impl Exchange {
             parts: None,
             servers: None,
             reduced: 0..0,
+            gathered: false,
             world,
         })
     }
@@ -184,18 +197,15 @@ impl Exchange {
 
     /// Time during which at least one of the step's reductions was running.
     pub fn reduction_time(&self) -> Duration {
-        let mut total = Duration::ZERO;
-        let mut reached: Option<Instant> = None;
-        // All-reduces start almost in order. One that started before its predecessor ended adds
-        // only the time after that.
-        let gathers = if self.shards.is_some() { self.reduced.clone() } else { 0..0 };
-        let gathers = gathers.filter_map(|bucket| self.reducer.gather_timing(bucket));
-        for timing in self.reduced.clone().filter_map(|bucket| self.timing(bucket)).chain(gathers) {
-            let from = reached.map_or(timing.began, |reached| reached.max(timing.began));
-            total += timing.ended.saturating_duration_since(from);
-            reached = Some(reached.map_or(timing.ended, |reached| reached.max(timing.ended)));
-        }
-        total
+        // Gathers run before the first reduction of a step or after the last one.
+        let gathers = self.gathers().map(|bucket| self.reducer.gather_timing(bucket));
+        union(gathers) + union(self.reduced.clone().map(|bucket| self.timing(bucket)))
+    }
+
+    /// Buckets whose weights arrived in the last step, in order.
+    fn gathers(&self) -> impl Iterator<Item = usize> {
+        let gathered = if self.gathered { self.reduced.clone() } else { 0..0 };
+        gathered.rev()
     }
 
     /// Adds the reductions of the last step.
@@ -212,8 +222,19 @@ impl Exchange {
             (None, None) => "all-reduce",
         };
         self.reduced.clone().for_each(|bucket| span(name, bucket, self.timing(bucket)));
-        if self.shards.is_some() {
-            self.reduced.clone().for_each(|bucket| span("all-gather", bucket, self.reducer.gather_timing(bucket)));
-        }
+        self.gathers().for_each(|bucket| span("all-gather", bucket, self.reducer.gather_timing(bucket)));
     }
+}
+
+/// Time covered by at least one of these operations, which start almost in order.
+fn union(timings: impl Iterator<Item = Option<Timing>>) -> Duration {
+    let mut total = Duration::ZERO;
+    let mut reached: Option<Instant> = None;
+    for timing in timings.flatten() {
+        // One that started before its predecessor ended adds only the time after that.
+        let from = reached.map_or(timing.began, |reached| reached.max(timing.began));
+        total += timing.ended.saturating_duration_since(from);
+        reached = Some(reached.map_or(timing.ended, |reached| reached.max(timing.ended)));
+    }
+    total
 }

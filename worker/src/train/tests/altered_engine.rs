@@ -39,6 +39,10 @@ impl Engine for AlteredEngine {
         self.held.take().transpose()
     }
 
+    fn complete_weights(&mut self) -> Result<(), TrainError> {
+        self.engine.complete_weights()
+    }
+
     fn evaluate(&mut self, batch: &Batch) -> Result<Option<LossSums>, TrainError> {
         self.engine.evaluate(batch)
     }

@@ -2,6 +2,7 @@
 
 mod altered_engine;
 mod delayed_outcomes;
+mod gathers;
 mod replicas;
 mod stragglers;
 

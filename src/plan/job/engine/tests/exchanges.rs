@@ -1,6 +1,8 @@
 //! What the ranks exchange.
 
 use super::*;
+use crate::job::Traffic;
+use std::collections::BTreeSet;
 
 #[test]
 fn local_steps_have_the_defaults_of_their_paper_and_need_cpus() {
@@ -123,4 +125,86 @@ fn ranks_are_ordered_so_that_nodes_send_the_least() {
     };
     assert_eq!(order(64, 64), Some(Pipeline { stages: 2, order: RankOrder::ByPipeline }));
     assert_eq!(order(1024, 2), Some(Pipeline { stages: 2, order: RankOrder::ByStage }));
+}
+
+/// The fewest bytes that nodes send, whichever ranks have the stages of the pipelines.
+fn fewest(traffic: Traffic, (stages, replicas): (u32, u32), processes: u32) -> u64 {
+    fn search(
+        placed: &mut Vec<u32>,
+        used: &mut [u32],
+        cells: usize,
+        processes: u32,
+        sent: &dyn Fn(&[u32]) -> u64,
+    ) -> u64 {
+        if placed.len() == cells {
+            return sent(placed);
+        }
+        let mut best = u64::MAX;
+        for node in 0..used.len() {
+            if used[node] < processes {
+                used[node] += 1;
+                placed.push(node as u32);
+                best = best.min(search(placed, used, cells, processes, sent));
+                placed.pop();
+                used[node] -= 1;
+                // Nodes are alike: trying one empty node is enough.
+                if used[node] == 0 {
+                    break;
+                }
+            }
+        }
+        best
+    }
+    let sent = |placed: &[u32]| {
+        let node = |stage: u32, replica: u32| placed[(stage * replicas + replica) as usize];
+        let crossing =
+            |stage: u32| (0..replicas).filter(|replica| node(stage, *replica) != node(stage + 1, *replica)).count();
+        let crossing: usize = (0..stages - 1).map(crossing).sum();
+        let nodes = |stage: u32| (0..replicas).map(|replica| node(stage, replica)).collect::<BTreeSet<_>>().len();
+        let others: usize = (0..stages).map(|stage| nodes(stage) - 1).sum();
+        2 * (crossing as u64 * traffic.micro_batches * traffic.activations + others as u64 * traffic.gradients)
+    };
+    let ranks = stages * replicas;
+    search(&mut Vec::new(), &mut vec![0; (ranks / processes) as usize], ranks as usize, processes, &sent)
+}
+
+proptest! {
+    /// For up to eight ranks, if whole stages or whole pipelines fit the nodes.
+    #[test]
+    fn no_other_assignment_of_ranks_sends_less(
+        shape in prop::sample::select(vec![
+            (2, 2, 2), (4, 2, 2), (2, 4, 2), (4, 2, 4), (2, 4, 4), (2, 2, 1), (4, 2, 1), (8, 1, 2), (8, 1, 4), (2, 4, 8), (3, 2, 6), (3, 1, 1),
+        ]),
+        activations in 1_u64..20,
+        micro_batches in 1_u64..4,
+        gradients in 1_u64..60,
+    ) {
+        let (stages, replicas, processes) = shape;
+        let traffic = Traffic { activations, micro_batches, gradients };
+        let nodes = (stages * replicas / processes, processes);
+        let order = traffic.best_order(stages, nodes);
+        let sent = traffic.between_nodes(Pipeline { stages, order }, nodes);
+        prop_assert_eq!(sent, fewest(traffic, (stages, replicas), processes), "{:?}", order);
+    }
+}
+
+#[test]
+fn traffic_has_the_widths_of_what_is_sent() {
+    let traffic = |extra: serde_json::Value| {
+        let gpt = json!({"layers": 4, "hiddenSize": 64, "heads": 4, "contextLength": 32, "vocabulary": "Bytes", "head": "Untied"});
+        let mut engine = json!({
+            "model": {"type": "GPT", "gpt": gpt}, "data": {"path": "t"}, "batchSizePerProcess": 2, "batchMerge": 8,
+            "parallelism": {"pipelineStages": 2},
+        });
+        engine.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        Traffic::of(&with_trainer(json!({"numProcPerNode": 2}), engine).unwrap())
+    };
+    let weights = 12 * 4 * 64 * 64 + (2 * 256 + 32) * 64;
+    let full = Traffic { activations: 4 * 2 * 32 * 64, micro_batches: 8, gradients: 4 * weights / 2 };
+    assert_eq!(traffic(json!({})), Some(full));
+    let half = Traffic { activations: full.activations / 2, ..full };
+    assert_eq!(traffic(json!({"precision": {"mode": "AMP"}})), Some(half));
+    let half = Traffic { gradients: full.gradients / 2, ..full };
+    assert_eq!(traffic(json!({"overlap": {"wireType": "BF16"}})), Some(half));
+    assert_eq!(traffic(json!({"parallelism": {"pipelineStages": 1}})), None);
 }

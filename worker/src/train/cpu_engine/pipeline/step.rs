@@ -1,7 +1,6 @@
 //! A step of a stage.
 
 use super::super::CpuEngine;
-use super::super::sink::{BucketSink, Metrics, ReduceMode};
 use super::super::step::Gradients;
 use super::schedule::Action;
 use super::{Pipeline, missing};
@@ -14,7 +13,7 @@ use crate::train::exchange::{NORM, decode, encode};
 use crate::train::report::StepReport;
 use crate::train::statistics::add_share;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use switchyard_worker_contract::recorder::Operation;
 
 impl CpuEngine {
@@ -40,8 +39,7 @@ impl CpuEngine {
         scale: f32,
         report: &mut StepReport,
     ) -> Result<(), TrainError> {
-        let merge = self.config.batch_merge;
-        let share = 1.0 / (merge as f32 * self.world as f32);
+        let (share, _) = self.shares();
         let mut loss = 0.0;
         self.statistics.fill(0.0);
         self.makings.clear();
@@ -70,9 +68,8 @@ impl CpuEngine {
                 Action::Backward(micro_batch) => {
                     let slot = pipeline.select(&mut self.network, micro_batch);
                     self.recorder.begin(Operation::Backward, micro_batch);
-                    let loss = loss as f32 * share;
-                    let backward = (micro_batch, scale * share, loss, input.flags);
-                    report.backward_wait += self.stage_backward(backward, &pipeline.batches[slot])?;
+                    let batch = (micro_batch, &pipeline.batches[slot]);
+                    report.backward_wait += self.backward(batch, input, (scale, loss as f32 * share))?;
                     report.backward += at.elapsed();
                 }
                 message => {
@@ -81,54 +78,8 @@ impl CpuEngine {
                 }
             }
         }
-        report.communication_wait += report.pipeline_wait;
         self.loss = loss as f32 * share;
         Ok(())
-    }
-
-    /// Runs a backward pass; the last one of a step starts the reductions. Returns the time spent
-    /// waiting for them.
-    fn stage_backward(
-        &mut self,
-        (micro_batch, scale, loss, flags): (u32, f32, f32, Flags),
-        batch: &Batch,
-    ) -> Result<Duration, TrainError> {
-        let is_last = micro_batch + 1 == self.config.batch_merge;
-        let sync = self.config.overlap.sync_all_reduce;
-        let mode = match (self.config.overlap.enabled, sync) {
-            (false, _) => ReduceMode::Deferred,
-            (true, false) => ReduceMode::Overlapped,
-            (true, true) => ReduceMode::Blocking,
-        };
-        let mut sink = BucketSink {
-            reducer: &mut self.exchange.reducer,
-            slots: &self.slots,
-            servers: None,
-            accumulate: micro_batch > 0,
-            mode: if is_last { mode } else { ReduceMode::Deferred },
-            metrics: Metrics { buckets: &self.exchange.buckets, loss, flags, statistics: &self.statistics },
-            parts: None,
-            discarded: &mut self.discarded,
-            failed: None,
-            waited: Duration::ZERO,
-        };
-        self.network.backward(self.state.weights(), batch, scale, &mut sink);
-        if is_last {
-            if mode == ReduceMode::Deferred {
-                for (number, run) in self.exchange.buckets.runs.iter().enumerate() {
-                    sink.begin(number, run.clone());
-                    if sync {
-                        sink.wait(run.clone());
-                    }
-                }
-            }
-            let metrics = self.exchange.buckets.metrics_bucket();
-            if metrics == self.exchange.buckets.gradients {
-                sink.begin(metrics, metrics..metrics + 1);
-            }
-        }
-        let waited = sink.waited;
-        sink.failed.map_or(Ok(waited), |error| Err(error.into()))
     }
 
     /// Waits for the reductions of the stage, then exchanges what all stages need. Returns the
@@ -143,6 +94,9 @@ impl CpuEngine {
         let at = Instant::now();
         let last = self.exchange.buckets.metrics_bucket().max(self.exchange.buckets.gradients - 1);
         (0..=last).try_for_each(|bucket| self.exchange.reducer.wait(bucket))?;
+        report.communication_wait += at.elapsed();
+        // The last stage is done first: what follows takes as long as the pipeline empties.
+        let at = Instant::now();
         let reducer = &mut self.exchange.reducer;
         let (next, previous) = (pipeline.place.next(), pipeline.place.previous());
         pipeline.norm.clear();
@@ -162,7 +116,7 @@ impl CpuEngine {
         metrics.buckets.write_metrics(&mut metrics.reducer, self.loss, input.flags, &norm);
         metrics.reducer.all_reduce(metrics.buckets.metrics_bucket())?;
         let (loss, flags, norm) = metrics.buckets.read_metrics(&metrics.reducer);
-        report.communication_wait += at.elapsed();
+        report.pipeline_wait += at.elapsed();
         let agreed = decode(norm).sqrt();
         Ok((Gradients { norm: agreed / f64::from(scale), scale, agreed }, loss, flags))
     }
