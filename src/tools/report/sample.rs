@@ -61,7 +61,7 @@ impl Part {
 
 /// Time per part of a step, ms.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Parts([f64; 8]);
+pub struct Parts([f64; Part::ALL.len()]);
 
 impl Parts {
     /// The sum.
