@@ -27,7 +27,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 use temporary::Temporary;
 
 /// Components to start, and their configuration.
@@ -319,7 +318,7 @@ impl ControlPlane {
             }
             let ready = Program::new(&kubectl, &folder, ["get", "--raw", "/readyz", "--request-timeout=2s"])
                 .env("KUBECONFIG", &config)
-                .run(Duration::from_secs(20));
+                .run(TIMEOUT);
             Ok(ready.code == Some(0))
         })
     }
