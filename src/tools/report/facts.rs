@@ -225,7 +225,7 @@ impl Facts {
         self.step.total()
     }
 
-    /// Ranks that reduce the same gradients: all of them, or those of a stage.
+    /// Ranks that reduce the same gradients: all, or one stage.
     pub fn reducing_ranks(&self) -> u32 {
         self.engine.as_ref().map_or(self.world, |engine| engine.replicas(self.world))
     }

@@ -79,7 +79,7 @@ impl Traffic {
         2 * nodes.saturating_sub(1) * self.gradients
     }
 
-    /// The order with which nodes send the fewest bytes: with many activations, each pipeline is
+    /// The rank order in which nodes send the fewest bytes: with many activations, each pipeline is
     /// within as few nodes as possible, with many gradients, each stage.
     pub fn best_order(&self, stages: u32, shape: (u32, u32)) -> RankOrder {
         let sent = |order| self.between_nodes(Pipeline { stages, order }, shape);

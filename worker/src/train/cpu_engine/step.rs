@@ -134,7 +134,7 @@ impl CpuEngine {
     /// Shares of a micro-batch of this rank: of the mean loss, and of gradients and statistics.
     pub(super) fn shares(&self) -> (f32, f32) {
         // The loss is the mean over the global batch, so every micro-batch of every rank has the
-        // same weight; with local steps, gradients are those of the rank's own batch.
+        // same weight. With local steps, a rank averages over its own batch only.
         let merge = self.config.batch_merge as f32;
         let of_all = 1.0 / (merge * self.world as f32);
         (of_all, if self.keeps_own_gradients() { 1.0 / merge } else { of_all })
