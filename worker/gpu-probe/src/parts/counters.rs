@@ -26,7 +26,7 @@ pub(super) fn gpt(probe: &Probe) -> Result<Value, Outcome> {
     let (_, device) = probe.require_device()?;
     let (program, worker) = (sanitizer::program(PROGRAM)?, probe.worker()?);
     let case = steps::gpt_124m_case(probe);
-    let config = if probe.rehearse { case.with(2) } else { steps::fitting(&worker, &case)?.0 };
+    let config = steps::largest(probe, &worker, &case)?;
     // Profiled steps run eagerly, not as a graph.
     let profile = Some(Profile { from_step: 1, steps: STEPS });
     let config = EngineConfig { profile, length: Length::Steps(STEPS.into()), ..config };

@@ -29,7 +29,7 @@ pub(super) fn resnet(probe: &Probe) -> Result<Value, Outcome> {
     let worker = probe.worker()?;
     let case = steps::resnet50_case(probe);
     let (images, rounds, steps) = if probe.rehearse { (64, 1, 4) } else { (IMAGES, ROUNDS, 80) };
-    let config = if probe.rehearse { case.with(2) } else { steps::fitting(&worker, &case)?.0 };
+    let config = steps::largest(probe, &worker, &case)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let reader = Reader { workers: Some(WORKERS.min(cores) as u32), sample_type: SampleType::UInt8, ..config.reader };
     let config = EngineConfig { reader, length: Length::Steps(steps), fetch_every_steps: (steps / 4) as u32, ..config };

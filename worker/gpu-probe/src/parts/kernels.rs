@@ -33,7 +33,7 @@ pub(super) fn resnet(probe: &Probe) -> Result<Value, Outcome> {
 fn run(probe: &Probe, name: &str, case: &Case) -> Result<Value, Outcome> {
     let gpu = rates::known(probe)?;
     let worker = probe.worker()?;
-    let config = if probe.rehearse { case.with(2) } else { steps::fitting(&worker, case)?.0 };
+    let config = steps::largest(probe, &worker, case)?;
     let (before, timed) = if probe.rehearse { (1, 2) } else { (WARM_UP, TIMED) };
     let profile = Some(Profile { from_step: before + 1, steps: timed });
     let length = Length::Steps(before + u64::from(timed));

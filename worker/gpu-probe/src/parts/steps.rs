@@ -192,8 +192,13 @@ impl Case {
     }
 }
 
+/// The job with the largest batch that fits; in a rehearsal with a small one.
+pub(super) fn largest(probe: &Probe, worker: &Worker, case: &Case) -> Result<EngineConfig, Outcome> {
+    if probe.rehearse { Ok(case.with(2)) } else { Ok(fitting(worker, case)?.0) }
+}
+
 /// The job with the largest batch that fits, and its GPU memory in bytes.
-pub(super) fn fitting(worker: &Worker, case: &Case) -> Result<(EngineConfig, u64), Outcome> {
+fn fitting(worker: &Worker, case: &Case) -> Result<(EngineConfig, u64), Outcome> {
     let mut refused = Outcome::failed("batches", "none was tried");
     for batch in &case.batches {
         let config = case.with(*batch);
