@@ -44,7 +44,7 @@ pub async fn start(plane: &ControlPlane, folder: &Path, settings: Value) -> Resu
     };
     let crds = folder.join("data/crd/bases").display().to_string();
     kubectl(&["apply", "--server-side", "-f", &crds], "")?;
-    kubectl(&["wait", "--for=condition=Established", "--timeout=60s", "crd", "--all"], "")?;
+    kubectl(&["wait", "--for=condition=Established", "--timeout=600s", "crd", "--all"], "")?;
     kubectl(&["create", "namespace", "kueue-system"], "")?;
     // Kueue sees this machine's /etc, with its certificates added.
     let script = r#"cp -a /etc/. "$0/etc/" && mount --bind "$0/etc" /etc && exec "$@""#;

@@ -5,7 +5,7 @@ mod daemon_set;
 mod devices;
 mod failures;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client, ResourceExt};
 use rustix::process::Signal;
@@ -18,8 +18,6 @@ use switchyard_tests::{
     Agent, AgentOptions, ControlPlane, Host, Program, agent_plane, agent_program, found_async, until_async,
 };
 
-/// Several scans of an agent that scans every second.
-const QUIET: Duration = Duration::from_secs(5);
 const SYSTEM: &str = "switchyard-system";
 const USER: &str = "system:serviceaccount:switchyard-system:switchyard-node-agent";
 
@@ -107,6 +105,13 @@ async fn until(what: &str, is: impl Fn() -> bool) -> Result<()> {
     until_async(what, TIMEOUT, async || Ok(is())).await.map(drop)
 }
 
+/// Waits until the agent has completed three more scans, enough to repeat a write.
+async fn scanned(agent: &Agent) -> Result<()> {
+    let scans = || agent.metric("switchyard_agent_scans_total{outcome=\"complete\"}");
+    let wanted = scans() + 3.0;
+    until("scanned", || scans() >= wanted).await
+}
+
 fn kernel(report: &GPUTopology) -> Option<&str> {
     report.status.as_ref()?.host.as_ref()?.kernel.as_deref()
 }
@@ -140,9 +145,7 @@ async fn a_report_is_written_once_and_a_change_once_more() -> Result<()> {
     }
     until("ready", || agent.page("/readyz").ends_with("ok\n")).await?;
 
-    tokio::time::sleep(QUIET).await;
-    let scans = agent.metric("switchyard_agent_scans_total{outcome=\"complete\"}");
-    ensure!(scans >= 3.0, "{scans} scans in {QUIET:?}, too few for this test");
+    scanned(&agent).await?;
     let calls =
         async |scene: &Scene| (scene.writes().await, scene.calls("get", "gputopologies"), scene.calls("get", "nodes"));
     assert_eq!(calls(&scene).await, (1, 1, 1), "an agent without news neither reads nor writes");
@@ -151,7 +154,7 @@ async fn a_report_is_written_once_and_a_change_once_more() -> Result<()> {
 
     scene.host.set_kernel("2.0.0")?;
     let second = scene.kernel("2.0.0").await?;
-    tokio::time::sleep(QUIET).await;
+    scanned(&agent).await?;
     assert_eq!(scene.writes().await, 2, "one change, one write");
     assert_eq!(scene.kernel("2.0.0").await?.resource_version(), second.resource_version());
     let observed = |report: &GPUTopology| report.status.as_ref().and_then(|status| status.observed_time.clone());
@@ -202,7 +205,9 @@ async fn two_agents_on_one_node_do_not_conflict() -> Result<()> {
     for release in ["1.0.0", "2.0.0", "3.0.0"] {
         scene.host.set_kernel(release)?;
         scene.kernel(release).await?;
-        tokio::time::sleep(QUIET).await;
+        for agent in &agents {
+            scanned(agent).await?;
+        }
         scene.kernel(release).await?;
     }
     let facts: f64 = agents.iter().map(|agent| agent.metric("switchyard_agent_writes_total{what=\"facts\"}")).sum();

@@ -11,14 +11,11 @@ use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use switchyard_tests::{
-    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, SYSTEM, account,
+    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, SYSTEM, TIMEOUT, account,
     chart_rules, plain_job, role, stage_of, start_controller, template_on, until_async,
 };
-
-/// Timeout for all rights of a case to be named and restored, on a loaded machine.
-const TIMEOUT: Duration = Duration::from_secs(150);
 
 /// Resource and verb, as the API server names them.
 type Right = (&'static str, &'static str);

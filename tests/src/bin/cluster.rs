@@ -17,10 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use switchyard_tests::nodes::{MAX_NODES, Nodes, NodesOptions, clean_all, missing};
-use switchyard_tests::{ControlPlane, Kubelet, KubeletOptions, Options, Policy, root};
-
-/// Startup timeout, for a loaded machine.
-const TIMEOUT: Duration = Duration::from_secs(120);
+use switchyard_tests::{ControlPlane, Kubelet, KubeletOptions, Options, Policy, TIMEOUT, root};
 
 const _: () = assert!(
     MAX_REAL_NODES == MAX_NODES,

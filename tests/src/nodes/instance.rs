@@ -5,14 +5,13 @@
 //! Therefore an unlocked number has no owner, and everything that carries it can be removed.
 
 use super::cgroups;
-use crate::until;
+use crate::{TIMEOUT, until};
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File, TryLockError};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 /// Folder of all clusters on this machine. It is fixed, so that a later cluster finds the leftovers
 /// of a killed one.
@@ -21,8 +20,6 @@ const BASE: &str = "/var/lib/switchyard-nodes";
 const MAX_CLUSTERS: u8 = 16;
 /// Second byte of cluster 0's addresses.
 const FIRST_NETWORK: u8 = 224;
-/// Timeout for the kernel to end a killed owner's processes and namespaces.
-const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A cluster number, locked until drop, which also removes everything that carries it.
 #[derive(Debug)]

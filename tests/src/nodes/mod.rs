@@ -286,6 +286,14 @@ impl Nodes {
         self.network.set_racks(&racks, inside, between)
     }
 
+    /// Bytes that have left a rack over its link.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn bytes_between_racks(&self) -> Result<u64> {
+        self.network.bytes_between_racks()
+    }
+
     /// Connects a node to the switch, or disconnects it.
     ///
     /// # Errors

@@ -189,6 +189,16 @@ impl Network {
         self.switch.shell(&script)?;
         Ok(())
     }
+
+    /// Bytes that all racks have sent over their links.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(super) fn bytes_between_racks(&self) -> Result<u64> {
+        // The counters are fields 2 (received) and 10 (sent) of a port's line.
+        let sent = "awk '$1 ~ /^up-/ {sum += $10} END {print sum + 0}' /proc/net/dev";
+        Ok(self.switch.shell(sent)?.trim().parse()?)
+    }
 }
 
 /// Returns commands that add a class to qdisc `1:` of a port.

@@ -49,7 +49,7 @@ async fn devices_in_use_follow_the_kubelet() -> Result<()> {
     assert_eq!(source(&used).map(|source| source.state), Some(SourceState::Complete));
 
     let writes = scene.writes().await;
-    tokio::time::sleep(QUIET).await;
+    scanned(&agent).await?;
     assert_eq!(scene.writes().await, writes, "the same uses are not written again");
     kubelet.set(Reply::Message(list("job-2-0", "GPU-7")), nothing());
     scene.report("of the next pod", |report| names(report)[0].ends_with("job-2-0")).await?;

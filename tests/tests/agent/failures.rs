@@ -53,7 +53,8 @@ async fn a_hanging_scan_is_reported_and_the_facts_stay() -> Result<()> {
     let health = agent.page("/healthz");
     assert!(health.starts_with("HTTP/1.1 500") && health.ends_with("a scan of the machine hangs\n"), "{health}");
     let writes = scene.writes().await;
-    tokio::time::sleep(QUIET).await;
+    // Several timeouts of the scan.
+    tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(scene.writes().await, writes, "a scan that still hangs is not reported again");
 
     // A new process hangs too, and keeps the data of the previous one.
@@ -142,18 +143,18 @@ async fn a_killed_agent_leaves_nothing_half_done() -> Result<()> {
     for kill in 0..KILLS {
         scene.host.set_kernel(&format!("{kill}.0.0"))?;
         let mut agent = scene.agent(&[])?;
-        // A first report takes about 100 ms, or a second on a loaded machine.
+        // A first report takes about 100 ms, or seconds on a loaded machine.
         tokio::time::sleep(Duration::from_millis(kill * kill * 10)).await;
+        if kill == KILLS / 2 {
+            scene.kernel(&format!("{kill}.0.0")).await?;
+        }
         agent.daemon.kill();
     }
     // A write in flight either reaches the server or is lost.
     let writes = scene.writes().await;
     let seen = scene.api().get_opt(scene.node).await?;
     let reported = seen.as_ref().and_then(kernel).map(str::to_owned);
-    ensure!(
-        writes > 0 && (writes as u64) < KILLS,
-        "{writes} of {KILLS} agents reported: the kills were too early or too late"
-    );
+    assert!(writes > 0 && (writes as u64) < KILLS, "{writes} of {KILLS} agents reported, the first killed at once");
     let _agent = scene.agent(&[])?;
     let last = scene.kernel(&format!("{}.0.0", KILLS - 1)).await?;
     assert_eq!(last.owner_references().len(), 1);

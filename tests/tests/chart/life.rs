@@ -105,7 +105,7 @@ async fn a_job_keeps_running_through_every_chart_operation() -> Result<()> {
     let both = [
         "wait",
         "--for=condition=Established",
-        "--timeout=60s",
+        "--timeout=600s",
         "crd/trainjobs.training.switchyard.dev",
         "crd/trainjobs.trainer.kubeflow.org",
     ];

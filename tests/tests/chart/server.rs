@@ -26,7 +26,7 @@ fn start() -> Result<ControlPlane> {
         let file = crds.join(format!("monitoring.coreos.com_{kind}.yaml")).display().to_string();
         must(&plane, &["apply", "--server-side", "-f", &file], "")?;
     }
-    must(&plane, &["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"], "")?;
+    must(&plane, &["wait", "--for=condition=Established", "crd", "--all", "--timeout=600s"], "")?;
     for namespace in [SYSTEM, "training-system", "research", "teaching"] {
         must(&plane, &["create", "namespace", namespace], "")?;
     }

@@ -110,7 +110,7 @@ impl GpuCluster {
         for object in [claim, pod] {
             self.cluster.apply("default", &object)?;
         }
-        self.cluster.sh(&format!("kubectl wait --for=condition=Ready pod/{name} --timeout=120s"))?;
+        self.cluster.sh(&format!("kubectl wait --for=condition=Ready pod/{name} --timeout=600s"))?;
         let got = self.gpus.allocated("default").await?.remove(&name).context("no claim")?;
         self.cluster.sh(&format!("kubectl delete pod/{name} resourceclaim/{name}"))?;
         ensure!(got.len() == count as usize, "{got:?}");

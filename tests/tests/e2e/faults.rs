@@ -245,7 +245,7 @@ fn drained(cluster: &Cluster, node: &str) -> Result<()> {
     let output = cluster.sh(&format!("{drain} --timeout=8s || true"))?;
     ensure!(output.contains("would violate the pod's disruption budget"), "{output}");
     ensure!(stage(&cluster.job(TEAM, JOB)?) == "Running", "a drain that is refused disturbs the job");
-    cluster.sh(&format!("{drain} --disable-eviction --timeout=120s"))?;
+    cluster.sh(&format!("{drain} --disable-eviction --timeout=600s"))?;
     cluster.wait_job(TEAM, JOB, "waiting for a node", |job| stage(job) == "Queued")?;
     cluster.sh(&format!("kubectl uncordon {node}")).map(drop)
 }
@@ -264,7 +264,7 @@ fn job_leaves_cordoned_nodes(cluster: &Cluster) -> Result<()> {
     let (node, before) = (node_name(cluster, &state.pod(0))?, state.step);
 
     let begin = Instant::now();
-    cluster.sh(&format!("kubectl drain {node} --ignore-daemonsets --delete-emptydir-data --timeout=300s 2>&1"))?;
+    cluster.sh(&format!("kubectl drain {node} --ignore-daemonsets --delete-emptydir-data --timeout=600s 2>&1"))?;
     println!("{:5.1} s  kubectl drain", begin.elapsed().as_secs_f64());
     state.next(cluster, "its node is drained", Expectation::Restarts)?;
     let after = node_name(cluster, &state.pod(0))?;

@@ -46,8 +46,8 @@ fn installed(cluster: &Cluster, page: &str, lines: &[String]) -> Result<()> {
         if line.starts_with("helm install") || line.starts_with("helm upgrade") {
             // With the images in place, the controller starts as documented.
             cluster
-                .sh("kubectl -n switchyard-system rollout status deployment/switchyard-controller --timeout=120s")?;
-            cluster.sh("kubectl -n switchyard-system rollout status daemonset/switchyard-node-agent --timeout=120s")?;
+                .sh("kubectl -n switchyard-system rollout status deployment/switchyard-controller --timeout=600s")?;
+            cluster.sh("kubectl -n switchyard-system rollout status daemonset/switchyard-node-agent --timeout=600s")?;
         }
     }
     let left = cluster.sh("helm list --namespace switchyard-system --short")?;

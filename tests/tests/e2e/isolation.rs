@@ -273,7 +273,7 @@ pub(crate) fn workers_reject_foreign_connections(cluster: &Cluster) -> Result<()
     cluster.team(OTHERS)?;
     cluster.sh(&format!("kubectl --namespace {OTHERS} {text}"))?;
     cluster.apply(OTHERS, &foreign_pod())?;
-    cluster.sh(&format!("kubectl --namespace {OTHERS} wait --for=condition=Ready pod/stranger --timeout=120s"))?;
+    cluster.sh(&format!("kubectl --namespace {OTHERS} wait --for=condition=Ready pod/stranger --timeout=600s"))?;
     let garbage = garbage();
     thread::scope(|scope| {
         let tries =

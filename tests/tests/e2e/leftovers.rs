@@ -89,7 +89,7 @@ fn decided(cluster: &Cluster) -> Result<BTreeMap<String, u64>> {
 /// Offers GPUs for claims on all nodes. Deletes the agents, which would report that there are none.
 async fn gpus(cluster: &Cluster) -> Result<Vec<ClaimDriver>> {
     cluster.sh("kubectl --namespace switchyard-system delete daemonset switchyard-node-agent")?;
-    cluster.sh("kubectl --namespace switchyard-system wait --for=delete pod -l app.kubernetes.io/component=node-agent --timeout=60s")?;
+    cluster.sh("kubectl --namespace switchyard-system wait --for=delete pod -l app.kubernetes.io/component=node-agent --timeout=600s")?;
     let gpus = GpuNodes::start(cluster.nodes.plane.client().await?).await?;
     let mut drivers = Vec::new();
     for node in cluster.nodes.names() {

@@ -79,10 +79,11 @@ fn idle(cluster: &Cluster) -> Result<f64> {
     };
     cluster.until("all agents report", || Ok(versions()?.len() == cluster.nodes.names().len()))?;
     // An agent's second scan may correct its first report.
-    std::thread::sleep(Duration::from_secs(5));
-    let before = versions()?;
-    std::thread::sleep(Duration::from_secs(chaos::size(10, 60) as u64));
-    ensure!(versions()? == before, "an agent writes without changes");
+    cluster.until("no agent writes without changes", || {
+        let before = versions()?;
+        std::thread::sleep(Duration::from_secs(chaos::size(10, 60) as u64));
+        Ok(versions()? == before)
+    })?;
     let pods: Value = serde_json::from_str(&cluster.sh("kubectl --namespace switchyard-system get pods -o json")?)?;
     let mut kibibytes = 0;
     for pod in pods["items"].as_array().context("pods")? {

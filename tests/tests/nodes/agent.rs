@@ -104,7 +104,7 @@ async fn agents_in_pods_report_their_nodes_scenes() -> Result<()> {
         assert!(!status.links.is_empty(), "{node}: no links");
         reports.push(report);
     }
-    kubectl(&nodes, &["rollout", "status", "daemonset", NAME, "-n", SYSTEM, "--timeout=50s"])?;
+    kubectl(&nodes, &["rollout", "status", "daemonset", NAME, "-n", SYSTEM, "--timeout=600s"])?;
 
     // Agent, driver, scheduler, kubelet and container must agree on the devices.
     let gpus = GpuNodes::start(nodes.plane.client().await?).await?;

@@ -37,6 +37,9 @@ pub fn free_port() -> u16 {
     }
 }
 
+/// Bound of every wait, which only a hang reaches.
+pub const TIMEOUT: Duration = Duration::from_secs(600);
+
 pub fn config(rank: u32, world: u32, port: u16) -> GroupConfig {
     GroupConfig {
         job: "test".to_owned(),
@@ -49,8 +52,8 @@ pub fn config(rank: u32, world: u32, port: u16) -> GroupConfig {
         key: Token::new(TOKEN),
         transport: Force::Auto,
         host_id: String::new(),
-        peer_timeout: Duration::from_secs(10),
-        connect_timeout: Duration::from_secs(20),
+        peer_timeout: TIMEOUT,
+        connect_timeout: TIMEOUT,
     }
 }
 

@@ -1,7 +1,7 @@
 //! A process of an older attempt that still holds the token cannot join: a job's token outlives its
 //! attempts.
 
-use crate::collective_support::{Rank, config, free_port};
+use crate::collective_support::{Rank, TIMEOUT, config, free_port};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use switchyard_worker::comm::{CommError, GroupConfig, Options};
@@ -52,7 +52,7 @@ fn an_old_attempt_is_always_refused_and_the_new_one_continues() {
             Rank::connect(&intruder, &[100], &Options::default()).err().unwrap()
         };
         for _ in 0..TRIES {
-            let error = intrude(1, Duration::from_secs(20));
+            let error = intrude(1, TIMEOUT);
             assert!(matches!(error, CommError::Refused { .. }), "{error}");
             assert!(error.to_string().contains("attempt 1 is over, this is attempt 2"), "{error}");
             // The next attempt waits for this one to end, up to its timeout.

@@ -244,7 +244,7 @@ fn an_infinite_reader_starts_the_next_epoch_early() {
         }
         prefetcher.samples_made()
     };
-    assert!(work_ahead(true, Duration::from_secs(20)) > 8, "the next epoch is under way");
+    assert!(work_ahead(true, Duration::from_secs(600)) > 8, "the next epoch is under way");
     assert_eq!(work_ahead(false, Duration::from_millis(200)), 8, "the queue drains");
 }
 
@@ -266,9 +266,10 @@ fn an_idle_reader_uses_no_cpu_time() {
     let dataset = open(&synthetic(60, Some(SHAPE)), &Task::Classify).unwrap();
     let mut prefetcher = start(&dataset, order(&dataset, 2, 1, 1), &Reader { workers: Some(2), ..READER });
     prefetcher.next().unwrap();
-    std::thread::sleep(Duration::from_millis(50));
-    let own: BTreeSet<String> = reader_ticks().into_keys().collect();
-    assert!(own.len() >= 2);
+    // A thread has its name once it runs.
+    while reader_ticks().len() < 2 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let before = reader_ticks();
     std::thread::sleep(Duration::from_millis(300));
     let after = reader_ticks();

@@ -1,7 +1,7 @@
 //! A process that does not belong to a group does not disturb it, and missing ranks are named.
 
 use crate::collective_support::{
-    Rank, alone, config, free_port, rank_process, spawn_rank, spawn_rank_with, wait_until,
+    Rank, TIMEOUT, alone, config, free_port, rank_process, spawn_rank, spawn_rank_with, wait_until,
 };
 use std::{io::Write, net::TcpStream, sync::Mutex, time::Duration};
 use switchyard_worker::comm::{CommError, Options, Token};
@@ -24,7 +24,6 @@ fn intruders_are_refused_and_the_group_forms_without_them() {
         });
         let intruder = |change: &dyn Fn(&mut switchyard_worker::comm::GroupConfig)| {
             let mut config = config(1, 2, port);
-            config.connect_timeout = Duration::from_millis(1500);
             change(&mut config);
             Rank::connect(&config, &[8], &Options::default()).err().unwrap().to_string()
         };
@@ -37,7 +36,10 @@ fn intruders_are_refused_and_the_group_forms_without_them() {
         let text = intruder(&|c| c.num_nodes = 3);
         assert!(text.contains("expects 3 ranks"), "{text}");
         // A newer attempt waits for the older one to end.
-        let text = intruder(&|c| c.attempt = 2);
+        let text = intruder(&|c| {
+            c.attempt = 2;
+            c.connect_timeout = Duration::from_secs(3);
+        });
         assert!(text.contains("older attempt is still running"), "{text}");
         let one = scope.spawn(move || Rank::connect(&config(1, 2, port), &[8], &Options::default()).unwrap());
         let (one, (zero, refusals, late)) = (one.join().unwrap(), zero.join().unwrap());
@@ -59,7 +61,7 @@ fn every_rank_lists_the_missing_ones() {
             .map(|rank| {
                 scope.spawn(move || {
                     let mut config = config(rank, 5, port);
-                    config.connect_timeout = Duration::from_millis(800);
+                    config.connect_timeout = Duration::from_secs(3);
                     Rank::connect(&config, &[8], &Options::default()).err().unwrap().to_string()
                 })
             })
@@ -88,7 +90,7 @@ fn garbage_and_idle_connections_do_not_disturb_a_group() {
     };
     std::thread::scope(|scope| {
         let zero = scope.spawn(move || Rank::connect(&config(0, 2, port), &BUCKETS, &Options::default()).unwrap());
-        assert!(wait_until(Duration::from_secs(5), || TcpStream::connect(("127.0.0.1", port)).is_ok()));
+        assert!(wait_until(TIMEOUT, || TcpStream::connect(("127.0.0.1", port)).is_ok()));
         flood(100, b"");
         let mut noise = [0u8; 3000];
         getrandom::fill(&mut noise).unwrap();

@@ -22,6 +22,9 @@ pub struct History {
     pub evaluations: Vec<Option<f64>>,
 }
 
+/// Bound of every wait, which only a hang reaches.
+const TIMEOUT: Duration = Duration::from_secs(600);
+
 pub fn group(world: u32, rank: u32, port: u16) -> GroupConfig {
     GroupConfig {
         job: "training-test".into(),
@@ -34,8 +37,8 @@ pub fn group(world: u32, rank: u32, port: u16) -> GroupConfig {
         key: Token::new([9; 32]),
         transport: Force::Auto,
         host_id: String::new(),
-        peer_timeout: Duration::from_secs(30),
-        connect_timeout: Duration::from_secs(60),
+        peer_timeout: TIMEOUT,
+        connect_timeout: TIMEOUT,
     }
 }
 
