@@ -7,15 +7,23 @@ use serde_json::json;
 use switchyard_tests::chaos;
 use switchyard_tests::faults::{Fault, FaultPoint, Scenario};
 
-/// The full set combines each write with each fault. CI runs half of it: with two faults, each
-/// write meets one of them alternately; with a single fault, every second write meets it.
+/// The full set combines each write with each fault. CI runs a part of it. All scenarios create
+/// their job with the same writes, and each of these meets all faults in one scenario. Of the later
+/// writes, each meets one of two faults alternately, or every second one meets a single fault.
 fn points(base: &Base, faults: &[Fault]) -> Vec<FaultPoint> {
-    let period = chaos::size(2, 1);
+    let is_full = chaos::size(0, 1) == 1;
+    let creation = base[&Scenario::Create].writes;
     let mut points = Vec::new();
-    for scenario in Scenario::ALL {
+    for (number, scenario) in (0..).zip(Scenario::ALL) {
         for write in 1..=base[&scenario].writes {
-            let selected =
-                faults.iter().enumerate().filter(|(index, _)| (write as usize + index).is_multiple_of(period));
+            let is_selected = |index: u64| {
+                if write <= creation {
+                    write % Scenario::ALL.len() as u64 == number
+                } else {
+                    (write + index).is_multiple_of(2)
+                }
+            };
+            let selected = (0..).zip(faults).filter(|(index, _)| is_full || is_selected(*index));
             points.extend(selected.map(|(_, fault)| FaultPoint { scenario, write, fault: fault.clone() }));
         }
     }
