@@ -56,7 +56,7 @@ fn a_hung_rank_is_named_by_all_and_the_others_report_what_they_wait_for() {
     let stuck = recording(&job, 1, 1);
     let last = stuck.entries.last().unwrap();
     assert_eq!((stuck.pid as i32, last.operation, last.step), (pid.as_raw_pid(), Operation::Between, 5));
-    assert!(stuck.alive_us - last.since_us > 3_900_000, "it was alive but idle: {stuck:?}");
+    assert!(stuck.alive_us > last.since_us, "it was alive but idle: {stuck:?}");
     let [.., waited, end] = recording(&job, 0, 0).entries[..] else { panic!() };
     assert_eq!((waited.operation, waited.step, end.operation), (Operation::Reduce, 6, Operation::Failed));
 }

@@ -230,16 +230,15 @@ fn training_on_tokens_matches_the_cpu() {
     train(&LANGUAGE, ADAMW);
 }
 
+/// Two micro-batches have all launches of a single one, and those that add to its gradients.
 fn train(networks: &[(&str, Build)], setup: Setup) {
-    for (name, build) in networks {
-        for (seed, micro_batches) in [(0, 1), (1, 2)] {
-            let setup = Setup { micro_batches, ..setup };
-            let expected = on_cpu(build(), setup);
-            let losses = &expected.losses;
-            assert!(losses[STEPS - 1] < 0.9 * losses[0], "{name}: {losses:?}");
-            let trained = on_gpu(build(), setup, seed, |_| ());
-            assert_eq!(trained.difference(&expected), None, "{name}, {setup:?}, seed {seed}");
-        }
+    let setup = Setup { micro_batches: 2, ..setup };
+    for (seed, (name, build)) in (0..).zip(networks) {
+        let expected = on_cpu(build(), setup);
+        let losses = &expected.losses;
+        assert!(losses[STEPS - 1] < 0.9 * losses[0], "{name}: {losses:?}");
+        let trained = on_gpu(build(), setup, seed, |_| ());
+        assert_eq!(trained.difference(&expected), None, "{name}, {setup:?}, seed {seed}");
     }
 }
 

@@ -34,7 +34,8 @@ fn launches(times: &KernelTimes, is: impl Fn(&Launches) -> bool) -> u64 {
 
 #[test]
 fn every_operation_of_the_profiled_steps_is_timed() {
-    let models: [(&str, Change); 4] = [("mlp", mlp), ("resnet", resnet), ("gpt", gpt), ("bert", bert)];
+    // The cheapest model merges the most batches.
+    let models: [(&str, Change); 4] = [("bert", bert), ("gpt", gpt), ("resnet", resnet), ("mlp", mlp)];
     for (merge, (name, model)) in (1..).zip(models) {
         let (times, works) = profiled(1, |config| {
             model(config);

@@ -40,6 +40,11 @@ pub fn mlp(config: &mut EngineConfig) {
     config.batch_size_per_process = 6;
 }
 
+pub fn relu(config: &mut EngineConfig) {
+    mlp(config);
+    config.model = Model::Mlp(Mlp { hidden_sizes: vec![24, 13], activation: Activation::Relu });
+}
+
 pub fn resnet(config: &mut EngineConfig) {
     let image = Some(ImageShape { height: 9, width: 9, channels: 3 });
     config.model = Model::ResNet(ResNet { depth: ResNetDepth::D18, stem: Stem::Small, width: 4 });

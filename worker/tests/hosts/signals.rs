@@ -64,7 +64,7 @@ fn a_second_signal_does_not_wait_for_saving() {
     // Rank 1 hangs, so the step in which the others could agree to stop never ends.
     let job = saving(2, 1_000_000, 0);
     let mut command = job.command(0);
-    command.env(env::FAULT, "hang:6@1").env(env::PEER_TIMEOUT_SECONDS, "100");
+    command.env(env::FAULT, "hang:6@1").env(env::PEER_TIMEOUT_SECONDS, "600");
     let mut pod = Running(command.spawn().unwrap());
     assert!(wait_for_step(&job, &mut pod, 5));
     let first = pid_of(&job, 0, 0);

@@ -60,6 +60,8 @@ struct Shared {
     proxies: Mutex<HashMap<(usize, SocketAddr), SocketAddr>>,
     /// Bytes forwarded so far.
     passed: AtomicU64,
+    /// Chunks delayed so far.
+    delayed: AtomicU64,
     over: AtomicBool,
 }
 
@@ -78,6 +80,7 @@ impl Network {
             links: Mutex::default(),
             proxies: Mutex::default(),
             passed: AtomicU64::new(0),
+            delayed: AtomicU64::new(0),
             over: AtomicBool::new(false),
         });
         let zero = SocketAddr::from((HOST, port));
@@ -126,6 +129,11 @@ impl Network {
     /// Bytes forwarded so far.
     pub fn passed(&self) -> u64 {
         self.shared.passed.load(Ordering::SeqCst)
+    }
+
+    /// Chunks delayed so far.
+    pub fn delayed(&self) -> u64 {
+        self.shared.delayed.load(Ordering::SeqCst)
     }
 }
 
@@ -203,7 +211,10 @@ impl Shared {
                 return Ok(());
             }
             let delay = link.ends.into_iter().map(|rank| self.slow[rank].load(Ordering::SeqCst)).max().unwrap_or(0);
-            thread::sleep(Duration::from_micros(delay));
+            if delay > 0 {
+                thread::sleep(Duration::from_micros(delay));
+                self.delayed.fetch_add(1, Ordering::SeqCst);
+            }
             while self.is_cut(link.ends) {
                 thread::sleep(POLL_INTERVAL);
             }

@@ -90,7 +90,7 @@ impl Job {
         command.env(env::TERMINATION_LOG, self.path(&format!("termination-{node}")));
         // As on two hosts.
         command.env("NCCL_HOSTID", format!("host {node}"));
-        command.env(env::HOST_ID, format!("host {node}")).env(env::CONNECT_TIMEOUT_SECONDS, "60");
+        command.env(env::HOST_ID, format!("host {node}")).env(env::CONNECT_TIMEOUT_SECONDS, "600");
         command.stdout(File::create(self.path(&format!("out-{node}"))).unwrap());
         command.stderr(File::create(self.path(&format!("err-{node}"))).unwrap());
         command

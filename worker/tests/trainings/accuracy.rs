@@ -75,7 +75,6 @@ fn resnet(data: Data, epochs: u64) -> EngineConfig {
             final_learning_rate: 0.0,
         },
         evaluation: Evaluation { every_steps: 0, batches: Some(6) },
-        cpu_threads: 2,
         ..crate::plain::resnet()
     }
 }
@@ -100,7 +99,6 @@ fn gpt(layers: u32, width: u32, context: u32, batch: u32, steps: u64) -> EngineC
         length: Length::Steps(steps),
         schedule: Schedule { kind: ScheduleKind::Cosine, warmup_steps: Some(steps / 10), final_learning_rate: 0.0003 },
         evaluation: Evaluation { every_steps: 0, batches: Some(40) },
-        cpu_threads: 2,
         ..crate::plain::gpt(&repository(), &SOURCES)
     }
 }
@@ -151,7 +149,7 @@ fn assert_16_bits_learn_the_same<const SEEDS: usize>(what: &str, config: &Engine
 
 #[test]
 fn sixteen_bits_train_a_gpt_as_well() {
-    assert_16_bits_learn_the_same::<5>("GPT", &gpt(2, 64, 64, 8, 300));
+    assert_16_bits_learn_the_same::<3>("GPT", &gpt(2, 64, 64, 8, 300));
 }
 
 #[test]
@@ -160,5 +158,8 @@ fn sixteen_bits_train_a_resnet_as_well() {
     // Random crops, and a validation set of 360 images, move the loss by more than the tested
     // difference.
     data.images.crop_padding = 0;
-    assert_16_bits_learn_the_same::<3>("ResNet-18", &resnet(data, 10));
+    // The last tenth of the 132 steps follows the fall of the rate.
+    let mut config = resnet(data, 6);
+    config.schedule.kind = ScheduleKind::Step { every: 90, factor: 0.1 };
+    assert_16_bits_learn_the_same::<3>("ResNet-18", &config);
 }

@@ -13,10 +13,12 @@ trait Bits {
 macro_rules! integers {
     ($($type:ident as $unsigned:ident),*) => {
         $(impl Bits for $type {
+            #[inline(always)]
             fn of(register: u64) -> $type {
                 register as $type
             }
 
+            #[inline(always)]
             fn bits(self) -> u64 {
                 u64::from(self as $unsigned)
             }
@@ -29,10 +31,12 @@ integers!(u16 as u16, i16 as u16, u32 as u32, i32 as u32, u64 as u64, i64 as u64
 macro_rules! floats {
     ($($type:ident as $unsigned:ident),*) => {
         $(impl Bits for $type {
+            #[inline(always)]
             fn of(register: u64) -> $type {
                 $type::from_bits(register as $unsigned)
             }
 
+            #[inline(always)]
             fn bits(self) -> u64 {
                 u64::from(self.to_bits())
             }
@@ -65,7 +69,17 @@ macro_rules! function {
             let ($a, $b, $c) = (<$A>::of(a), <$B>::of(b), <$C>::of(c));
             ($value).bits()
         }
-        Some(Function { lane, warp: |a, b, c| std::array::from_fn(|at| lane(a[at], b[at], c[at])) })
+        Some(Function {
+            lane,
+            // A loop, which the compiler turns into vector instructions.
+            warp: |a, b, c| {
+                let mut all = *a;
+                for (a, (b, c)) in all.iter_mut().zip(b.iter().zip(c)) {
+                    *a = lane(*a, *b, *c);
+                }
+                all
+            },
+        })
     }};
 }
 

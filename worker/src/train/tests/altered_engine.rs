@@ -112,8 +112,8 @@ pub(in crate::train) fn on_two_ranks<T: Send>(body: impl Fn(GroupConfig) -> T + 
         key: Token::new([9; 32]),
         transport: Force::Auto,
         host_id: String::new(),
-        peer_timeout: Duration::from_secs(30),
-        connect_timeout: Duration::from_secs(60),
+        peer_timeout: Duration::from_secs(600),
+        connect_timeout: Duration::from_secs(600),
     };
     std::thread::scope(|scope| {
         let body = &body;
