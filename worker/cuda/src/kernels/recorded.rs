@@ -236,7 +236,7 @@ mod tests {
     fn a_case_round_trips_as_a_line() {
         let (_, mut launch) = recorded();
         launch.arguments.extend([Argument::Absent, Argument::Float(f32::NEG_INFINITY)]);
-        let kept = Kept { name: "a buffer".into(), before: vec![0..80, 160..200], after: vec![7..9] };
+        let kept = Kept { name: "a buffer".into(), before: vec![0..80, 160..200], after: vec![7..9, 0..1] };
         let case = Case { launch, buffers: vec![kept] };
         let line = case.to_string();
         assert_eq!((line.parse::<Case>(), line.lines().count()), (Ok(case), 1));
