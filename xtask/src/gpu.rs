@@ -126,7 +126,7 @@ fn record(folder: &Path) -> Result<()> {
     command.args(["--test-threads=1", "--skip", "resources::"]);
     command.env(RECORD, folder);
     step("launches of every kernel on the executor, recorded", &mut command)?;
-    let text = fs::read_to_string(folder.join("cases.txt")).context("the launches that the kernel tests recorded")?;
+    let text = fs::read_to_string(folder.join("cases.jsonl")).context("the launches that the kernel tests recorded")?;
     let cases = text.lines().count();
     ensure!(cases > 0, "the kernel tests recorded no launch; expected at least one");
     println!("{cases} launches of kernels are recorded");

@@ -47,13 +47,13 @@ fn bytes(argument: Argument<Span>) -> Vec<u8> {
 
 /// A launch of a kernel. The kernel may use memory only as its arguments declare.
 #[derive(Debug, Clone, Copy)]
-pub struct Launch<'a> {
+pub struct Launch<'a, A = Argument<Span>> {
     pub kernel: &'a str,
     pub blocks: u32,
     pub threads: u32,
     /// Size of dynamic shared memory.
     pub shared_bytes: u32,
-    pub arguments: &'a [Argument<Span>],
+    pub arguments: &'a [A],
     /// Seed for the order of blocks and warps.
     pub seed: u64,
 }
@@ -72,15 +72,7 @@ impl<'a> Launch<'a> {
 }
 
 /// A launch as a driver receives it: arguments are bytes, without declared memory uses.
-#[derive(Debug, Clone, Copy)]
-pub struct RawLaunch<'a> {
-    pub kernel: &'a str,
-    pub blocks: u32,
-    pub threads: u32,
-    pub shared_bytes: u32,
-    pub arguments: &'a [Vec<u8>],
-    pub seed: u64,
-}
+pub type RawLaunch<'a> = Launch<'a, Vec<u8>>;
 
 /// Addresses used by a launch.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -134,9 +134,7 @@ fn used(device: &Device, call: &Call<Span>) -> Vec<Used> {
         if let Some((name, span)) = device.allocation(*span)
             && all.iter().all(|used| used.span != span)
         {
-            // In the file format, a name is one word.
-            let name = name.split_whitespace().collect::<Vec<_>>().join("_");
-            all.push(Used { name, span, before: device.download(span) });
+            all.push(Used { name: name.to_owned(), span, before: device.download(span) });
         }
     }
     all

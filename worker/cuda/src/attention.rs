@@ -27,18 +27,10 @@ pub struct Attention {
     pub backward: bool,
 }
 
-/// Memory of a backward pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Backward<M> {
-    pub qkv: M,
-    /// The output of forward.
-    pub out: M,
-    pub saved: M,
-    pub d_out: M,
-    pub d_qkv: M,
-    /// [`Attention::scratch_bytes`].
-    pub scratch: M,
-}
+/// Indices of the memories with three tensors in each row: queries, keys and values, or their
+/// gradients.
+const QKV: usize = 0;
+const D_QKV: usize = 4;
 
 /// Tensor ids in a graph.
 mod id {
@@ -131,8 +123,7 @@ impl Attention {
         numbers
     }
 
-    /// The tensors outside the graph, in the order of [`Attention::spans`] and
-    /// [`Attention::backward_spans`].
+    /// The tensors outside the graph, in the order of [`Attention::spans`].
     ///
     /// # Errors
     /// The element type is f32.
@@ -166,27 +157,19 @@ impl Attention {
         Ok([of(0)?, of(1)?, of(2)?])
     }
 
-    /// Spans of a forward pass.
+    /// The spans of [`Attention::tensors`] on the device, from the memory of
+    /// [`Operation::arguments`](crate::operation::Operation::arguments).
     ///
     /// # Errors
-    /// The memory is too small.
-    pub fn spans(&self, qkv: Span, out: Span, saved: Span) -> Result<Vec<Span>, Error> {
-        Ok(self.parts(qkv)?.into_iter().chain([out, saved]).collect())
-    }
-
-    /// Spans of a backward pass.
-    ///
-    /// # Errors
-    /// The memory is too small.
-    pub fn backward_spans(&self, on: Backward<Span>) -> Result<Vec<Span>, Error> {
-        let Backward { qkv, out, saved, d_out, d_qkv, scratch } = on;
-        let bytes = self.scratch_bytes();
-        let text = || format!("scratch memory of fewer than {bytes} bytes");
-        let means = scratch.part(0..bytes).ok_or_else(|| Error::refused("attention", text()))?;
-        let mut spans = self.parts(qkv)?.to_vec();
-        spans.extend([out, saved, d_out]);
-        spans.extend(self.parts(d_qkv)?);
-        spans.push(means);
+    /// Rows of queries, keys and values, or of their gradients, are too short.
+    pub(crate) fn spans(&self, memory: &[Span]) -> Result<Vec<Span>, Error> {
+        let mut spans = Vec::new();
+        for (index, span) in memory.iter().enumerate() {
+            match index {
+                QKV | D_QKV => spans.extend(self.parts(*span)?),
+                _ => spans.push(*span),
+            }
+        }
         Ok(spans)
     }
 

@@ -29,6 +29,15 @@ pub enum Direction {
 }
 
 impl Direction {
+    /// Index of the computed tensor among images, filters and results.
+    pub fn written(self) -> usize {
+        match self {
+            Direction::Forward => 2,
+            Direction::Images => 0,
+            Direction::Filters => 1,
+        }
+    }
+
     /// The operation kind, its first attribute (the scaling factor of the result), and the
     /// attributes of images, filters and results.
     fn numbers(self) -> (i32, i32, [i32; 3]) {

@@ -415,13 +415,12 @@ impl Planned {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::header::{Header, library_headers};
+    use crate::header::assert_library_header;
     use std::mem::offset_of;
 
     #[test]
     #[ignore = "needs NVIDIA's libraries: cargo xtask test --gpu-libraries"]
     fn constants_layouts_and_names_match_the_header() {
-        let folders = library_headers();
         let [a, b, c, d] = PREF_MIN_ALIGNMENTS;
         let numbers = [
             ("CUDA_R_32F", R_32F),
@@ -452,20 +451,11 @@ mod tests {
             ("CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES", d),
             ("sizeof(cublasLtMatmulAlgo_t)", size_of::<Algorithm>() as i32),
             ("sizeof(cublasLtMatmulHeuristicResult_t)", size_of::<Heuristic>() as i32),
+            ("offsetof(cublasLtMatmulHeuristicResult_t, algo)", offset_of!(Heuristic, algorithm) as i32),
+            ("offsetof(cublasLtMatmulHeuristicResult_t, workspaceSize)", offset_of!(Heuristic, workspace_bytes) as i32),
+            ("offsetof(cublasLtMatmulHeuristicResult_t, state)", offset_of!(Heuristic, state) as i32),
+            ("offsetof(cublasLtMatmulHeuristicResult_t, wavesCount)", offset_of!(Heuristic, waves) as i32),
         ];
-        let fields = [
-            ("algo", offset_of!(Heuristic, algorithm)),
-            ("workspaceSize", offset_of!(Heuristic, workspace_bytes)),
-            ("state", offset_of!(Heuristic, state)),
-            ("wavesCount", offset_of!(Heuristic, waves)),
-        ];
-        let numbers = numbers.map(|(name, value)| format!("{name} == {value}"));
-        let fields = fields.map(|(field, at)| format!("offsetof(cublasLtMatmulHeuristicResult_t, {field}) == {at}"));
-        let conditions: Vec<String> = numbers.into_iter().chain(fields).collect();
-        let header = Header { name: "cublasLt.h", folders: &folders };
-        let (is_good, text) = header.compiled(&conditions, Functions::NAMES);
-        assert!(is_good, "{text}");
-        let (is_good, text) = header.compiled(&["CUBLAS_OP_T == 2".to_owned()], &["cublasLtMatmul_v9"]);
-        assert!(!is_good && text.contains("CUBLAS_OP_T == 2") && text.contains("cublasLtMatmul_v9"), "{text}");
+        assert_library_header("cublasLt.h", numbers, Functions::NAMES);
     }
 }

@@ -1,5 +1,6 @@
 //! Test support: checks bindings against NVIDIA's own headers with a C compiler.
 
+use std::fmt::Display;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -41,8 +42,16 @@ impl Header<'_> {
     }
 }
 
-/// The headers of the libraries that only `cargo xtask test --gpu-libraries` fetches.
-pub(crate) fn library_headers() -> Vec<PathBuf> {
+/// Checks constants, offsets and function names against a header of a library, which only
+/// `cargo xtask test --gpu-libraries` fetches.
+pub(crate) fn assert_library_header(
+    name: &str,
+    numbers: impl IntoIterator<Item = (impl Display, i32)>,
+    functions: &[&str],
+) {
     let folders = ["gpu-cublas", "gpu-cudnn", "gpu-nccl", "gpu-runtime", "gpu-crt", "gpu-stub"];
-    folders.into_iter().map(|name| fetched(name, "cargo xtask test --gpu-libraries")).collect()
+    let folders = folders.map(|name| fetched(name, "cargo xtask test --gpu-libraries"));
+    let conditions: Vec<String> = numbers.into_iter().map(|(name, value)| format!("{name} == {value}")).collect();
+    let (is_good, text) = Header { name, folders: &folders }.compiled(&conditions, functions);
+    assert!(is_good, "{text}");
 }

@@ -16,8 +16,8 @@ use crate::cudnn::{
 use crate::driver::{Span, Stream};
 use crate::error::Error;
 use crate::graph::Graph;
-use crate::kernels::Memory;
 use crate::kernels::attention::Shape;
+use crate::kernels::{Argument, Memory};
 use crate::library::{Handle, Pointer};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -54,11 +54,36 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The tensors outside the graph; device tensors are in the order of [`Planned::new`].
+    /// How it uses its memory. A convolution has images, filters and results. Attention has the rows
+    /// of queries, keys and values, the output, and the saved tensor; its gradient also has the
+    /// output's gradient, the rows' gradients, and scratch memory of [`Attention::scratch_bytes`].
+    pub fn arguments<M: Copy>(&self, memory: &[M]) -> Vec<Argument<M>> {
+        let is_written = |index: usize| match self {
+            Operation::Convolution(of) => index == of.direction.written(),
+            Operation::Attention(Attention { backward, .. }) => index >= if *backward { 4 } else { 1 },
+        };
+        let adds = matches!(self, Operation::Convolution(of) if of.adds);
+        let argument = |(index, memory): (usize, &M)| match is_written(index) {
+            false => Argument::Reads(*memory),
+            true if adds => Argument::Updates(*memory),
+            true => Argument::Writes(*memory),
+        };
+        memory.iter().enumerate().map(argument).collect()
+    }
+
+    /// The tensors outside the graph; device tensors are in the order of [`Operation::spans`].
     fn tensors(&self) -> Result<Vec<TensorLayout>, Error> {
         match self {
             Operation::Convolution(convolution) => Ok(convolution.tensors()?.to_vec()),
             Operation::Attention(attention) => attention.tensors(),
+        }
+    }
+
+    /// The spans of the tensors on the device, from the memory of [`Operation::arguments`].
+    fn spans(&self, memory: &[Span]) -> Result<Vec<Span>, Error> {
+        match self {
+            Operation::Convolution(_) => Ok(memory.to_vec()),
+            Operation::Attention(attention) => attention.spans(memory),
         }
     }
 
@@ -252,20 +277,20 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// Binds a plan to memory. `spans`: images, filters and results of a convolution, or the result
-    /// of [`Attention::spans`]. No other stream can use `workspace` while the plan runs.
+    /// Binds a plan to the memory of [`Operation::arguments`]. No other stream can use `workspace`
+    /// while the plan runs.
     ///
     /// # Errors
     /// Memory is too small or not 16-byte aligned; a call fails.
-    pub fn new(plan: &Arc<Plan>, spans: &[Span], workspace: Option<Span>) -> Result<Planned, Error> {
+    pub fn new(plan: &Arc<Plan>, memory: &[Span], workspace: Option<Span>) -> Result<Planned, Error> {
         let Plan { operation, cudnn, workspace_bytes, .. } = &**plan;
-        let tensors = operation.tensors()?;
+        let (tensors, spans) = (operation.tensors()?, operation.spans(memory)?);
         let on_device: Vec<&TensorLayout> = tensors.iter().filter(|tensor| tensor.place == Place::Device).collect();
         if on_device.len() != spans.len() {
             let text = format!("{} tensors, expected {}: {operation:?}", spans.len(), on_device.len());
             return Err(Error::refused("cudnn", text));
         }
-        for (tensor, span) in on_device.into_iter().zip(spans) {
+        for (tensor, span) in on_device.into_iter().zip(&spans) {
             let needed = tensor.bytes();
             if span.bytes() < needed || (span.alignment() as usize) < ALIGNMENT {
                 let (bytes, at) = (span.bytes(), span.alignment());
@@ -297,7 +322,7 @@ impl Planned {
         let memory = workspace.map_or(std::ptr::null_mut(), Span::pointer);
         cudnn.set(&pack, VARIANT_PACK_WORKSPACE, &Value::Pointers(&[memory]))?;
         cudnn.finalize(&pack, "variant pack")?;
-        let spans = spans.iter().copied().chain(workspace).collect();
+        let spans = spans.into_iter().chain(workspace).collect();
         Ok(Planned { pack, _numbers: numbers, plan: Arc::clone(plan), spans })
     }
 

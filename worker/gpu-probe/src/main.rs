@@ -61,9 +61,6 @@ struct Arguments {
     /// Index of the GPU.
     #[arg(long, default_value_t = 0)]
     device: usize,
-    /// Compute capability to compile for if there is no GPU, without the dot.
-    #[arg(long, value_name = "NUMBER", default_value_t = 90)]
-    sm: u32,
     /// Python interpreter whose packages to search, instead of those of VIRTUAL_ENV and PATH. Its
     /// PyTorch is benchmarked.
     #[arg(long, value_name = "FILE")]
@@ -132,7 +129,6 @@ impl Arguments {
         Probe {
             places: Places::new(|name| std::env::var_os(name), Path::new("/"), self.python.as_deref()),
             device: self.device,
-            capability: self.sm,
             python: self.python.clone(),
             worker: self.worker.clone(),
             vectors: self.vectors.clone(),

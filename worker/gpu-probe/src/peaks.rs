@@ -1,31 +1,11 @@
 //! Peak matrix product rates from the vendor's data sheets: dense, without sparsity.
 
-use switchyard_cuda::cublaslt::Arithmetic;
-use switchyard_cuda::kernels::Element;
-
-/// Format of a product's elements and its arithmetic; accumulation is in f32.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Precision {
-    /// bf16 in and out.
-    Bf16,
-    /// f32 in and out, rounded to TF32 in the tensor cores.
-    Tf32,
-}
-
-impl Precision {
-    pub(crate) fn element(self) -> Element {
-        match self {
-            Precision::Bf16 => Element::Bf16,
-            Precision::Tf32 => Element::F32,
-        }
-    }
-
-    pub(crate) fn arithmetic(self) -> Arithmetic {
-        match self {
-            Precision::Bf16 => Arithmetic::Ieee,
-            Precision::Tf32 => Arithmetic::Tf32,
-        }
-    }
+/// TFLOP/s by the format of the factors; accumulation is in f32.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Peak {
+    pub(crate) bf16: f64,
+    /// f32 in memory, rounded to TF32 in the tensor cores.
+    pub(crate) tf32: f64,
 }
 
 /// Words in the device name, and TFLOP/s in bf16 and TF32. The first match counts.
@@ -42,19 +22,15 @@ const PEAKS: [(&str, f64, f64); 10] = [
     ("L4", 121.0, 60.0),
 ];
 
-/// Nominal peak in TFLOP/s; `None` for devices that are not in the table.
-pub(crate) fn peak(device: &str, precision: Precision) -> Option<f64> {
+/// Nominal peak; `None` for devices that are not in the table.
+pub(crate) fn peak(device: &str) -> Option<Peak> {
     // Whole words only, because an L4 is not an L40.
     let words: Vec<&str> = device.split([' ', '-']).collect();
     let fits = |name: &str| {
         let name: Vec<&str> = name.split(' ').collect();
         words.windows(name.len()).any(|window| window == name)
     };
-    let (_, bf16, tf32) = PEAKS.iter().find(|(name, ..)| fits(name))?;
-    Some(match precision {
-        Precision::Bf16 => *bf16,
-        Precision::Tf32 => *tf32,
-    })
+    PEAKS.iter().find(|(name, ..)| fits(name)).map(|(_, bf16, tf32)| Peak { bf16: *bf16, tf32: *tf32 })
 }
 
 #[cfg(test)]
@@ -63,11 +39,12 @@ mod tests {
 
     #[test]
     fn devices_match_by_whole_words() {
-        assert_eq!(peak("NVIDIA H100 80GB HBM3", Precision::Bf16), Some(989.4));
-        assert_eq!(peak("NVIDIA H100 PCIe", Precision::Bf16), Some(756.0));
-        assert_eq!(peak("NVIDIA H200", Precision::Tf32), Some(494.7));
-        assert_eq!(peak("NVIDIA A100-SXM4-40GB", Precision::Tf32), Some(156.0));
-        assert_eq!(peak("NVIDIA L40", Precision::Bf16), None);
-        assert_eq!(peak("NVIDIA GeForce RTX 4090", Precision::Bf16), None);
+        let bf16 = |device| peak(device).map(|peak| peak.bf16);
+        assert_eq!(bf16("NVIDIA H100 80GB HBM3"), Some(989.4));
+        assert_eq!(bf16("NVIDIA H100 PCIe"), Some(756.0));
+        assert_eq!(peak("NVIDIA H200"), Some(Peak { bf16: 989.4, tf32: 494.7 }));
+        assert_eq!(bf16("NVIDIA A100-SXM4-40GB"), Some(312.0));
+        assert_eq!(peak("NVIDIA L40"), None);
+        assert_eq!(peak("NVIDIA GeForce RTX 4090"), None);
     }
 }

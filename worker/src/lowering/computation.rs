@@ -111,7 +111,6 @@ impl Computation {
     ///
     /// # Errors
     /// None for a computation returned by [`Computation::new`].
-    /// None for a computation that [`Computation::new`] has returned.
     pub fn complete(&self, buckets: &[Bucket]) -> Result<[Vec<usize>; 2], Refused> {
         let Works { first, later, .. } = self.works(|span| span)?;
         Ok([first, later].map(|pass| complete(&pass, buckets)))

@@ -1,6 +1,6 @@
 //! Memory traffic and arithmetic of each op of a step.
 
-use super::launch::{Attention, Convolution, Launch, Span, Work};
+use super::launch::{Cudnn, Launch, Span, Work};
 use super::plan::Plan;
 use super::refused::Refused;
 use super::update::Update;
@@ -8,6 +8,7 @@ use crate::cpu::Format;
 use crate::cpu::attention::AttentionShape;
 use crate::nn::Form;
 use switchyard_cuda::cublaslt::{self, Matrix, Product};
+use switchyard_cuda::operation::Operation;
 use switchyard_worker_contract::prediction::{Arithmetic, Cost, Part};
 
 /// Alignment in bytes of addresses and rows that lets tensor cores read a GEMM operand directly.
@@ -67,9 +68,9 @@ fn op_cost(part: Part, work: &Work<Span>, form: Option<&Form>) -> Costed {
     let (flops, needed_flops, arithmetic) = arithmetic(work, form);
     let aligned = match work {
         Work::Product(Product { left, right, result, .. }) => [left, right, result].into_iter().all(is_aligned),
-        Work::Convolution(Convolution { operation, .. }) => [operation.channels, operation.filters]
-            .iter()
-            .all(|width| (width * operation.element.bytes()).is_multiple_of(TENSOR)),
+        Work::Cudnn(Cudnn { operation: Operation::Convolution(of), .. }) => {
+            [of.channels, of.filters].iter().all(|width| (width * of.element.bytes()).is_multiple_of(TENSOR))
+        }
         // Attention rejects unaligned heads.
         _ => arithmetic != Arithmetic::Scalar,
     };
@@ -104,13 +105,13 @@ fn arithmetic(work: &Work<Span>, form: Option<&Form>) -> (f64, f64, Arithmetic) 
             (flops, flops, gemm_arithmetic(product.left.format))
         }
         // Each direction multiplies each pixel of each window once.
-        (Work::Convolution(Convolution { operation, .. }), Some(Form::Convolution(shape))) => {
+        (Work::Cudnn(Cudnn { operation: Operation::Convolution(of), .. }), Some(Form::Convolution(shape))) => {
             let flops = 2.0 * shape.output_len() as f64 * shape.window_len() as f64;
-            (flops, flops, gemm_arithmetic(operation.element.into()))
+            (flops, flops, gemm_arithmetic(of.element.into()))
         }
-        (Work::Attention(Attention { operation, .. }), Some(Form::Attention(shape))) => {
+        (Work::Cudnn(Cudnn { operation: Operation::Attention(of), .. }), Some(Form::Attention(shape))) => {
             let [done, needed] = attention(work.name(), shape);
-            (done, needed, gemm_arithmetic(operation.shape.element.into()))
+            (done, needed, gemm_arithmetic(of.shape.element.into()))
         }
         // Our attention computes in f32, without tensor cores.
         (Work::Kernel(call), Some(Form::Attention(shape))) => {

@@ -1,10 +1,10 @@
 //! GPU operations as data.
 
 use crate::nn::layers::Target;
-use switchyard_cuda::attention;
-use switchyard_cuda::convolution::{self, Direction};
+use switchyard_cuda::convolution::Direction;
 use switchyard_cuda::cublaslt::{Matrix, Product};
 use switchyard_cuda::kernels::{self, Argument, Call};
+use switchyard_cuda::operation::Operation;
 
 /// A device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,61 +95,15 @@ impl kernels::Memory for Span {
     }
 }
 
-/// A cuDNN convolution. Images and results are NHWC with the pitch of tensors, filters are
-/// contiguous.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Convolution<M> {
-    pub operation: convolution::Convolution,
-    pub images: M,
-    pub filters: M,
-    pub results: M,
+/// A cuDNN operation. Images and results of convolutions are NHWC with the pitch of tensors, filters
+/// are contiguous.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cudnn<M> {
+    pub operation: Operation,
+    /// As [`Operation::arguments`] describes it.
+    pub memory: Vec<M>,
     /// `None` if no workspace is needed.
     pub workspace: Option<M>,
-}
-
-impl<M: Copy> Convolution<M> {
-    /// The output and the inputs.
-    fn written_and_read(&self) -> (M, [M; 2]) {
-        match self.operation.direction {
-            Direction::Forward => (self.results, [self.images, self.filters]),
-            Direction::Images => (self.images, [self.filters, self.results]),
-            Direction::Filters => (self.filters, [self.images, self.results]),
-        }
-    }
-}
-
-/// cuDNN attention.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Attention<M> {
-    pub operation: attention::Attention,
-    pub on: AttentionPass<M>,
-    /// `None` if no workspace is needed.
-    pub workspace: Option<M>,
-}
-
-/// The tensors of an attention pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AttentionPass<M> {
-    Forward { qkv: M, out: M, saved: M },
-    Backward(attention::Backward<M>),
-}
-
-impl<M: Copy> AttentionPass<M> {
-    fn reads(&self) -> Vec<M> {
-        match self {
-            AttentionPass::Forward { qkv, .. } => vec![*qkv],
-            AttentionPass::Backward(attention::Backward { qkv, out, saved, d_out, .. }) => {
-                vec![*qkv, *out, *saved, *d_out]
-            }
-        }
-    }
-
-    fn writes(&self) -> Vec<M> {
-        match self {
-            AttentionPass::Forward { out, saved, .. } => vec![*out, *saved],
-            AttentionPass::Backward(attention::Backward { d_qkv, scratch, .. }) => vec![*d_qkv, *scratch],
-        }
-    }
 }
 
 /// A GPU operation.
@@ -157,8 +111,7 @@ impl<M: Copy> AttentionPass<M> {
 pub enum Work<M> {
     Kernel(Call<M>),
     Product(Product<M>),
-    Convolution(Convolution<M>),
-    Attention(Attention<M>),
+    Cudnn(Cudnn<M>),
     /// Copies between matrices of equal size.
     Copy {
         from: Matrix<M>,
@@ -182,14 +135,14 @@ impl<M: Copy> Work<M> {
         match self {
             Work::Kernel(call) => call.kernel(),
             Work::Product(_) => "product",
-            Work::Convolution(convolution) => match convolution.operation.direction {
-                Direction::Forward => "convolution",
-                Direction::Images => "convolution_images",
-                Direction::Filters => "convolution_filters",
-            },
-            Work::Attention(attention) => match attention.operation.backward {
-                false => "fused_attention",
-                true => "fused_attention_backward",
+            Work::Cudnn(cudnn) => match cudnn.operation {
+                Operation::Convolution(convolution) => match convolution.direction {
+                    Direction::Forward => "convolution",
+                    Direction::Images => "convolution_images",
+                    Direction::Filters => "convolution_filters",
+                },
+                Operation::Attention(attention) if attention.backward => "fused_attention_backward",
+                Operation::Attention(_) => "fused_attention",
             },
             Work::Copy { .. } => "copy",
         }
@@ -204,11 +157,9 @@ impl<M: Copy> Work<M> {
                 let more = [addend.map(|addend| addend.memory), epilogue.map(|epilogue| epilogue.bias)];
                 [left.memory, right.memory].into_iter().chain(scales).chain(more.into_iter().flatten()).collect()
             }
-            Work::Convolution(convolution) => {
-                let (written, read) = convolution.written_and_read();
-                read.into_iter().chain(convolution.operation.adds.then_some(written)).collect()
+            Work::Cudnn(Cudnn { operation, memory, .. }) => {
+                operation.arguments(memory).into_iter().filter_map(read).collect()
             }
-            Work::Attention(attention) => attention.on.reads(),
             Work::Copy { from, .. } => vec![from.memory],
         }
     }
@@ -221,10 +172,9 @@ impl<M: Copy> Work<M> {
                 let kept = epilogue.and_then(|epilogue| epilogue.kept);
                 [result.memory].into_iter().chain(kept.map(|kept| kept.memory)).collect()
             }
-            Work::Convolution(convolution) => {
-                [convolution.written_and_read().0].into_iter().chain(convolution.workspace).collect()
+            Work::Cudnn(Cudnn { operation, memory, workspace }) => {
+                operation.arguments(memory).into_iter().filter_map(written).chain(*workspace).collect()
             }
-            Work::Attention(Attention { on, workspace, .. }) => on.writes().into_iter().chain(*workspace).collect(),
             Work::Copy { to, .. } => vec![to.memory],
         }
     }

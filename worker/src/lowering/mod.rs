@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! nn::Graph -> forms -> Needs -> memory plan (nn) -> Plan::launches -> Launch: kernel, product,
-//!                └─ Refused                        convolution, attention or copy, with its memory
+//!                └─ Refused                        cuDNN operation or copy, with its memory
 //! ```
 //!
 //! A layer describes its operation ([`crate::nn::Form`]), and [`Plan`] lowers it. Layers without a
@@ -31,7 +31,7 @@ pub use contents::{Contents, Initial};
 pub use cost::Costed;
 pub use cudnn::CudnnKinds;
 pub use input::{Inputs, Share};
-pub use launch::{Attention, AttentionPass, Convolution, Launch, Memory, Span, Table, Work};
+pub use launch::{Cudnn, Launch, Memory, Span, Table, Work};
 pub use plan::Plan;
 pub use program::{Access, Action, Event, Lane, Marked, Program, Step, Unordered, marked};
 pub use refused::Refused;

@@ -1,8 +1,8 @@
 //! Lower bounds of the time of each operation of a training step, on a GPU with known rates.
 //!
 //! An operation moves each of its bytes once and computes at the device's full rate, whichever
-//! is_eligible longer; no operation is shorter than a launch. Operations run one after another, as
-//! in a rank's single stream.
+//! takes longer; no operation is shorter than a launch. Operations run one after another, as in a
+//! rank's single stream.
 
 use super::cost::{self, Costed};
 use super::plan::Plan;

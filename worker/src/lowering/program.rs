@@ -8,8 +8,8 @@
 //! reduce                                        └ sum(0)     └ sum(1) ─ reduced ──┘
 //! ```
 //!
-//! The engine queues the output of [`marked`]; the other streams are described here as `train::gpu`
-//! uses them. [`Program::check`] needs no device.
+//! The engine queues the output of [`marked`]; the other streams are described here as
+//! `train::cuda_engine` uses them. [`Program::check`] needs no device.
 
 use super::computation::{Computation, Pass};
 use super::launch::{Memory, Span, Work};

@@ -3,13 +3,14 @@
 
 use bytemuck::Pod;
 use std::sync::{Arc, Mutex};
-use switchyard_cuda::convolution::{self as cudnn, Direction};
+use switchyard_cuda::convolution::{Convolution, Direction};
 use switchyard_cuda::cublaslt::{Format, Matrix, Product};
 use switchyard_cuda::kernels::{Call, Program};
+use switchyard_cuda::operation::Operation;
 use switchyard_cuda_reference::compiler::compiled;
 use switchyard_cuda_reference::{Device, Launch, Module, Span, fp8};
 use switchyard_worker::cpu::{bf16, f16};
-use switchyard_worker::lowering::{self, Contents, Convolution, Initial, Memory, Work};
+use switchyard_worker::lowering::{self, Contents, Cudnn, Initial, Memory, Work};
 
 /// Architecture of the reference GPU, an H200.
 const ARCHITECTURE: &str = "sm_90a";
@@ -62,8 +63,8 @@ impl Gpu {
         match work {
             Work::Kernel(call) => self.launch(call),
             Work::Product(product) => self.multiply(product),
-            Work::Convolution(convolution) => self.convolve(convolution),
-            Work::Attention(_) => unreachable!("cuDNN's attention is tested by `gpu_engine`"),
+            Work::Cudnn(Cudnn { operation: Operation::Convolution(of), memory, .. }) => self.convolve(of, memory),
+            Work::Cudnn(_) => unreachable!("cuDNN's attention is tested by `gpu_engine`"),
             Work::Copy { from, to } => {
                 for row in 0..from.rows {
                     let numbers: Vec<u8> = self.device.download(part(from, row));
@@ -111,9 +112,9 @@ impl Gpu {
     }
 
     /// Accumulates in f64: naive f32 sums over all pixels lose more than the CPU's do.
-    fn convolve(&mut self, convolution: &Convolution<Span>) {
-        let Convolution { operation, images, filters, results, .. } = *convolution;
-        let cudnn::Convolution { height, width, channels, filters: outputs, window, stride, padding, .. } = operation;
+    fn convolve(&mut self, operation: &Convolution, memory: &[Span]) {
+        let Convolution { height, width, channels, filters: outputs, window, stride, padding, .. } = *operation;
+        let [images, filters, results] = *memory else { panic!("{} memories of a convolution", memory.len()) };
         let [tall, wide] = operation.result().unwrap();
         let format = Format::from(operation.element);
         let matrix =
@@ -123,11 +124,7 @@ impl Gpu {
             matrix(filters, outputs * window * window, channels, channels),
             matrix(results, operation.images * tall * wide, outputs, operation.result_pitch),
         ];
-        let written = match operation.direction {
-            Direction::Forward => 2,
-            Direction::Images => 0,
-            Direction::Filters => 1,
-        };
+        let written = operation.direction.written();
         let mut numbers: [Vec<Vec<f64>>; 3] = std::array::from_fn(|at| match at == written && !operation.adds {
             true => vec![vec![0.0; matrices[at].columns]; matrices[at].rows],
             false => {

@@ -34,19 +34,3 @@ impl Clock {
         self.0.iter().sum()
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::Clock;
-
-    #[test]
-    fn two_streams_are_unordered_until_one_waits() {
-        let (mut a, mut b) = (Clock::default(), Clock::default());
-        a.set(0, 2);
-        b.set(1, 1);
-        assert!(!a.covers(&b) && !b.covers(&a));
-        b.join(&a);
-        assert!(b.covers(&a) && !a.covers(&b));
-        assert_eq!((b.get(0), b.get(1), b.sum()), (2, 1, 3));
-    }
-}

@@ -1,5 +1,6 @@
 //! A GPU: memory, streams and failure state.
 
+mod access;
 pub(crate) mod collective;
 pub(crate) mod convolution;
 pub(crate) mod dataflow;
@@ -20,7 +21,7 @@ use crate::finding;
 use crate::host::HostRange;
 use crate::ranks::await_change;
 use crate::reported;
-use crate::shadow::Shadow;
+use crate::shadow::{Shadow, Stamp};
 use graph::Graphs;
 use queue::Queue;
 use std::collections::{BTreeMap, BTreeSet};
@@ -318,6 +319,15 @@ impl Gpu {
         if let Some(span) = self.device.at(address, bytes.len()) {
             self.device.write(span, bytes);
         }
+    }
+
+    /// Reads memory for an operation, which must have been written.
+    pub(crate) fn read_written(&self, range: &Range<u64>, stamp: &Stamp) -> Vec<u8> {
+        let bytes = (range.end - range.start) as usize;
+        if !self.device.at(range.start, bytes).is_some_and(|span| self.device.is_written(span)) {
+            self.report(&format!("{} reads {} that nobody has written", stamp.name, self.describe(range)));
+        }
+        self.read(range.start, bytes)
     }
 
     pub(crate) fn read(&self, address: u64, bytes: usize) -> Vec<u8> {

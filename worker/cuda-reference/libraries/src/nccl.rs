@@ -4,7 +4,7 @@
 //! ncclAllReduce ─> a stream: Send, Receive      Send sends this rank's data, Receive runs once the sum has arrived
 //! ```
 //!
-//! Not supported: group calls, other collectives, capture in graphs.
+//! Not supported: blocking communicators, group calls, other collectives, capture in graphs.
 
 use crate::abi::{self, Pointer};
 use crate::code::INVALID_VALUE;
@@ -109,12 +109,6 @@ pub unsafe extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> i32 {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommInitRank(raw: *mut Pointer, world: i32, id: UniqueId, rank: i32) -> i32 {
-    // SAFETY: per the header's contract.
-    done(unsafe { start("ncclCommInitRank", raw, (rank, world), &id, true) })
-}
-
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommInitRankConfig(
     raw: *mut Pointer,
     world: i32,
@@ -127,23 +121,17 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     let Some(Config { size, magic, version, blocking }) = (unsafe { config.as_ref() }) else {
         return done(refused(CALL, INVALID_ARGUMENT, "no configuration"));
     };
-    if *magic != MAGIC || *size < size_of::<Config>() || *version < 21_400 || !(0..=1).contains(blocking) {
+    if *magic != MAGIC || *size < size_of::<Config>() || *version < 21_400 || *blocking != 0 {
         let text = format!("size {size}, magic {magic:#x}, version {version}, blocking {blocking}");
         return done(refused(CALL, INVALID_ARGUMENT, &text));
     }
     // SAFETY: per the header's contract.
-    done(unsafe { start(CALL, raw, (rank, world), &id, *blocking == 1) })
+    done(unsafe { start(CALL, raw, (rank, world), &id) })
 }
 
 /// # Safety
 /// `raw` must be null or valid for writes.
-unsafe fn start(
-    call: &str,
-    raw: *mut Pointer,
-    (rank, world): (i32, i32),
-    UniqueId(id): &UniqueId,
-    is_blocking: bool,
-) -> CallResult<()> {
+unsafe fn start(call: &str, raw: *mut Pointer, (rank, world): (i32, i32), UniqueId(id): &UniqueId) -> CallResult<()> {
     let (Ok(rank), Ok(world)) = (u32::try_from(rank), u32::try_from(world)) else {
         return refused(call, INVALID_ARGUMENT, &format!("rank {rank} of {world}"));
     };
@@ -154,17 +142,14 @@ unsafe fn start(
     let device = abi::current().map_err(|_| UNHANDLED_CUDA_ERROR)?;
     let settings = abi::with(|gpu| Ok(gpu.settings)).map_err(|_| UNHANDLED_CUDA_ERROR)?;
     let faults = (settings.faults, settings.seed);
-    let new = Communicator::start(name.to_vec(), (rank, world), device, faults, is_blocking)?;
+    let new = Communicator::start(name.to_vec(), (rank, world), device, faults)?;
     let mut all = COMMUNICATORS.lock().unwrap_or_else(PoisonError::into_inner);
-    all.push(Some(Arc::clone(&new)));
+    all.push(Some(new));
     let handle = abi::handle(abi::Kind::Communicator, all.len() - 1);
     drop(all);
     // SAFETY: upheld by the caller.
     unsafe { store(raw, handle)? };
-    match if is_blocking { new.settle() } else { IN_PROGRESS } {
-        SUCCESS => Ok(()),
-        status => Err(status),
-    }
+    Err(IN_PROGRESS)
 }
 
 #[unsafe(no_mangle)]
@@ -180,10 +165,7 @@ pub unsafe extern "C" fn ncclCommGetAsyncError(raw: Pointer, code: *mut i32) -> 
 pub unsafe extern "C" fn ncclCommFinalize(raw: Pointer) -> i32 {
     done(communicator(raw).and_then(|communicator| {
         communicator.finalize();
-        match if communicator.is_blocking { communicator.settle() } else { IN_PROGRESS } {
-            SUCCESS => Ok(()),
-            status => Err(status),
-        }
+        Err(IN_PROGRESS)
     }))
 }
 
@@ -275,8 +257,8 @@ fn own_index(operation: i32) -> Option<usize> {
 
 /// The operation as the ranks exchange it.
 fn operation_of(operation: i32) -> Option<u64> {
-    if ranks::is_operation(operation) {
-        return u64::try_from(operation).ok();
+    if operation == ranks::SUM as i32 {
+        return Some(ranks::SUM);
     }
     let factors = FACTORS.lock().unwrap_or_else(PoisonError::into_inner);
     let factor = factors.get(own_index(operation)?).copied().flatten()?;

@@ -157,85 +157,38 @@ pub unsafe extern "C" fn nvrtcCompileProgram(program: *mut Program, count: i32, 
     }
 }
 
-/// Stores the size of a result.
-///
-/// # Safety
-/// As required by the header.
-unsafe fn size(program: *const Program, bytes: *mut usize, of: fn(&Program) -> Vec<u8>) -> i32 {
-    // SAFETY: upheld by the caller.
-    match unsafe { program.as_ref() } {
-        Some(program) => {
-            // SAFETY: upheld by the caller.
-            unsafe { bytes.write(of(program).len()) };
+/// Declares the functions that return the size of a result, and the result.
+macro_rules! results {
+    ($($size:ident, $get:ident: $of:expr;)*) => {$(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $size(program: *const Program, bytes: *mut usize) -> i32 {
+            let of: fn(&Program) -> Vec<u8> = $of;
+            // SAFETY: per the header's contract.
+            unsafe {
+                let Some(program) = program.as_ref() else { return INVALID_PROGRAM };
+                bytes.write(of(program).len());
+            }
             0
         }
-        None => INVALID_PROGRAM,
-    }
-}
 
-/// Stores a result.
-///
-/// # Safety
-/// As required by the header.
-unsafe fn get(program: *const Program, to: *mut c_char, of: fn(&Program) -> Vec<u8>) -> i32 {
-    // SAFETY: upheld by the caller.
-    match unsafe { program.as_ref() } {
-        Some(program) => {
-            let bytes = of(program);
-            // SAFETY: upheld by the caller.
-            unsafe { to.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $get(program: *const Program, to: *mut c_char) -> i32 {
+            let of: fn(&Program) -> Vec<u8> = $of;
+            // SAFETY: per the header's contract.
+            unsafe {
+                let Some(program) = program.as_ref() else { return INVALID_PROGRAM };
+                let bytes = of(program);
+                to.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            }
             0
         }
-        None => INVALID_PROGRAM,
-    }
+    )*};
 }
 
-fn log(program: &Program) -> Vec<u8> {
-    program.log.clone()
-}
-
-fn ptx(program: &Program) -> Vec<u8> {
-    program.ptx.clone()
-}
-
-fn cubin(program: &Program) -> Vec<u8> {
-    [CONTAINER, &program.ptx].concat()
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvrtcGetProgramLogSize(program: *const Program, bytes: *mut usize) -> i32 {
-    // SAFETY: per the header's contract.
-    unsafe { size(program, bytes, log) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvrtcGetProgramLog(program: *const Program, to: *mut c_char) -> i32 {
-    // SAFETY: per the header's contract.
-    unsafe { get(program, to, log) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvrtcGetPTXSize(program: *const Program, bytes: *mut usize) -> i32 {
-    // SAFETY: per the header's contract.
-    unsafe { size(program, bytes, ptx) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvrtcGetPTX(program: *const Program, to: *mut c_char) -> i32 {
-    // SAFETY: per the header's contract.
-    unsafe { get(program, to, ptx) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvrtcGetCUBINSize(program: *const Program, bytes: *mut usize) -> i32 {
-    // SAFETY: per the header's contract.
-    unsafe { size(program, bytes, cubin) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvrtcGetCUBIN(program: *const Program, to: *mut c_char) -> i32 {
-    // SAFETY: per the header's contract.
-    unsafe { get(program, to, cubin) }
+results! {
+    nvrtcGetProgramLogSize, nvrtcGetProgramLog: |program| program.log.clone();
+    nvrtcGetPTXSize, nvrtcGetPTX: |program| program.ptx.clone();
+    nvrtcGetCUBINSize, nvrtcGetCUBIN: |program| [CONTAINER, &program.ptx].concat();
 }
 
 #[unsafe(no_mangle)]

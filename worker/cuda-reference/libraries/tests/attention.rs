@@ -11,7 +11,7 @@ use child::misuse_test;
 use device::{Gpu, number, places};
 use formats::{download, round, upload};
 use std::sync::Arc;
-use switchyard_cuda::attention::{Attention, Backward};
+use switchyard_cuda::attention::Attention;
 use switchyard_cuda::cudnn::Cudnn;
 use switchyard_cuda::driver::{Buffer, Span};
 use switchyard_cuda::find::CUDNN;
@@ -118,10 +118,10 @@ impl Tensors {
         }
     }
 
-    fn backward(&self) -> Backward<Span> {
-        let [qkv, out, saved, d_out, d_qkv, scratch] =
-            [&self.qkv, &self.out, &self.saved, &self.d_out, &self.d_qkv, &self.scratch].map(Buffer::span);
-        Backward { qkv, out, saved, d_out, d_qkv, scratch }
+    /// The memory of a pass.
+    fn spans(&self, backward: bool) -> Vec<Span> {
+        let all = [&self.qkv, &self.out, &self.saved, &self.d_out, &self.d_qkv, &self.scratch].map(Buffer::span);
+        all[..if backward { 6 } else { 3 }].to_vec()
     }
 }
 
@@ -133,11 +133,7 @@ fn elements(shape: &Shape) -> usize {
 /// Plans a pass.
 fn plan(cudnn: &Cudnn, attention: Attention, on: &Tensors) -> Planned {
     let plan = Plan::new(cudnn, &Operation::Attention(attention), LIMITS).unwrap();
-    let spans = match attention.backward {
-        false => attention.spans(on.qkv.span(), on.out.span(), on.saved.span()),
-        true => attention.backward_spans(on.backward()),
-    };
-    Planned::new(&Arc::new(plan), &spans.unwrap(), Some(on.workspace.span())).unwrap()
+    Planned::new(&Arc::new(plan), &on.spans(attention.backward), Some(on.workspace.span())).unwrap()
 }
 
 #[test]
@@ -234,8 +230,8 @@ misuse_test! {
         let attention = Attention { shape, backward: false };
         let plan = Arc::new(Plan::new(&cudnn, &Operation::Attention(attention), LIMITS).unwrap());
         let out = if is_right { on.out.span() } else { on.qkv.span() };
-        let spans = attention.spans(on.qkv.span(), out, on.saved.span()).unwrap();
-        let planned = Planned::new(&plan, &spans, Some(on.workspace.span())).unwrap();
+        let memory = [on.qkv.span(), out, on.saved.span()];
+        let planned = Planned::new(&plan, &memory, Some(on.workspace.span())).unwrap();
         planned.run(&gpu.stream).unwrap();
         gpu.context.synchronize().unwrap();
     }

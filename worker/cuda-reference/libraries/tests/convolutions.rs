@@ -138,11 +138,7 @@ fn error(gpu: &Gpu, cudnn: &Cudnn, of: &Convolution) -> [f64; 2] {
     let planned = Planned::new(&plan, &spans(&tensors), Some(workspace.span())).unwrap();
     planned.run(&gpu.stream).unwrap();
     gpu.stream.synchronize().unwrap();
-    let written = &tensors[match of.direction {
-        Direction::Forward => 2,
-        Direction::Images => 0,
-        Direction::Filters => 1,
-    }];
+    let written = &tensors[of.direction.written()];
     let (mut worst, sums) = (0.0f64, expected(of, &tensors));
     for (at, got) in written.now(of.element).into_iter().enumerate() {
         let (row, column) = (at / written.pitch, at % written.pitch);

@@ -2,7 +2,7 @@
 //! called.
 
 use super::*;
-use crate::header::{Header, library_headers};
+use crate::header::assert_library_header;
 
 /// Uses bf16.
 pub(crate) const GOOD: Convolution = Convolution {
@@ -25,7 +25,6 @@ pub(crate) const GOOD: Convolution = Convolution {
 #[test]
 #[ignore = "needs NVIDIA's libraries: cargo xtask test --gpu-libraries"]
 fn constants_match_the_header() {
-    let folders = library_headers();
     let convolution = |name: &str| format!("CUDNN_ATTR_CONVOLUTION_{name}");
     let mut numbers: Vec<(String, i32)> = [
         ("COMP_TYPE", COMP_TYPE),
@@ -58,9 +57,7 @@ fn constants_match_the_header() {
         let named = names.iter().map(|attribute| format!("CUDNN_ATTR_OPERATION_CONVOLUTION_{name}_{attribute}"));
         numbers.extend(named.zip(values));
     }
-    let conditions: Vec<String> = numbers.into_iter().map(|(name, value)| format!("{name} == {value}")).collect();
-    let (is_good, text) = Header { name: "cudnn.h", folders: &folders }.compiled(&conditions, &[]);
-    assert!(is_good, "{text}");
+    assert_library_header("cudnn.h", numbers, &[]);
 }
 
 #[test]

@@ -30,7 +30,6 @@ impl Stream {
     ///
     /// # Errors
     /// The errors of `work`, or a call that a capture does not allow.
-    /// Those of `work`, or a call was made that a capture does not allow.
     pub fn capture(&self, work: impl FnOnce() -> Result<(), Error>) -> Result<Graph, Error> {
         let (context, raw) = (self.context(), self.raw());
         // SAFETY: the stream is alive.

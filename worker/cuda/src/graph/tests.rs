@@ -1,12 +1,11 @@
 //! Checks constants against NVIDIA's header.
 
 use super::*;
-use crate::header::{Header, library_headers};
+use crate::header::assert_library_header;
 
 #[test]
 #[ignore = "needs NVIDIA's libraries: cargo xtask test --gpu-libraries"]
 fn constants_match_the_header() {
-    let folders = library_headers();
     let numbers = [
         ("CUDNN_BACKEND_POINTWISE_DESCRIPTOR", POINTWISE_DESCRIPTOR),
         ("CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR", OPERATION_POINTWISE_DESCRIPTOR),
@@ -47,7 +46,5 @@ fn constants_match_the_header() {
         ("CUDNN_REDUCE_TENSOR_ADD", Reduction::Add as i32),
         ("CUDNN_REDUCE_TENSOR_MAX", Reduction::Max as i32),
     ];
-    let conditions = numbers.map(|(name, value)| format!("{name} == {value}"));
-    let (is_good, text) = Header { name: "cudnn.h", folders: &folders }.compiled(&conditions, &[]);
-    assert!(is_good, "{text}");
+    assert_library_header("cudnn.h", numbers, &[]);
 }

@@ -184,7 +184,7 @@ pub trait Memory: Copy {
 }
 
 /// A kernel argument. For memory it records how the kernel accesses it.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum Argument<M> {
     Reads(M),
     Writes(M),
@@ -193,7 +193,21 @@ pub enum Argument<M> {
     /// Optional memory that is not given: a null pointer.
     Absent,
     Int(u32),
-    Float(f32),
+    Float(#[serde(with = "recorded::bits")] f32),
+}
+
+impl<M> Argument<M> {
+    /// The same argument with other memory.
+    fn map<N, E>(&self, memory: impl Fn(&M) -> Result<N, E>) -> Result<Argument<N>, E> {
+        Ok(match self {
+            Argument::Reads(of) => Argument::Reads(memory(of)?),
+            Argument::Writes(of) => Argument::Writes(memory(of)?),
+            Argument::Updates(of) => Argument::Updates(memory(of)?),
+            Argument::Absent => Argument::Absent,
+            Argument::Int(value) => Argument::Int(*value),
+            Argument::Float(value) => Argument::Float(*value),
+        })
+    }
 }
 
 /// A kernel launch as data, for a device or for the tests' executor. Calls are made only by the

@@ -1,28 +1,29 @@
 //! Recorded launches: test launches that ran on the executor, saved to a file for replay on a
 //! device.
 
-mod text;
-
 use super::signature::{Format, Parameter, source};
 use super::{Argument, Call, Memory, Program};
 use crate::error::Error;
+use serde::{Deserialize, Serialize};
+use std::convert::Infallible;
 use std::fmt;
 use std::ops::Range;
+use std::str::FromStr;
 
-/// File with one [`Case`] per line, in a directory of test vectors.
-pub const CASES: &str = "cases.txt";
+/// File with one [`Case`] per line as JSON, in a directory of test vectors.
+pub const CASES: &str = "cases.jsonl";
 /// File with the memory contents.
 pub const BYTES: &str = "bytes.bin";
 
 /// A launch, with its memory before and after.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Case {
     pub launch: Recorded,
     pub buffers: Vec<Kept>,
 }
 
 /// A whole allocation used by a launch, including bytes that the launch must not modify.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Kept {
     pub name: String,
     /// Consecutive ranges of the bytes file; uninitialised bytes are 0xff.
@@ -31,7 +32,7 @@ pub struct Kept {
 }
 
 /// A range of a case's allocation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// Index of the allocation.
     pub buffer: usize,
@@ -40,7 +41,7 @@ pub struct Place {
 }
 
 /// A [`Call`] without its memory.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Recorded {
     source: String,
     definitions: Vec<String>,
@@ -53,17 +54,39 @@ pub struct Recorded {
     arguments: Vec<Argument<Place>>,
 }
 
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
+    }
+}
+
+impl FromStr for Case {
+    type Err = Error;
+
+    fn from_str(line: &str) -> Result<Case, Error> {
+        serde_json::from_str(line).map_err(|error| Error::refused("vectors", error.to_string()))
+    }
+}
+
+/// Writes a float as its bits, because JSON has no infinity.
+pub(super) mod bits {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(value: &f32, to: S) -> Result<S::Ok, S::Error> {
+        value.to_bits().serialize(to)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f32, D::Error> {
+        u32::deserialize(from).map(f32::from_bits)
+    }
+}
+
 impl Recorded {
     /// Records a call whose memory is at `place`.
     pub fn new<M>(call: &Call<M>, place: impl Fn(&M) -> Place) -> Recorded {
-        let argument = |argument: &Argument<M>| match argument {
-            Argument::Reads(memory) => Argument::Reads(place(memory)),
-            Argument::Writes(memory) => Argument::Writes(place(memory)),
-            Argument::Updates(memory) => Argument::Updates(place(memory)),
-            Argument::Absent => Argument::Absent,
-            Argument::Int(value) => Argument::Int(*value),
-            Argument::Float(value) => Argument::Float(*value),
-        };
+        let place = |memory: &M| Ok::<Place, Infallible>(place(memory));
+        let arguments = call.arguments.iter().map(|argument| argument.map(place));
+        let Ok(arguments) = arguments.collect::<Result<_, Infallible>>();
         Recorded {
             source: call.program.source.name.to_owned(),
             definitions: call.program.definitions.clone(),
@@ -72,7 +95,7 @@ impl Recorded {
             blocks: call.blocks,
             threads: call.threads,
             shared_bytes: call.shared_bytes,
-            arguments: call.arguments.iter().map(argument).collect(),
+            arguments,
         }
     }
 
@@ -107,24 +130,14 @@ impl Recorded {
     pub fn call<M: Memory>(&self, memory: impl Fn(Place) -> Option<M>) -> Result<Call<M>, Error> {
         let program = self.program()?;
         let (kernel, _) = self.signature(&program)?;
-        let of = |place: Place| match memory(place) {
+        let of = |place: &Place| match memory(*place) {
             Some(memory) if memory.bytes() == place.bytes => Ok(memory),
             other => {
                 let got = other.map_or(0, |memory| memory.bytes());
                 Err(self.refused(format!("memory of {got} bytes, expected {}", place.bytes)))
             }
         };
-        let argument = |argument: &Argument<Place>| {
-            Ok(match *argument {
-                Argument::Reads(place) => Argument::Reads(of(place)?),
-                Argument::Writes(place) => Argument::Writes(of(place)?),
-                Argument::Updates(place) => Argument::Updates(of(place)?),
-                Argument::Absent => Argument::Absent,
-                Argument::Int(value) => Argument::Int(value),
-                Argument::Float(value) => Argument::Float(value),
-            })
-        };
-        let arguments = self.arguments.iter().map(argument).collect::<Result<_, Error>>()?;
+        let arguments = self.arguments.iter().map(|argument| argument.map(of)).collect::<Result<_, Error>>()?;
         let Recorded { blocks, threads, shared_bytes, .. } = *self;
         Ok(Call { program, kernel, blocks, threads, shared_bytes, arguments })
     }
@@ -217,6 +230,18 @@ mod tests {
         let place = Place { buffer: 16, offset: 0, bytes: 16 };
         assert_eq!(recorded.written().unwrap(), [(place, Format::Bf16)]);
         assert!(call.program.is_exact());
+    }
+
+    #[test]
+    fn a_case_round_trips_as_a_line() {
+        let (_, mut launch) = recorded();
+        launch.arguments.extend([Argument::Absent, Argument::Float(f32::NEG_INFINITY)]);
+        let kept = Kept { name: "a buffer".into(), before: vec![0..80, 160..200], after: vec![7..9, 0..1] };
+        let case = Case { launch, buffers: vec![kept] };
+        let line = case.to_string();
+        assert_eq!((line.parse::<Case>(), line.lines().count()), (Ok(case), 1));
+        let refused = line.replace("\"blocks\"", "\"grid\"").parse::<Case>().unwrap_err().to_string();
+        assert!(refused.contains("missing field `blocks`"), "{refused}");
     }
 
     #[test]

@@ -3,14 +3,13 @@
 use super::*;
 use crate::convolution::tests::GOOD;
 use crate::cublaslt::Arithmetic;
-use crate::header::{Header, library_headers};
+use crate::header::assert_library_header;
 use crate::kernels::Element;
 use crate::kernels::attention::Shape;
 
 #[test]
 #[ignore = "needs NVIDIA's libraries: cargo xtask test --gpu-libraries"]
 fn constants_match_the_header() {
-    let folders = library_headers();
     let numbers = [
         ("CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR", DEVICEPROP_DESCRIPTOR),
         ("CUDNN_ATTR_ENGINEHEUR_DEVICEPROP", ENGINEHEUR_DEVICEPROP),
@@ -27,9 +26,7 @@ fn constants_match_the_header() {
         ("CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6", WINOGRAD[2]),
         ("CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13", WINOGRAD[3]),
     ];
-    let conditions = numbers.map(|(name, value)| format!("{name} == {value}"));
-    let (is_good, text) = Header { name: "cudnn.h", folders: &folders }.compiled(&conditions, &[]);
-    assert!(is_good, "{text}");
+    assert_library_header("cudnn.h", numbers, &[]);
 }
 
 #[test]

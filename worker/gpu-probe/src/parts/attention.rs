@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
 use switchyard_cuda::Error;
-use switchyard_cuda::attention::{Attention, Backward};
+use switchyard_cuda::attention::Attention;
 use switchyard_cuda::cudnn::Cudnn;
 use switchyard_cuda::driver::{Buffer, Context};
 use switchyard_cuda::kernels::Element;
@@ -70,16 +70,11 @@ impl Tensors {
 
 /// Plans forward and backward.
 fn planned(cudnn: &Cudnn, shape: &Shape, on: &Tensors) -> Result<[Planned; 2], Error> {
-    let [qkv, out, saved, d_out, d_qkv, scratch] =
-        [&on.qkv, &on.out, &on.saved, &on.d_out, &on.d_qkv, &on.scratch].map(Buffer::span);
+    let memory = [&on.qkv, &on.out, &on.saved, &on.d_out, &on.d_qkv, &on.scratch].map(Buffer::span);
     let pass = |backward| {
-        let attention = Attention { shape: *shape, backward };
-        let plan = Plan::new(cudnn, &Operation::Attention(attention), LIMITS)?;
-        let spans = match backward {
-            false => attention.spans(qkv, out, saved)?,
-            true => attention.backward_spans(Backward { qkv, out, saved, d_out, d_qkv, scratch })?,
-        };
-        Planned::new(&Arc::new(plan), &spans, Some(on.workspace.span()))
+        let plan = Plan::new(cudnn, &Operation::Attention(Attention { shape: *shape, backward }), LIMITS)?;
+        let memory = if backward { &memory[..] } else { &memory[..3] };
+        Planned::new(&Arc::new(plan), memory, Some(on.workspace.span()))
     };
     Ok([pass(false)?, pass(true)?])
 }

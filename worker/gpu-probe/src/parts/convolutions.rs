@@ -3,7 +3,7 @@
 use super::{Probe, gather};
 use crate::numbers::{pattern, relative_error, sample_indices, short};
 use crate::outcome::Outcome;
-use crate::peaks::{Precision, peak};
+use crate::peaks::peak;
 use half::bf16;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -34,57 +34,38 @@ const REHEARSED: [[usize; 6]; 2] = [[3, 9, 8, 7, 2, 3], [8, 5, 8, 3, 1, 1]];
 
 const DIRECTIONS: [Direction; 3] = [Direction::Forward, Direction::Images, Direction::Filters];
 
-/// A convolution of square images with square filters, NHWC, bf16 with f32 accumulation.
-#[derive(Debug, Clone, Copy)]
-struct Shape {
-    images: usize,
-    channels: usize,
-    /// Height and width of the images.
-    size: usize,
-    filters: usize,
-    /// Height and width of the filters.
-    window: usize,
-    stride: usize,
-    padding: usize,
+/// NHWC in bf16, with f32 accumulation. `direction` is the forward one.
+fn convolution(images: usize, [channels, size, filters, window, stride, padding]: [usize; 6]) -> Convolution {
+    Convolution {
+        direction: Direction::Forward,
+        element: Element::Bf16,
+        adds: false,
+        arithmetic: Arithmetic::Ieee,
+        images,
+        height: size,
+        width: size,
+        channels,
+        pitch: channels,
+        filters,
+        result_pitch: filters,
+        window,
+        stride,
+        padding,
+    }
 }
 
-impl Shape {
-    /// Height and width of the result.
-    fn result(&self) -> usize {
-        (self.size + 2 * self.padding - self.window) / self.stride + 1
-    }
+/// Height and width of the result.
+fn result(of: &Convolution) -> usize {
+    of.result().map_or(0, |[height, _]| height)
+}
 
-    /// Elements of the images, the filters and the results.
-    fn elements(&self) -> [usize; 3] {
-        [
-            self.images * self.size * self.size * self.channels,
-            self.filters * self.window * self.window * self.channels,
-            self.images * self.result() * self.result() * self.filters,
-        ]
-    }
-
-    fn convolution(&self, direction: Direction) -> Convolution {
-        let Shape { images, channels, size, filters, window, stride, padding } = *self;
-        let (arithmetic, element) = (Arithmetic::Ieee, Element::Bf16);
-        let (pitch, result_pitch, adds) = (channels, filters, false);
-        let (height, width) = (size, size);
-        Convolution {
-            direction,
-            element,
-            adds,
-            arithmetic,
-            images,
-            height,
-            width,
-            channels,
-            pitch,
-            filters,
-            result_pitch,
-            window,
-            stride,
-            padding,
-        }
-    }
+/// Elements of the images, the filters and the results.
+fn elements(of: &Convolution) -> [usize; 3] {
+    [
+        of.images * of.height * of.width * of.channels,
+        of.filters * of.window * of.window * of.channels,
+        of.images * result(of) * result(of) * of.filters,
+    ]
 }
 
 pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
@@ -92,16 +73,16 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     let cudnn = Cudnn::start(&probe.cudnn()?)?;
     let (images, layers) = if probe.rehearse { (2, &REHEARSED[..]) } else { (IMAGES, &LAYERS[..]) };
     let workspace = context.zeros(if probe.rehearse { 1 << 20 } else { WORKSPACE_BYTES })?;
-    let peak = peak(&device.name, Precision::Bf16);
+    let peak = peak(&device.name).map(|peak| peak.bf16);
     let mut rows = Vec::new();
     for (index, layer) in layers.iter().enumerate() {
-        let shape = shape(images, *layer);
-        let [images, filters, results] = shape.elements();
+        let forward = convolution(images, *layer);
+        let [images, filters, results] = elements(&forward);
         let upload = |seed: u32, len: usize| {
             context.upload(&(0..len).map(|index| bf16::from_f32(pattern(seed, index))).collect::<Vec<_>>())
         };
         let inputs = [upload(1, images)?, upload(2, filters)?, upload(3, results)?];
-        let operations = 2.0 * (results * shape.window * shape.window * shape.channels) as f64;
+        let operations = 2.0 * (results * forward.window * forward.window * forward.channels) as f64;
         // The first layer needs no gradient of its images.
         for direction in DIRECTIONS.into_iter().filter(|direction| index > 0 || *direction != Direction::Images) {
             let [channels, size, filters, window, stride, _] = *layer;
@@ -109,79 +90,79 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
                 "direction": format!("{direction:?}"),
                 "channels": channels, "size": size, "filters": filters, "window": window, "stride": stride,
             });
-            let result = measure(&context, &cudnn, (&shape, direction), inputs.each_ref(), &workspace).map(
-                |(seconds, error)| {
-                    let tflops = operations / seconds / 1e12;
-                    json!({
-                        "microseconds": short(seconds * 1e6),
-                        "TFLOPs": short(tflops),
-                        "shareOfPeak": peak.map(|peak| short(tflops / peak)),
-                        "relativeError": short(error),
-                    })
-                },
-            );
-            rows.push((row, result));
+            let of = Convolution { direction, ..forward };
+            let measured = measure(&context, &cudnn, &of, inputs.each_ref(), &workspace).map(|(seconds, error)| {
+                let tflops = operations / seconds / 1e12;
+                json!({
+                    "microseconds": short(seconds * 1e6),
+                    "TFLOPs": short(tflops),
+                    "shareOfPeak": peak.map(|peak| short(tflops / peak)),
+                    "relativeError": short(error),
+                })
+            });
+            rows.push((row, measured));
         }
     }
     let figures = json!({"device": device.name, "images": images, "precision": "Bf16", "layout": "NHWC"});
     gather(figures, "convolutions", rows)
 }
 
-fn shape(images: usize, [channels, size, filters, window, stride, padding]: [usize; 6]) -> Shape {
-    Shape { images, channels, size, filters, window, stride, padding }
-}
-
 /// Seconds and relative error of one direction.
 fn measure(
     context: &Context,
     cudnn: &Cudnn,
-    (shape, direction): (&Shape, Direction),
+    of: &Convolution,
     inputs: [&Buffer; 3],
     workspace: &Buffer,
 ) -> Result<(f64, f64), Outcome> {
-    let written = RESULT[direction as usize];
+    let written = of.direction.written();
     let result = context.zeros(inputs[written].bytes())?;
     let mut buffers = inputs;
     buffers[written] = &result;
-    let operation = Operation::Convolution(shape.convolution(direction));
     let limits = Limits { deterministic: true, workspace_bytes: workspace.bytes() };
-    let plan = Arc::new(Plan::new(cudnn, &operation, limits)?);
+    let plan = Arc::new(Plan::new(cudnn, &Operation::Convolution(*of), limits)?);
     let planned = Planned::new(&plan, &buffers.map(Buffer::span), Some(workspace.span()))?;
     let stream = context.stream()?;
     let seconds = context.time(&stream, 5, || planned.run(&stream))?;
-    Ok((seconds, error(&result, shape, direction)?))
+    Ok((seconds, error(&result, of)?))
 }
-
-/// Index of the tensor that each direction writes, among images, filters and results.
-const RESULT: [usize; 3] = [2, 0, 1];
 
 /// Number of compared elements.
 const SAMPLES: usize = 31;
 
 /// Relative error of sampled elements.
-fn error(result: &Buffer, shape: &Shape, direction: Direction) -> Result<f64, Outcome> {
-    let len = shape.elements()[RESULT[direction as usize]];
+fn error(result: &Buffer, of: &Convolution) -> Result<f64, Outcome> {
+    let len = elements(of)[of.direction.written()];
     let (mut got, mut wanted) = (Vec::new(), Vec::new());
     for place in sample_indices(len, SAMPLES) {
         got.extend(result.download::<bf16>(place..place + 1)?.iter().map(|value| value.to_f32()));
-        wanted.push(element(shape, direction, place) as f32);
+        wanted.push(element(of, place) as f32);
     }
     let error = relative_error(&got, &wanted);
     // The result has an 8-bit mantissa. So have the partial sums of the filter gradient, which
     // accumulates millions of products.
     let limit = 1.0 / 64.0;
     if error > limit {
-        let text = format!("relative error {error:e} in {direction:?} of {shape:?}, expected at most {limit}");
+        let text = format!("relative error {error:e} of {of:?}, expected at most {limit}");
         return Err(Outcome::failed("convolution", text));
     }
     Ok(error)
 }
 
+/// The indices of an element along axes of these lengths, the last of which is contiguous.
+fn indices<const N: usize>(mut place: usize, lengths: [usize; N]) -> [usize; N] {
+    let mut indices = [0; N];
+    for (index, length) in indices.iter_mut().zip(lengths).rev() {
+        (place, *index) = (place / length, place % length);
+    }
+    indices
+}
+
 /// One element of a result, computed from the definition: `y[n,p,q,k] = sum x[n, p*stride + r -
 /// padding, ..., c] * w[k,r,s,c]`.
-fn element(shape: &Shape, direction: Direction, place: usize) -> f64 {
-    let Shape { images, channels, size, filters, window, stride, padding } = *shape;
-    let result = shape.result();
+fn element(of: &Convolution, place: usize) -> f64 {
+    let Convolution { images, channels, height: size, filters, window, stride, padding, .. } = *of;
+    let result = result(of);
     let x = |n: usize, h: usize, w: usize, c: usize| ((n * size + h) * size + w) * channels + c;
     let weight = |k: usize, r: usize, s: usize, c: usize| ((k * window + r) * window + s) * channels + c;
     let y = |n: usize, p: usize, q: usize, k: usize| ((n * result + p) * result + q) * filters + k;
@@ -192,45 +173,28 @@ fn element(shape: &Shape, direction: Direction, place: usize) -> f64 {
         (shifted % stride == 0 && shifted / stride < result).then_some(shifted / stride)
     };
     let value = |seed, index| f64::from(pattern(seed, index));
+    let taps = || (0..window).flat_map(move |r| (0..window).map(move |s| (r, s)));
     let mut sum = 0.0;
-    match direction {
+    match of.direction {
         Direction::Forward => {
-            let (k, q, p, n) = (
-                place % filters,
-                place / filters % result,
-                place / filters / result % result,
-                place / filters / result / result,
-            );
-            for (r, s) in (0..window).flat_map(|r| (0..window).map(move |s| (r, s))) {
+            let [n, p, q, k] = indices(place, [images, result, result, filters]);
+            for (r, s) in taps() {
                 let (Some(h), Some(w)) = (pixel(p, r), pixel(q, s)) else { continue };
                 sum += (0..channels).map(|c| value(1, x(n, h, w, c)) * value(2, weight(k, r, s, c))).sum::<f64>();
             }
         }
         Direction::Images => {
-            let (c, w, h, n) = (
-                place % channels,
-                place / channels % size,
-                place / channels / size % size,
-                place / channels / size / size,
-            );
-            for (r, s) in (0..window).flat_map(|r| (0..window).map(move |s| (r, s))) {
+            let [n, h, w, c] = indices(place, [images, size, size, channels]);
+            for (r, s) in taps() {
                 let (Some(p), Some(q)) = (place_of(h, r), place_of(w, s)) else { continue };
                 sum += (0..filters).map(|k| value(3, y(n, p, q, k)) * value(2, weight(k, r, s, c))).sum::<f64>();
             }
         }
         Direction::Filters => {
-            let (c, s, r, k) = (
-                place % channels,
-                place / channels % window,
-                place / channels / window % window,
-                place / channels / window / window,
-            );
-            for (n, p) in (0..images).flat_map(|n| (0..result).map(move |p| (n, p))) {
-                let Some(h) = pixel(p, r) else { continue };
-                for q in 0..result {
-                    let Some(w) = pixel(q, s) else { continue };
-                    sum += value(1, x(n, h, w, c)) * value(3, y(n, p, q, k));
-                }
+            let [k, r, s, c] = indices(place, [filters, window, window, channels]);
+            for [n, p, q] in (0..images * result * result).map(|at| indices(at, [images, result, result])) {
+                let (Some(h), Some(w)) = (pixel(p, r), pixel(q, s)) else { continue };
+                sum += value(1, x(n, h, w, c)) * value(3, y(n, p, q, k));
             }
         }
     }
@@ -245,11 +209,11 @@ mod tests {
     /// dw(x, dy)>`.
     #[test]
     fn the_directions_are_adjoint() {
-        let shape = Shape { images: 2, channels: 3, size: 7, filters: 4, window: 3, stride: 2, padding: 1 };
-        let elements = shape.elements();
+        let forward = convolution(2, [3, 7, 4, 3, 2, 1]);
         let inner = |direction: Direction, seed: u32| -> f64 {
-            let len = elements[RESULT[direction as usize]];
-            (0..len).map(|place| element(&shape, direction, place) * f64::from(pattern(seed, place))).sum()
+            let of = Convolution { direction, ..forward };
+            let len = elements(&of)[direction.written()];
+            (0..len).map(|place| element(&of, place) * f64::from(pattern(seed, place))).sum()
         };
         let forward = inner(Direction::Forward, 3);
         assert!(forward.abs() > 1e-3, "{forward}");
@@ -262,11 +226,10 @@ mod tests {
     fn every_comparison_includes_nonzero_elements() {
         for layer in LAYERS {
             for direction in DIRECTIONS {
-                let shape = shape(2, layer);
-                let len = shape.elements()[RESULT[direction as usize]];
-                let seen =
-                    sample_indices(len, SAMPLES).filter(|place| element(&shape, direction, *place) != 0.0).count();
-                assert!(seen >= 4, "{seen} of {SAMPLES} in {direction:?} of {shape:?}");
+                let of = Convolution { direction, ..convolution(2, layer) };
+                let places = sample_indices(elements(&of)[direction.written()], SAMPLES);
+                let seen = places.filter(|place| element(&of, *place) != 0.0).count();
+                assert!(seen >= 4, "{seen} of {SAMPLES} in {of:?}");
             }
         }
     }

@@ -87,8 +87,13 @@ type Launch = (String, [f64; METRICS.len()]);
 
 /// Parses a table with one line per launch and metric.
 fn parse_launches(text: &str) -> Result<Vec<Launch>, String> {
-    let mut lines = text.lines().filter(|line| line.starts_with('"')).map(fields);
-    let Some(header) = lines.next() else { return Ok(Vec::new()) };
+    let table: Vec<&str> = text.lines().filter(|line| line.starts_with('"')).collect();
+    let table = table.join("\n");
+    let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(table.as_bytes());
+    let header: Vec<String> = reader.headers().map_err(|error| error.to_string())?.iter().map(str::to_owned).collect();
+    if header.is_empty() {
+        return Ok(Vec::new());
+    }
     let column = |name: &str| {
         let missing = || format!("columns {header:?}, expected `{name}` among them");
         header.iter().position(|column| column == name).ok_or_else(missing)
@@ -96,8 +101,9 @@ fn parse_launches(text: &str) -> Result<Vec<Launch>, String> {
     let [id, kernel, metric, value] =
         [column("ID")?, column("Kernel Name")?, column("Metric Name")?, column("Metric Value")?];
     let mut launches: BTreeMap<u64, (String, [Option<f64>; METRICS.len()])> = BTreeMap::new();
-    for line in lines {
-        let field = |at: usize| line.get(at).map(String::as_str).unwrap_or_default();
+    for line in reader.records() {
+        let line = line.map_err(|error| error.to_string())?;
+        let field = |at: usize| line.get(at).unwrap_or_default();
         let number = field(id).parse().map_err(|_| format!("launch `{}`, expected a number", field(id)))?;
         let (_, values) = launches.entry(number).or_insert_with(|| (field(kernel).to_owned(), Default::default()));
         if let Some(at) = METRICS.iter().position(|name| *name == field(metric)) {
@@ -112,26 +118,6 @@ fn parse_launches(text: &str) -> Result<Vec<Launch>, String> {
         Ok((name, all))
     };
     launches.into_iter().map(complete).collect()
-}
-
-/// Splits a CSV line of quoted fields, in which quotation marks are doubled.
-fn fields(line: &str) -> Vec<String> {
-    let (mut fields, mut is_inside, mut last) = (vec![String::new()], false, None);
-    for character in line.chars() {
-        match (character, is_inside) {
-            (',', false) => fields.push(String::new()),
-            ('"', _) => {
-                // The second of a pair; the first has already ended the field.
-                if !is_inside && last == Some('"') {
-                    fields.last_mut().into_iter().for_each(|field| field.push('"'));
-                }
-                is_inside = !is_inside;
-            }
-            (other, _) => fields.last_mut().into_iter().for_each(|field| field.push(other)),
-        }
-        last = Some(character);
-    }
-    fields
 }
 
 /// The slowest kernels, with occupancy weighted by time.

@@ -9,7 +9,6 @@ mod kernels;
 mod libraries;
 mod machine;
 mod memory;
-mod optimizer;
 mod products;
 mod rates;
 mod sanitizer;
@@ -35,8 +34,6 @@ pub(crate) struct Probe {
     pub(crate) places: Places,
     /// Index of the device.
     pub(crate) device: usize,
-    /// Compute capability to compile for if there is no device, as `major * 10 + minor`.
-    pub(crate) capability: u32,
     /// The interpreter whose packages are searched and whose PyTorch is benchmarked.
     pub(crate) python: Option<PathBuf>,
     /// The worker program, if not the one next to the probe.
@@ -75,15 +72,13 @@ const fn part(
 /// All parts, those that settle most first: whether the riskiest libraries work and kernels are
 /// correct, whether training is, the speed goals, and then everything else. `--budget` follows this
 /// order.
-pub(crate) const PARTS: [Part; 36] = [
+pub(crate) const PARTS: [Part; 34] = [
     part("machine", "the machine", (2, 60), machine::facts),
     part("driver", "driver and devices", (3, 60), libraries::driver),
     part("cublaslt", "cuBLASLt", (2, 60), libraries::cublaslt),
     part("nvrtc", "NVRTC", (2, 60), libraries::nvrtc),
     part("nccl", "NCCL", (2, 60), libraries::nccl),
     part("cudnn", "cuDNN", (4, 60), libraries::cudnn),
-    part("compile", "AdamW kernel to a CUBIN", (2, 60), optimizer::compile),
-    part("adamw", "AdamW kernel vs the CPU", (3, 120), optimizer::run),
     part("streams", "copies, events, graphs", (3, 60), streams::run),
     part("rates", "copies, products, launches", (20, 120), rates::run),
     part("vectors", "every kernel vs the executor", (30, 240), vectors::run),
@@ -115,20 +110,18 @@ pub(crate) const PARTS: [Part; 36] = [
 ];
 
 impl Probe {
-    /// The driver, if it is installed and has devices.
-    fn driver(&self) -> Result<Driver, Error> {
-        Driver::new(&self.places.open(&DRIVER)?.library)
-    }
-
     /// The requested device. Its absence is an outcome, not a failure.
     fn require_device(&self) -> Result<(Driver, Device), Outcome> {
-        let driver = self.driver().map_err(|error| match Outcome::from(error) {
+        let driver = self.places.open(&DRIVER).and_then(|found| Driver::new(&found.library));
+        let driver = driver.map_err(|error| match Outcome::from(error) {
             Outcome::Absent { reason, looked_for } => {
                 Outcome::Absent { reason: format!("no GPU: {reason}"), looked_for }
             }
             other => other,
         })?;
-        let device = self.selected(&driver)?;
+        let devices = driver.devices()?;
+        let missing = || Outcome::absent(format!("no device {}: there are {}", self.device, devices.len()));
+        let device = devices.get(self.device).cloned().ok_or_else(missing)?;
         Ok((driver, device))
     }
 
@@ -156,12 +149,6 @@ impl Probe {
     /// Recorded losses; none without the file.
     fn cpu_losses(&self) -> Result<CpuLosses, Outcome> {
         CpuLosses::read(&given_or_own(self.cpu_losses.as_ref(), "cpu-losses.json")?)
-    }
-
-    fn selected(&self, driver: &Driver) -> Result<Device, Outcome> {
-        let devices = driver.devices()?;
-        let missing = || Outcome::absent(format!("no device {}: there are {}", self.device, devices.len()));
-        devices.get(self.device).cloned().ok_or_else(missing)
     }
 
     fn nvrtc(&self) -> Result<Nvrtc, Error> {

@@ -3,11 +3,11 @@
 use super::{Probe, gather};
 use crate::numbers::{pattern, relative_error, sample_indices, short};
 use crate::outcome::Outcome;
-use crate::peaks::{Precision, peak};
-use half::bf16;
+use crate::peaks::peak;
+use half::{bf16, f16};
 use serde_json::{Value, json};
 use switchyard_cuda::Error;
-use switchyard_cuda::cublaslt::{CublasLt, Matrix, Planned, Product};
+use switchyard_cuda::cublaslt::{Arithmetic, CublasLt, Format, Matrix, Planned, Product};
 use switchyard_cuda::driver::{Buffer, Context, Span, Stream};
 use switchyard_cuda::find::CUBLASLT;
 
@@ -43,14 +43,18 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
         tokens,
     };
     let mut rows = Vec::new();
-    for precision in [Precision::Bf16, Precision::Tf32] {
+    let peak = peak(&device.name);
+    let precisions = [
+        ("Bf16", (Format::Bf16, Arithmetic::Ieee), peak.map(|peak| peak.bf16)),
+        ("Tf32", (Format::F32, Arithmetic::Tf32), peak.map(|peak| peak.tf32)),
+    ];
+    for (name, numbers, peak) in precisions {
         let largest = 4 * widths[1];
-        let x = upload(&context, precision, 1, tokens * largest)?;
-        let w = upload(&context, precision, 2, widths[1] * largest)?;
-        let peak = peak(&device.name, precision);
+        let x = upload(&context, numbers.0, 1, tokens * largest)?;
+        let w = upload(&context, numbers.0, 2, widths[1] * largest)?;
         for (n, k) in widths.into_iter().flat_map(layers) {
-            let row = json!({"precision": format!("{precision:?}"), "m": tokens, "n": n, "k": k});
-            let result = bench.measure(precision, (n, k), [&x, &w]).map(|(mut figures, tflops)| {
+            let row = json!({"precision": name, "m": tokens, "n": n, "k": k});
+            let result = bench.measure(numbers, (n, k), [&x, &w]).map(|(mut figures, tflops)| {
                 figures["shareOfPeak"] = peak.map(|peak| short(tflops / peak)).into();
                 figures
             });
@@ -64,34 +68,17 @@ impl Bench {
     /// Measures `y = x w^T`; returns the figures, and the TFLOP/s.
     fn measure(
         &self,
-        precision: Precision,
+        (format, arithmetic): (Format, Arithmetic),
         (n, k): (usize, usize),
         [x, w]: [&Buffer; 2],
     ) -> Result<(Value, f64), Outcome> {
-        let element = precision.element();
-        let y = self.stream.context().allocate(self.tokens * n * element.bytes())?;
-        let matrix = |buffer: &Buffer, rows, columns, is_transposed| Matrix {
-            memory: buffer.span(),
-            format: element.into(),
-            rows,
-            columns,
-            pitch: columns,
-            is_transposed,
-        };
-        let product = Product {
-            left: matrix(x, self.tokens, k, false),
-            right: matrix(w, n, k, true),
-            result: matrix(&y, self.tokens, n, false),
-            addend: None,
-            epilogue: None,
-            arithmetic: precision.arithmetic(),
-            scales: None,
-        };
-        let planned = self.cublaslt.plan(product, WORKSPACE_BYTES, ALGORITHMS)?;
+        let y = self.stream.context().allocate(self.tokens * n * format.bytes())?;
+        let sides = [x, w, &y].map(|buffer| (buffer, format));
+        let planned = plan(&self.cublaslt, sides, [self.tokens, n, k], arithmetic)?;
         let (algorithm, seconds) = fastest(&planned, self.workspace.span(), &self.stream)?;
         // This result is compared below.
         planned.run(algorithm, self.workspace.span(), &self.stream)?;
-        let error = error(&y, precision, [self.tokens, n, k])?;
+        let error = error(&y, format, [self.tokens, n, k])?;
         let tflops = 2.0 * (self.tokens * n * k) as f64 / seconds / 1e12;
         let figures = json!({
             "microseconds": short(seconds * 1e6),
@@ -101,6 +88,33 @@ impl Bench {
         });
         Ok((figures, tflops))
     }
+}
+
+/// Plans `y = x w^T` of `m` x `k` and `n` x `k` matrices, with several algorithms.
+pub(super) fn plan(
+    cublaslt: &CublasLt,
+    [x, w, y]: [(&Buffer, Format); 3],
+    [m, n, k]: [usize; 3],
+    arithmetic: Arithmetic,
+) -> Result<Planned, Error> {
+    let matrix = |(buffer, format): (&Buffer, Format), rows, columns, is_transposed| Matrix {
+        memory: buffer.span(),
+        format,
+        rows,
+        columns,
+        pitch: columns,
+        is_transposed,
+    };
+    let product = Product {
+        left: matrix(x, m, k, false),
+        right: matrix(w, n, k, true),
+        result: matrix(y, m, n, false),
+        addend: None,
+        epilogue: None,
+        arithmetic,
+        scales: None,
+    };
+    cublaslt.plan(product, WORKSPACE_BYTES, ALGORITHMS)
 }
 
 /// The fastest algorithm and its seconds. Algorithms that the device rejects are skipped.
@@ -117,21 +131,27 @@ pub(super) fn fastest(planned: &Planned, workspace: Span, stream: &Stream) -> Re
     best.ok_or_else(|| refused.map_or_else(|| Outcome::failed("product", "no algorithm was tried"), Outcome::from))
 }
 
-fn upload(context: &Context, precision: Precision, seed: u32, len: usize) -> Result<Buffer, Error> {
+/// Nonzero values.
+pub(super) fn upload(context: &Context, format: Format, seed: u32, len: usize) -> Result<Buffer, Error> {
     let values = (0..len).map(|index| pattern(seed, index));
-    match precision {
-        Precision::Bf16 => context.upload(&values.map(bf16::from_f32).collect::<Vec<_>>()),
-        Precision::Tf32 => context.upload(&values.collect::<Vec<_>>()),
+    match format {
+        // Arbitrary bits, except those of NaN and of large values.
+        Format::Fp8(_) => {
+            context.upload(&values.map(|value| value.to_bits().to_le_bytes()[2] & 0xb7).collect::<Vec<_>>())
+        }
+        Format::F32 => context.upload(&values.collect::<Vec<_>>()),
+        Format::Bf16 => context.upload(&values.map(bf16::from_f32).collect::<Vec<_>>()),
+        Format::F16 => context.upload(&values.map(f16::from_f32).collect::<Vec<_>>()),
     }
 }
 
 /// Relative error of sampled elements.
-fn error(y: &Buffer, precision: Precision, [m, n, k]: [usize; 3]) -> Result<f64, Outcome> {
+fn error(y: &Buffer, format: Format, [m, n, k]: [usize; 3]) -> Result<f64, Outcome> {
     let (mut got, mut wanted) = (Vec::new(), Vec::new());
     for place in sample_indices(m * n, 61) {
-        got.extend(match precision {
-            Precision::Bf16 => y.download::<bf16>(place..place + 1)?.iter().map(|value| value.to_f32()).collect(),
-            Precision::Tf32 => y.download::<f32>(place..place + 1)?,
+        got.extend(match format {
+            Format::Bf16 => y.download::<bf16>(place..place + 1)?.iter().map(|value| value.to_f32()).collect(),
+            _ => y.download::<f32>(place..place + 1)?,
         });
         let (row, column) = (place / n, place % n);
         let sum: f64 = (0..k).map(|i| f64::from(pattern(1, row * k + i)) * f64::from(pattern(2, column * k + i))).sum();

@@ -1,16 +1,16 @@
 //! Copy, matrix product and kernel launch rates: writes the device file for `switchyard plan
 //! --device`.
 
-use super::products::{WORKSPACE_BYTES, fastest};
+use super::products::{WORKSPACE_BYTES, fastest, plan, upload};
 use super::{Probe, streams};
-use crate::numbers::{pattern, short};
+use crate::numbers::short;
 use crate::outcome::Outcome;
 use crate::record::Record;
 use crate::version;
-use half::{bf16, f16};
 use serde_json::{Value, json};
-use switchyard_cuda::cublaslt::{Arithmetic, CublasLt, Format, Matrix, Product};
-use switchyard_cuda::driver::{Buffer, Context, Stream};
+use switchyard_cuda::Error;
+use switchyard_cuda::cublaslt::{Arithmetic, CublasLt, Format};
+use switchyard_cuda::driver::{Context, Stream};
 use switchyard_cuda::find::CUBLASLT;
 use switchyard_cuda::kernels::fp8::{self, Fp8};
 use switchyard_worker_contract::prediction::{Gpu, Rates};
@@ -19,7 +19,6 @@ use switchyard_worker_contract::prediction::{Gpu, Rates};
 /// multiprocessor; launches of a graph.
 const SIZES: (usize, usize, usize) = (1 << 30, 8192, 100);
 const REHEARSED: (usize, usize, usize) = (1 << 12, 32, 4);
-const ALGORITHMS: usize = 4;
 const ROUNDS: usize = 10;
 
 pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
@@ -74,7 +73,7 @@ fn copy(context: &Context, stream: &Stream, bytes: usize) -> Result<f64, Outcome
     Ok(short(2.0 * bytes as f64 / seconds))
 }
 
-/// FLOP/s of a square product of nonzero values, with the fastest of several algorithms.
+/// FLOP/s of a square product with the fastest of several algorithms.
 fn product(
     context: &Context,
     stream: &Stream,
@@ -83,43 +82,11 @@ fn product(
     size: usize,
 ) -> Result<f64, Outcome> {
     let of_result = if let Format::Fp8(_) = format { Format::Bf16 } else { format };
-    let sides = [(1, format), (2, format), (3, of_result)];
-    let [left, right, result] = sides.map(|(seed, format)| upload(context, format, seed, size * size));
-    let (left, right, result, workspace) = (left?, right?, result?, context.allocate(WORKSPACE_BYTES)?);
-    let matrix = |buffer: &Buffer, format, is_transposed| Matrix {
-        memory: buffer.span(),
-        format,
-        rows: size,
-        columns: size,
-        pitch: size,
-        is_transposed,
-    };
-    let planned = cublaslt.plan(
-        Product {
-            left: matrix(&left, format, false),
-            right: matrix(&right, format, true),
-            result: matrix(&result, of_result, false),
-            addend: None,
-            epilogue: None,
-            arithmetic: Arithmetic::Ieee,
-            scales: None,
-        },
-        WORKSPACE_BYTES,
-        ALGORITHMS,
-    )?;
-    let (_, seconds) = fastest(&planned, workspace.span(), stream)?;
+    let [left, right, result] = [(1, format), (2, format), (3, of_result)]
+        .map(|(seed, format)| Ok::<_, Error>((upload(context, format, seed, size * size)?, format)));
+    let (left, right, result) = (left?, right?, result?);
+    let sides = [&left, &right, &result].map(|(buffer, format)| (buffer, *format));
+    let planned = plan(cublaslt, sides, [size; 3], Arithmetic::Ieee)?;
+    let (_, seconds) = fastest(&planned, context.allocate(WORKSPACE_BYTES)?.span(), stream)?;
     Ok(short(2.0 * (size as f64).powi(3) / seconds))
-}
-
-fn upload(context: &Context, format: Format, seed: u32, len: usize) -> Result<Buffer, Outcome> {
-    let values = (0..len).map(|index| pattern(seed, index));
-    Ok(match format {
-        // Arbitrary bits, except those of NaN and of large values.
-        Format::Fp8(_) => {
-            context.upload(&values.map(|value| value.to_bits().to_le_bytes()[2] & 0xb7).collect::<Vec<_>>())?
-        }
-        Format::F32 => context.upload(&values.collect::<Vec<_>>())?,
-        Format::Bf16 => context.upload(&values.map(bf16::from_f32).collect::<Vec<_>>())?,
-        Format::F16 => context.upload(&values.map(f16::from_f32).collect::<Vec<_>>())?,
-    })
 }

@@ -5,7 +5,7 @@ use super::{Probe, gather};
 use crate::jobs::{CLASSES, half, job, synthetic};
 use crate::numbers::{mib, short};
 use crate::outcome::Outcome;
-use crate::peaks::{self, peak};
+use crate::peaks::peak;
 use crate::torch::Peer;
 use crate::worker::{Worker, check_paths};
 use serde_json::{Value, json};
@@ -155,7 +155,7 @@ fn measure(probe: &Probe, case: Case) -> Result<Value, Outcome> {
     }
     let per_second = f64::from(batch * case.items) * 1e3;
     let [own_times, torch, compiled] = times;
-    let peak = peak(&device.name, peaks::Precision::Bf16).filter(|_| config.precision != Precision::Fp32);
+    let peak = peak(&device.name).map(|peak| peak.bf16).filter(|_| config.precision != Precision::Fp32);
     let with_mfu = |mut report: Value| {
         if let (Some(flops), Some(peak), Some(rate)) = (palm_flops(&config.model), peak, report["perSecond"].as_f64()) {
             report["mfu"] = short(flops * rate / (peak * 1e12)).into();

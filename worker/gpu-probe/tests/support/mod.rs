@@ -5,45 +5,13 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// In the order in which they run.
-pub const PARTS: [&str; 36] = [
-    "machine",
-    "driver",
-    "cublaslt",
-    "nvrtc",
-    "nccl",
-    "cudnn",
-    "compile",
-    "adamw",
-    "streams",
-    "rates",
-    "vectors",
-    "attention",
-    "convolutions",
-    "training-gpt",
-    "training-resnet",
-    "steps-gpt",
-    "kernels-gpt",
-    "steps-resnet",
-    "kernels-resnet",
-    "steps-bert",
-    "start",
-    "products",
-    "all-reduce",
-    "training-bert",
-    "memcheck",
-    "resume",
-    "training-mlp",
-    "input-resnet",
-    "counters",
-    "steps-gpt-fp8",
-    "steps-gpt-tiny",
-    "steps-mlp",
-    "racecheck",
-    "synccheck",
-    "initcheck",
-    "memory",
-];
+/// All parts, in the order in which they run.
+pub fn parts() -> Vec<String> {
+    let help = probe_without_results().arg("--help").output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let (_, list) = help.split_once("[possible values: ").unwrap();
+    list.split(']').next().unwrap().split(',').map(|name| name.trim().to_owned()).collect()
+}
 
 /// The probe, with results in this folder.
 pub fn probe(folder: &Path) -> Command {

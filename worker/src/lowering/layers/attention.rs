@@ -6,7 +6,7 @@ use crate::cpu::Format;
 use crate::cpu::attention::AttentionShape;
 use crate::lowering::cudnn;
 use crate::lowering::format;
-use crate::lowering::launch::{self, AttentionPass, Work};
+use crate::lowering::launch::Work;
 use crate::lowering::refused::Reason;
 use crate::lowering::target::Target;
 use crate::nn::plan::{Mode, NodePlan};
@@ -30,7 +30,7 @@ pub(super) fn backward_scratch(shape: &AttentionShape, target: &Target, of: Form
 impl<M: kernels::Memory> Lowering<'_, M> {
     pub(super) fn attention(&mut self, shape: &AttentionShape, regions: &NodePlan) -> Result<(), Reason> {
         let [qkv, out, saved] = [&regions.inputs[0], &regions.output, &regions.saved].map(|place| self.arena(place));
-        if self.fused(shape, false, AttentionPass::Forward { qkv, out, saved })? {
+        if self.fused(shape, false, vec![qkv, out, saved])? {
             return Ok(());
         }
         let (blocks, shared_bytes) = (self.target.blocks, self.target.shared_bytes);
@@ -47,8 +47,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
             [&regions.backward_inputs[0], &regions.backward_output, &regions.saved].map(|place| self.arena(place));
         let [d_out, d_qkv, scratch] =
             [&regions.d_output, &regions.d_inputs[0], &regions.backward_scratch].map(|place| self.arena(place));
-        let on = switchyard_cuda::attention::Backward { qkv, out, saved, d_out, d_qkv, scratch };
-        if self.fused(shape, true, AttentionPass::Backward(on))? {
+        if self.fused(shape, true, vec![qkv, out, saved, d_out, d_qkv, scratch])? {
             return Ok(());
         }
         let on = Backward { qkv, out, saved, d_out, means: scratch, d_qkv };
@@ -58,13 +57,11 @@ impl<M: kernels::Memory> Lowering<'_, M> {
     }
 
     /// Lowers to a cuDNN op if supported; returns whether it is.
-    fn fused(&mut self, shape: &AttentionShape, backward: bool, on: AttentionPass<M>) -> Result<bool, Reason> {
-        let operation = cudnn::attention(shape, self.format, backward)?;
-        let known = Operation::Attention(operation);
-        let computes = self.target.cudnn.workspace(&known).is_some();
+    fn fused(&mut self, shape: &AttentionShape, backward: bool, memory: Vec<M>) -> Result<bool, Reason> {
+        let operation = Operation::Attention(cudnn::attention(shape, self.format, backward)?);
+        let computes = self.target.cudnn.workspace(&operation).is_some();
         if computes {
-            let workspace = self.workspace(&known);
-            self.works.push(Work::Attention(launch::Attention { operation, on, workspace }));
+            self.cudnn(operation, memory);
         }
         Ok(computes)
     }

@@ -7,7 +7,7 @@
 use super::{FLOAT, Lowering, adds, element, number, size};
 use crate::cpu::{ConvolutionShape, Format};
 use crate::lowering::cudnn;
-use crate::lowering::launch::{Convolution, Memory, Span, Work};
+use crate::lowering::launch::{Cudnn, Memory, Span, Work};
 use crate::lowering::refused::Reason;
 use crate::nn::arena::Region;
 use crate::nn::plan::NodePlan;
@@ -69,15 +69,14 @@ impl<M: kernels::Memory> Lowering<'_, M> {
     /// A cuDNN convolution of images, filters and results.
     fn cudnn_convolution(&mut self, shape: &ConvolutionShape, (direction, adds): (Direction, bool), tensors: [M; 3]) {
         let operation = cudnn::convolution(shape, (self.format, self.target.arithmetic), (direction, adds));
-        let workspace = self.workspace(&Operation::Convolution(operation));
-        let [images, filters, results] = tensors;
-        self.works.push(Work::Convolution(Convolution { operation, images, filters, results, workspace }));
+        self.cudnn(Operation::Convolution(operation), tensors.to_vec());
     }
 
-    /// The workspace of a cuDNN operation, if it needs one.
-    pub(super) fn workspace(&self, operation: &Operation) -> Option<M> {
-        let bytes = self.target.cudnn.workspace(operation).filter(|bytes| *bytes > 0);
-        bytes.map(|bytes| (self.place)(Span { memory: Memory::Workspace, at: 0, bytes }))
+    /// A cuDNN operation, with its workspace if it needs one.
+    pub(super) fn cudnn(&mut self, operation: Operation, memory: Vec<M>) {
+        let bytes = self.target.cudnn.workspace(&operation).filter(|bytes| *bytes > 0);
+        let workspace = bytes.map(|bytes| (self.place)(Span { memory: Memory::Workspace, at: 0, bytes }));
+        self.works.push(Work::Cudnn(Cudnn { operation, memory, workspace }));
     }
 
     fn filters(&self, shape: &ConvolutionShape, regions: &NodePlan) -> Matrix<M> {

@@ -98,8 +98,7 @@ impl Dispatcher {
         match work {
             Work::Kernel(call) => Ok(Command::Kernel(self.program(call.program()), call)),
             Work::Product(product) => Ok(Command::Product(Box::new(self.algorithms.plan(product)?))),
-            Work::Convolution(convolution) => Ok(Command::Cudnn(Box::new(self.cudnn_plans.convolution(&convolution)?))),
-            Work::Attention(attention) => Ok(Command::Cudnn(Box::new(self.cudnn_plans.attention(&attention)?))),
+            Work::Cudnn(cudnn) => Ok(Command::Cudnn(Box::new(self.cudnn_plans.planned(&cudnn)?))),
             Work::Copy { from, to } => Ok(copy(&from, &to)),
         }
     }

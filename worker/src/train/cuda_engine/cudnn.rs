@@ -3,7 +3,7 @@
 
 use super::algorithms::arithmetic;
 use super::machine::Machine;
-use crate::lowering::{self, AttentionPass, Computation, CudnnKinds, Work};
+use crate::lowering::{self, Computation, CudnnKinds, Work};
 use crate::nn::Graph;
 use crate::train::TrainError;
 use std::sync::Arc;
@@ -61,9 +61,8 @@ impl CudnnPlans {
     /// The convolution, and the reason.
     pub fn check(&self, computation: &Computation) -> Result<(), TrainError> {
         for work in computation.works(|span| span)?.all() {
-            let Work::Convolution(of) = work else { continue };
-            let operation = Operation::Convolution(of.operation);
-            if let Some((_, Err(reason))) = self.kinds.iter().find(|(known, _)| *known == operation) {
+            let Work::Cudnn(lowering::Cudnn { operation, .. }) = work else { continue };
+            if let Some((_, Err(reason))) = self.kinds.iter().find(|(known, _)| known == operation) {
                 return Err(TrainError::NoGpu(format!("{operation}: {reason}; expected a cuDNN that computes it")));
             }
         }
@@ -76,37 +75,18 @@ impl CudnnPlans {
         CudnnKinds::new(planned.map(|(kind, plan)| (kind, plan.workspace_bytes())).collect())
     }
 
-    /// Prepares a convolution for queueing.
+    /// Prepares an operation for queueing.
     ///
     /// # Errors
     /// The memory is too small, or a call fails.
     ///
     /// # Panics
     /// It is not one of [`CudnnPlans::kinds`].
-    pub fn convolution(&self, of: &lowering::Convolution<Span>) -> Result<Planned, Error> {
-        let lowering::Convolution { operation, images, filters, results, workspace } = *of;
-        Planned::new(self.plan(&Operation::Convolution(operation)), &[images, filters, results], workspace)
-    }
-
-    /// Prepares an attention operation for queueing.
-    ///
-    /// # Errors
-    /// The memory is too small, or a call fails.
-    ///
-    /// # Panics
-    /// It is not one of [`CudnnPlans::kinds`].
-    pub fn attention(&self, of: &lowering::Attention<Span>) -> Result<Planned, Error> {
-        let spans = match of.on {
-            AttentionPass::Forward { qkv, out, saved } => of.operation.spans(qkv, out, saved)?,
-            AttentionPass::Backward(on) => of.operation.backward_spans(on)?,
-        };
-        Planned::new(self.plan(&Operation::Attention(of.operation)), &spans, of.workspace)
-    }
-
-    fn plan(&self, kind: &Operation) -> &Arc<Plan> {
-        let known = self.kinds.iter().find(|(known, _)| known == kind);
+    pub fn planned(&self, of: &lowering::Cudnn<Span>) -> Result<Planned, Error> {
+        let known = self.kinds.iter().find(|(known, _)| *known == of.operation);
         let plan = known.and_then(|(_, answer)| answer.as_ref().ok());
-        plan.expect("invariant: works are planned for what cuDNN has accepted")
+        let plan = plan.expect("invariant: works are planned for what cuDNN has accepted");
+        Planned::new(plan, &of.memory, of.workspace)
     }
 
     /// The operations that cuDNN computes, and why our kernels compute others.

@@ -40,28 +40,6 @@ pub(super) const OF_REDUCTION: i32 = 22;
 pub(super) const RESHAPE: i32 = 31;
 pub(super) const DEVICE: i32 = 38;
 
-pub(super) const KINDS: [i32; 19] = [
-    POINTWISE,
-    WINDOW,
-    ENGINE,
-    CONFIGURATION,
-    HEURISTIC,
-    PLAN,
-    FORWARD,
-    FILTERS,
-    IMAGES,
-    OF_POINTWISE,
-    GRAPH,
-    PACK,
-    TENSOR,
-    PRODUCT,
-    OF_PRODUCT,
-    REDUCTION,
-    OF_REDUCTION,
-    RESHAPE,
-    DEVICE,
-];
-
 /// A settable attribute: name, type, minimum and maximum number of values, and whether it is
 /// required.
 pub(super) struct AttributeSpec {
@@ -155,6 +133,12 @@ pub(super) fn attribute_specs(kind: i32) -> Vec<AttributeSpec> {
         DEVICE => vec![optional(2700, INT32, 1), optional(2702, CHAR, ANY)],
         _ => Vec::new(),
     }
+}
+
+/// Whether there are descriptors of this kind. The library itself sets the attributes of engines and
+/// configurations.
+pub(super) fn is_kind(kind: i32) -> bool {
+    [ENGINE, CONFIGURATION].contains(&kind) || !attribute_specs(kind).is_empty()
 }
 
 /// Bytes of a value of this type.

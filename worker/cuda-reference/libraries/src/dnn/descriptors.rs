@@ -1,7 +1,7 @@
 //! Descriptors. Attributes are checked when set, the whole when finalized; afterwards nothing
 //! changes.
 
-use super::attributes::{Attributes, CHAR, DESCRIPTOR, INT64, KINDS, NUMERICAL_NOTE, Value, attribute_specs, size};
+use super::attributes::{Attributes, CHAR, DESCRIPTOR, INT64, NUMERICAL_NOTE, Value, attribute_specs, is_kind, size};
 use super::graphs::{self, Finalized};
 use super::{
     ATTRIBUTE_TYPE, BAD_PARAM, CallResult, DESCRIPTOR_TYPE, NOT_FINALIZED, NOT_INITIALIZED, NOT_SUPPORTED,
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn cudnnBackendCreateDescriptor(kind: i32, to: *mut Pointe
     if to.is_null() {
         return done(refused(CALL, NULL_POINTER, "no descriptor"));
     }
-    if !KINDS.contains(&kind) {
+    if !is_kind(kind) {
         return done(refused(CALL, NOT_SUPPORTED, &format!("descriptors of kind {kind}")));
     }
     let made = Box::new(Descriptor { tag: TAG, kind, attributes: Attributes(BTreeMap::new()), finalized: None });

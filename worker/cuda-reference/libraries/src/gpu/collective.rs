@@ -21,11 +21,7 @@ pub(crate) struct Collective {
 impl Collective {
     /// Sends this rank's data, which must be initialised.
     pub(crate) fn send(&self, gpu: &Gpu, stamp: &Stamp) -> Vec<Touched> {
-        let bytes = (self.from.end - self.from.start) as usize;
-        if !gpu.device.at(self.from.start, bytes).is_some_and(|span| gpu.device.is_written(span)) {
-            gpu.report(&format!("{} reads {} that nobody has written", stamp.name, gpu.describe(&self.from)));
-        }
-        self.communicator.send(self.call, &gpu.read(self.from.start, bytes));
+        self.communicator.send(self.call, &gpu.read_written(&self.from, stamp));
         vec![Touched { range: self.from.clone(), writes: false }]
     }
 

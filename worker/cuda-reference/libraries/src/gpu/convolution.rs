@@ -1,8 +1,9 @@
 //! Convolutions by definition, with f32 accumulation.
 
 use crate::gpu::Gpu;
+use crate::gpu::access::Access;
 use crate::gpu::product::tf32;
-use crate::gpu::tensor::{Tensor, overlap};
+use crate::gpu::tensor::Tensor;
 use crate::numbers::Format;
 use crate::shadow::Stamp;
 use std::ops::Range;
@@ -133,9 +134,7 @@ impl Convolution {
 
     /// `is_wrong`: see [`crate::fault`].
     pub(crate) fn run(&self, gpu: &mut Gpu, stamp: &Stamp, is_wrong: bool) -> Vec<Touched> {
-        if let Some(range) = self.overwritten() {
-            gpu.report(&format!("{} writes what it reads: {}", stamp.name, gpu.describe(&range)));
-        }
+        let touched = self.access().touched(gpu, stamp);
         // The previous content of the workspace is lost.
         let workspace = (self.workspace.end - self.workspace.start) as usize;
         gpu.write(self.workspace.start, &vec![0xff; workspace]);
@@ -179,34 +178,19 @@ impl Convolution {
             sums[0] += 1.0;
         }
         tensors[written].write(gpu, self.addresses[written], sums);
-        self.touched()
-    }
-
-    /// An overlap of written memory (result or workspace) with read memory.
-    fn overwritten(&self) -> Option<Range<u64>> {
-        let written = self.shape.written();
-        let ranges = |at: usize| self.shape.tensors()[at].ranges(self.addresses[at]);
-        let read = (0..3).filter(|at| *at != written).flat_map(ranges).collect();
-        let all = ranges(written).into_iter().chain([self.workspace.clone()]).collect();
-        overlap(all, read)
-    }
-
-    fn touched(&self) -> Vec<Touched> {
-        let written = self.shape.written();
-        let mut touched = Vec::new();
-        for (at, (tensor, address)) in self.shape.tensors().into_iter().zip(self.addresses).enumerate() {
-            for range in tensor.ranges(address) {
-                if at != written || self.shape.beta != 0.0 {
-                    touched.push(Touched { range: range.clone(), writes: false });
-                }
-                if at == written {
-                    touched.push(Touched { range, writes: true });
-                }
-            }
-        }
-        if !self.workspace.is_empty() {
-            touched.push(Touched { range: self.workspace.clone(), writes: true });
-        }
         touched
+    }
+
+    fn access(&self) -> Access {
+        let mut access = Access { writes: vec![self.workspace.clone()], ..Access::default() };
+        for (at, (tensor, address)) in self.shape.tensors().into_iter().zip(self.addresses).enumerate() {
+            let ranges = match at == self.shape.written() {
+                false => &mut access.reads,
+                true if self.shape.beta == 0.0 => &mut access.writes,
+                true => &mut access.updates,
+            };
+            ranges.extend(tensor.ranges(address));
+        }
+        access
     }
 }

@@ -1,7 +1,8 @@
 //! Graphs of tensor operations, executed one after another by definition in f32.
 
 use crate::gpu::Gpu;
-use crate::gpu::tensor::{Place, Tensor, overlap};
+use crate::gpu::access::Access;
+use crate::gpu::tensor::{Place, Tensor};
 use crate::shadow::Stamp;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -228,11 +229,9 @@ impl Bound {
         let ranges = |tensors: &[&Tensor]| -> Vec<Range<u64>> {
             tensors.iter().flat_map(|tensor| tensor.ranges(self.address(tensor))).collect()
         };
-        let (read_ranges, mut written) = (ranges(&read), ranges(&made));
-        written.push(self.workspace.clone());
-        if let Some(range) = overlap(written.clone(), read_ranges.clone()) {
-            gpu.report(&format!("{} writes what it reads: {}", stamp.name, gpu.describe(&range)));
-        }
+        let mut access = Access { reads: ranges(&read), writes: ranges(&made), ..Access::default() };
+        access.writes.push(self.workspace.clone());
+        let touched = access.touched(gpu, stamp);
         // The previous content of the workspace is lost.
         gpu.write(self.workspace.start, &vec![0xff; (self.workspace.end - self.workspace.start) as usize]);
         let mut known: BTreeMap<i64, Vec<f32>> = self.numbers.iter().map(|(id, number)| (*id, vec![*number])).collect();
@@ -254,9 +253,7 @@ impl Bound {
             }
             known.insert(node.output.id, numbers);
         }
-        let touched = |writes: bool| move |range: Range<u64>| Touched { range, writes };
-        written.retain(|range| !range.is_empty());
-        read_ranges.into_iter().map(touched(false)).chain(written.into_iter().map(touched(true))).collect()
+        touched
     }
 }
 

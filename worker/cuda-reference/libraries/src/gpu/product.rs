@@ -1,7 +1,7 @@
 //! Matrix products by definition, with f32 accumulation. Column-major throughout, like cuBLASLt.
 
 use crate::gpu::Gpu;
-use crate::gpu::tensor::overlap;
+use crate::gpu::access::Access;
 use crate::numbers::{Format, decoded, encoded};
 use crate::shadow::Stamp;
 use std::ops::Range;
@@ -90,9 +90,7 @@ pub(crate) struct Product {
 impl Product {
     /// `is_wrong`: see [`crate::fault`].
     pub(crate) fn run(&self, gpu: &mut Gpu, stamp: &Stamp, is_wrong: bool) -> Vec<Touched> {
-        if let Some(range) = self.overwritten() {
-            gpu.report(&format!("{} writes what it reads: {}", stamp.name, gpu.describe(&range)));
-        }
+        let touched = self.access().touched(gpu, stamp);
         let [a, b] = [(self.a, self.transposed[0]), (self.b, !self.transposed[1])].map(|((layout, address), flip)| {
             let mut numbers = matrix(gpu, layout, address, stamp);
             if self.is_tf32 {
@@ -128,58 +126,32 @@ impl Product {
             }
             gpu.write(layout.column(to, column as u64).start, &encoded(layout.format, &sums));
         }
-        self.touched()
-    }
-
-    /// An overlap of written with read memory.
-    fn overwritten(&self) -> Option<Range<u64>> {
-        let of = |(layout, address): (Layout, u64)| layout.columns(address);
-        let mut read = [of(self.a), of(self.b)].concat();
-        // C may be exactly D, but must not overlap it otherwise.
-        if self.beta != 0.0 && self.c != self.d {
-            read.extend(of(self.c));
-        }
-        let mut written = of(self.d);
-        written.push(self.workspace.clone());
-        if let Some(Epilogue { bias, kept, .. }) = self.epilogue {
-            read.extend(of(bias));
-            written.extend(kept.into_iter().flat_map(of));
-        }
-        overlap(written, read)
-    }
-
-    fn touched(&self) -> Vec<Touched> {
-        let of = |(layout, address): (Layout, u64), writes| {
-            layout.columns(address).into_iter().map(move |range| Touched { range, writes })
-        };
-        let mut touched: Vec<Touched> = of(self.a, false).chain(of(self.b, false)).collect();
-        let scales = self.scales.into_iter().flatten();
-        touched.extend(scales.map(|address| Touched { range: address..address + 4, writes: false }));
-        if self.beta != 0.0 {
-            touched.extend(of(self.c, false));
-        }
-        touched.extend(of(self.d, true));
-        if let Some(Epilogue { bias, kept, .. }) = self.epilogue {
-            touched.extend(of(bias, false));
-            touched.extend(kept.into_iter().flat_map(|kept| of(kept, true)));
-        }
-        if !self.workspace.is_empty() {
-            touched.push(Touched { range: self.workspace.clone(), writes: true });
-        }
         touched
+    }
+
+    fn access(&self) -> Access {
+        let of = |(layout, address): (Layout, u64)| layout.columns(address);
+        let mut access = Access { reads: [of(self.a), of(self.b)].concat(), ..Access::default() };
+        access.reads.extend(self.scales.into_iter().flatten().map(|address| address..address + 4));
+        // C may be exactly D, but must not overlap it otherwise.
+        if self.beta != 0.0 && self.c == self.d {
+            access.updates = of(self.d);
+        } else {
+            access.writes = of(self.d);
+            access.reads.extend((self.beta != 0.0).then(|| of(self.c)).into_iter().flatten());
+        }
+        access.writes.push(self.workspace.clone());
+        if let Some(Epilogue { bias, kept, .. }) = self.epilogue {
+            access.reads.extend(of(bias));
+            access.writes.extend(kept.into_iter().flat_map(of));
+        }
+        access
     }
 }
 
 /// Reads the columns of a matrix, which must be initialised.
 fn matrix(gpu: &Gpu, layout: Layout, address: u64, stamp: &Stamp) -> Vec<Vec<f32>> {
-    let column = |index| {
-        let range = layout.column(address, index);
-        let bytes = (range.end - range.start) as usize;
-        if !gpu.device.at(range.start, bytes).is_some_and(|span| gpu.device.is_written(span)) {
-            gpu.report(&format!("{} reads {} that nobody has written", stamp.name, gpu.describe(&range)));
-        }
-        decoded(layout.format, &gpu.read(range.start, bytes))
-    };
+    let column = |index| decoded(layout.format, &gpu.read_written(&layout.column(address, index), stamp));
     (0..layout.columns).map(column).collect()
 }
 

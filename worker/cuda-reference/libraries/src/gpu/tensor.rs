@@ -73,13 +73,7 @@ impl Tensor {
 
     /// Reads all elements in memory order, without gaps. They must be initialised.
     pub(crate) fn read(&self, gpu: &Gpu, address: u64, stamp: &Stamp) -> Vec<f32> {
-        let range = |range: Range<u64>| {
-            let bytes = (range.end - range.start) as usize;
-            if !gpu.device.at(range.start, bytes).is_some_and(|span| gpu.device.is_written(span)) {
-                gpu.report(&format!("{} reads {} that nobody has written", stamp.name, gpu.describe(&range)));
-            }
-            decoded(self.format, &gpu.read(range.start, bytes))
-        };
+        let range = |range: Range<u64>| decoded(self.format, &gpu.read_written(&range, stamp));
         self.ranges(address).into_iter().flat_map(range).collect()
     }
 
@@ -115,25 +109,6 @@ impl Tensor {
     }
 }
 
-/// An overlap of written with read memory.
-pub(crate) fn overlap(mut written: Vec<Range<u64>>, mut read: Vec<Range<u64>>) -> Option<Range<u64>> {
-    read.retain(|range| !range.is_empty());
-    written.retain(|range| !range.is_empty());
-    read.sort_by_key(|range| range.start);
-    // Ranges are processed in order, and overlapping ones merged.
-    let mut joined: Vec<Range<u64>> = Vec::new();
-    for range in read {
-        match joined.last_mut().filter(|last| range.start <= last.end) {
-            Some(last) => last.end = last.end.max(range.end),
-            None => joined.push(range),
-        }
-    }
-    written.into_iter().find(|range| {
-        let before = joined.partition_point(|one| one.start < range.end);
-        before.checked_sub(1).is_some_and(|last| joined[last].end > range.start)
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,12 +126,5 @@ mod tests {
         };
         assert_eq!(tensor.ranges(100), [100..102, 104..106, 108..110, 112..114, 116..118, 120..122]);
         assert_eq!(tensor.places(), [0, 2, 4, 1, 3, 5]);
-    }
-
-    #[test]
-    fn overlaps_of_reads_and_writes_are_found() {
-        assert_eq!(overlap(vec![0..4, 10..12], vec![4..6, 12..20]), None);
-        assert_eq!(overlap(vec![0..4, 10..13], vec![12..20, 4..6]), Some(10..13));
-        assert_eq!(overlap(vec![5..6, 7..7], vec![0..10, 2..3]), Some(5..6));
     }
 }

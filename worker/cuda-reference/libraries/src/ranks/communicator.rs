@@ -16,7 +16,6 @@ pub(crate) struct Communicator {
     pub(crate) rank: u32,
     /// Number of its GPU, from 1.
     pub(crate) device: usize,
-    pub(crate) is_blocking: bool,
     faults: Faults,
     seed: u64,
     state: Mutex<State>,
@@ -60,14 +59,13 @@ impl Communicator {
         (rank, world): (u32, u32),
         (device, ordinal): (usize, usize),
         (faults, seed): (Faults, u64),
-        is_blocking: bool,
     ) -> Result<Arc<Communicator>, Status> {
         if faults.nccl_init == Some(u64::from(rank)) {
             explain("ncclCommInitRankConfig", "injected fault");
             return Err(SYSTEM_ERROR);
         }
         let state = Mutex::default();
-        let new = Arc::new(Communicator { rank, device, is_blocking, faults, seed, state });
+        let new = Arc::new(Communicator { rank, device, faults, seed, state });
         if faults.nccl_absent != Some(u64::from(rank)) {
             // Ranks with the same ID are on one host for NCCL.
             let host = std::env::var_os("NCCL_HOSTID");
@@ -101,7 +99,7 @@ impl Communicator {
             return self.fail(SYSTEM_ERROR, "nothing listens at the address in the id");
         };
         self.change(|state| state.stream = Some(Arc::clone(&stream)));
-        if send(&stream, Kind::Hello, &[&hello.encode()]).is_err() {
+        if send(&stream, Kind::Hello, &[bytemuck::bytes_of(&hello)]).is_err() {
             return self.fail(REMOTE_ERROR, "the root is gone");
         }
         loop {
@@ -156,7 +154,7 @@ impl Communicator {
             return self.fail(SYSTEM_ERROR, "injected fault");
         }
         if let Some(stream) = stream
-            && send(&stream, Kind::Call, &[&call.encode(), numbers]).is_err()
+            && send(&stream, Kind::Call, &[bytemuck::bytes_of(&call), numbers]).is_err()
         {
             self.fail(REMOTE_ERROR, "the root is gone");
         }

@@ -16,7 +16,7 @@ mod root;
 mod socket;
 
 pub(crate) use communicator::{Communicator, await_change};
-pub(crate) use root::{FIRST_OWN, SCALED, format, is_operation, open};
+pub(crate) use root::{FIRST_OWN, SCALED, SUM, format, open};
 pub(crate) use socket::Call;
 
 /// `ncclResult_t`.

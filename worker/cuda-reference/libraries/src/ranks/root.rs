@@ -14,8 +14,7 @@ const FLOAT16: u64 = 6;
 const FLOAT32: u64 = 7;
 const BFLOAT16: u64 = 9;
 /// `ncclRedOp_t`.
-const SUM: u64 = 0;
-const AVG: u64 = 4;
+pub(crate) const SUM: u64 = 0;
 /// `ncclNumOps`: the first number of a user's operation.
 pub(crate) const FIRST_OWN: usize = 5;
 /// A product with a factor, whose bits are the lower half of the number, then a sum.
@@ -29,10 +28,6 @@ pub(crate) fn format(data_type: i32) -> Option<Format> {
         BFLOAT16 => Some(Format::Bf16),
         _ => None,
     }
-}
-
-pub(crate) fn is_operation(operation: i32) -> bool {
-    u64::try_from(operation).is_ok_and(|operation| [SUM, AVG].contains(&operation))
 }
 
 /// Starts to wait for ranks; returns the root's name.
@@ -68,8 +63,8 @@ fn accept_ranks(listener: &UnixListener) -> io::Result<(Vec<u64>, Vec<Arc<UnixSt
     let mut here: Vec<(Hello, Arc<UnixStream>)> = Vec::new();
     while here.len() < here.first().map_or(1, |(hello, _)| hello.world as usize) {
         let (stream, _) = listener.accept()?;
-        let hello = match socket::receive(&stream)? {
-            (Kind::Hello, body) => Hello::decode(&body).ok_or(io::ErrorKind::InvalidData)?,
+        let hello: Hello = match socket::receive(&stream)? {
+            (Kind::Hello, body) => bytemuck::try_pod_read_unaligned(&body).map_err(|_| io::ErrorKind::InvalidData)?,
             _ => continue,
         };
         here.push((hello, Arc::new(stream)));
@@ -119,8 +114,8 @@ fn reduce_until_done(ranks: &[Arc<UnixStream>], messages: &Receiver<Message>) {
     loop {
         match messages.recv() {
             Ok((rank, Some((Kind::Call, body)))) => {
-                let Some(call) = Call::decode(&body) else { return };
-                waiting[rank].push_back((call, body[Call::BYTES..].to_vec()));
+                let Some((call, numbers)) = body.split_at_checked(size_of::<Call>()) else { return };
+                waiting[rank].push_back((bytemuck::pod_read_unaligned(call), numbers.to_vec()));
             }
             Ok((_, Some((Kind::Bye, _)))) => left += 1,
             Ok((rank, _)) => return broadcast(ranks, Kind::Lost, rank.to_string().as_bytes()),
@@ -147,16 +142,13 @@ fn sum(calls: &[(Call, Vec<u8>)]) -> Result<Vec<u8>, String> {
     }
     let format = i32::try_from(first.data_type).ok().and_then(format).ok_or("an unknown type")?;
     let rounded = |numbers: &[f32]| decoded(format, &encoded(format, numbers));
-    let part = match first.operation {
-        scaled if scaled & SCALED != 0 => f32::from_bits(scaled as u32),
-        _ => 1.0 / calls.len() as f32,
-    };
+    let factor = f32::from_bits(first.operation as u32);
     let mut all = calls.iter().map(|(_, bytes)| {
         let numbers = decoded(format, bytes);
         if first.operation == SUM {
             return numbers;
         }
-        rounded(&numbers.iter().map(|number| number * part).collect::<Vec<_>>())
+        rounded(&numbers.iter().map(|number| number * factor).collect::<Vec<_>>())
     });
     let mut sum = all.next().unwrap_or_default();
     for numbers in all {
@@ -195,7 +187,6 @@ mod tests {
         assert_eq!(sum_of(BFLOAT16, SUM, &[256.0, 1.0, 1.0]), 256.0);
         assert_eq!(sum_of(FLOAT32, SUM, &[256.0, 1.0, 1.0]), 258.0);
         assert_eq!(sum_of(FLOAT16, SUM, &[60000.0, 60000.0]), f32::INFINITY);
-        assert_eq!(sum_of(FLOAT16, AVG, &[60000.0, 60000.0]), 60000.0);
         assert_eq!(sum_of(FLOAT32, SCALED | u64::from(0.5f32.to_bits()), &[3.0, 5.0]), 4.0);
     }
 

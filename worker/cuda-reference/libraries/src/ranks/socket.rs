@@ -1,5 +1,6 @@
 //! Messages between ranks and the root: frames on an abstract Unix socket.
 
+use bytemuck::{Pod, Zeroable};
 use std::io::{self, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -31,7 +32,8 @@ const KINDS: [Kind; 9] =
     [Kind::Hello, Kind::Call, Kind::Bye, Kind::Ready, Kind::Sum, Kind::Refused, Kind::Wrong, Kind::Lost, Kind::Done];
 
 /// Identity of a rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
 pub(crate) struct Hello {
     pub(crate) rank: u64,
     pub(crate) world: u64,
@@ -42,7 +44,8 @@ pub(crate) struct Hello {
 }
 
 /// A collective call of a rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
 pub(crate) struct Call {
     /// Number within this communicator, from 1.
     pub(crate) number: u64,
@@ -53,40 +56,6 @@ pub(crate) struct Call {
     /// `ncclRedOp_t`.
     pub(crate) operation: u64,
     pub(crate) count: u64,
-}
-
-impl Hello {
-    pub(crate) fn encode(self) -> Vec<u8> {
-        words(&[self.rank, self.world, self.device, self.host])
-    }
-
-    pub(crate) fn decode(body: &[u8]) -> Option<Hello> {
-        let [rank, world, device, host] = numbers(body)?;
-        Some(Hello { rank, world, device, host })
-    }
-}
-
-impl Call {
-    pub(crate) const BYTES: usize = 40;
-
-    pub(crate) fn encode(self) -> Vec<u8> {
-        words(&[self.number, self.place, self.data_type, self.operation, self.count])
-    }
-
-    pub(crate) fn decode(body: &[u8]) -> Option<Call> {
-        let [number, place, data_type, operation, count] = numbers(body.get(..Call::BYTES)?)?;
-        Some(Call { number, place, data_type, operation, count })
-    }
-}
-
-fn words(numbers: &[u64]) -> Vec<u8> {
-    numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
-}
-
-fn numbers<const N: usize>(body: &[u8]) -> Option<[u64; N]> {
-    let (words, rest) = body.as_chunks();
-    let words: [[u8; 8]; N] = words.try_into().ok().filter(|_| rest.is_empty())?;
-    Some(words.map(u64::from_le_bytes))
 }
 
 pub(crate) fn listen(name: &[u8]) -> io::Result<UnixListener> {

@@ -45,18 +45,6 @@ fn a_stream_runs_after_the_event_it_waits_for_with_every_seed() {
     assert!(orders.iter().any(|order| *order != orders[0]), "{:?}", orders[0]);
 }
 
-#[test]
-fn the_default_stream_is_ordered_with_blocking_streams() {
-    let mut queue = Queue::new(0);
-    let (blocking, free) = (queue.create(true), queue.create(false));
-    put(&mut queue, blocking, "blocking");
-    put(&mut queue, free, "free");
-    put(&mut queue, DEFAULT, "default");
-    put(&mut queue, blocking, "after");
-    let target = queue.now(blocking);
-    assert_eq!(run(&mut queue, &target), ["blocking", "default", "after"]);
-}
-
 /// A call of a random program. Streams are numbers below [`STREAMS`].
 #[derive(Debug, Clone)]
 enum Call {
