@@ -84,8 +84,8 @@ const TABLE: &[Row] = &[
     Row {
         package: CUDA,
         workspace: &[],
-        only: Some(&["bytemuck", "libloading", "thiserror"]),
-        never: &["serde", "tokio", WORKER],
+        only: Some(&["bytemuck", "libloading", "serde", "serde_json", "thiserror"]),
+        never: &["tokio", WORKER],
     },
     // For tests only: executes kernels. No program contains it.
     Row {
@@ -98,14 +98,14 @@ const TABLE: &[Row] = &[
     Row {
         package: "switchyard-cuda-libraries",
         workspace: &[CUDA, "switchyard-cuda-reference"],
-        only: Some(&["half"]),
+        only: Some(&["bytemuck", "half"]),
         never: &["tokio", WORKER],
     },
     // Probes a machine and starts the worker as a program. No package depends on it.
     Row {
         package: "switchyard-gpu-probe",
         workspace: &[CUDA, CONTRACT],
-        only: Some(&["clap", "half", "rustix", "safetensors", "serde", "serde_json"]),
+        only: Some(&["clap", "csv", "half", "rustix", "safetensors", "serde", "serde_json"]),
         never: &["tokio", WORKER],
     },
     // A user's dependencies: the engine's crate alone.

@@ -95,8 +95,8 @@ impl kernels::Memory for Span {
     }
 }
 
-/// A cuDNN operation. Images and results of convolutions are NHWC with the pitch of tensors, filters
-/// are contiguous.
+/// A cuDNN operation. Images and results of convolutions are NHWC with the pitch of tensors,
+/// filters are contiguous.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cudnn<M> {
     pub operation: Operation,

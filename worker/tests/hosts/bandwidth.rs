@@ -10,7 +10,7 @@ use switchyard_worker_contract::config::BandwidthCheck;
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::{Event, Link, Measured};
 
-/// Network delay per 16 KiB: at most 2 MB/s, slower than the loopback interface of any busy machine.
+/// Network delay per 16 KiB: at most 2 MB/s, slower than the loopback interface of a busy machine.
 const SLOW: Duration = Duration::from_millis(8);
 /// A bandwidth between those of the slow and the fast network.
 const REQUIRED: f64 = 5e6;

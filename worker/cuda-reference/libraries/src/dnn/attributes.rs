@@ -135,8 +135,8 @@ pub(super) fn attribute_specs(kind: i32) -> Vec<AttributeSpec> {
     }
 }
 
-/// Whether there are descriptors of this kind. The library itself sets the attributes of engines and
-/// configurations.
+/// Whether there are descriptors of this kind. The library itself sets the attributes of engines
+/// and configurations.
 pub(super) fn is_kind(kind: i32) -> bool {
     [ENGINE, CONFIGURATION].contains(&kind) || !attribute_specs(kind).is_empty()
 }
