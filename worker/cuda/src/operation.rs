@@ -55,8 +55,9 @@ pub enum Operation {
 
 impl Operation {
     /// How it uses its memory. A convolution has images, filters and results. Attention has the
-    /// rows of queries, keys and values, the output, and the saved tensor; its gradient also has the
-    /// output's gradient, the rows' gradients, and scratch memory of [`Attention::scratch_bytes`].
+    /// rows of queries, keys and values, the output, and the saved tensor. Its gradient also has
+    /// the output's gradient, the rows' gradients, and scratch memory of
+    /// [`Attention::scratch_bytes`].
     pub fn arguments<M: Copy>(&self, memory: &[M]) -> Vec<Argument<M>> {
         let is_written = |index: usize| match self {
             Operation::Convolution(of) => index == of.direction.written(),
