@@ -19,7 +19,7 @@ mod ranks;
 
 use collective_support::wait_until;
 use hooked::{Hook, registry};
-use pods::{DEADLINE, Job, Running, pid_of, wait_for_step};
+use pods::{Job, Running, pid_of, wait_for_step};
 use random::Random;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Signal, kill_process};
@@ -164,7 +164,7 @@ fn in_process(kind: Kind, victim: u32, step: u64) -> Report {
     if kind == Kind::Stopped {
         assert!(wait_for_step(&job, &mut pod, step), "{}", job.read("err-0"));
         // A rank that has been alive for this long has sent heartbeats.
-        assert!(wait_until(DEADLINE, || recording(&job, victim).alive_us > 2_500_000), "{}", job.read("err-0"));
+        assert!(wait_until(|| recording(&job, victim).alive_us > 2_500_000), "{}", job.read("err-0"));
         let pid = pid_of(&job, 0, victim);
         stopped = Some(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64());
         kill_process(pid, Signal::STOP).unwrap();

@@ -11,7 +11,7 @@ mod ranks;
 
 use collective_support::wait_until;
 use hooked::registry;
-use pods::{DEADLINE, Job, Running, pid_of, wait_for_step};
+use pods::{Job, Running, pid_of, wait_for_step};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Signal, kill_process};
 use std::fs;
@@ -89,7 +89,7 @@ fn the_last_operation_of_a_stopped_rank_is_reported() {
     let mut pod = Running(command.spawn().unwrap());
     assert!(wait_for_step(&job, &mut pod, 1));
     // A rank that has been alive for longer than the timeout has sent heartbeats.
-    assert!(wait_until(DEADLINE, || recording(&job, 0, 1).alive_us > 2_500_000));
+    assert!(wait_until(|| recording(&job, 0, 1).alive_us > 2_500_000));
     let pid = pid_of(&job, 0, 1);
     kill_process(pid, Signal::STOP).unwrap();
     assert_eq!(pod.code(), 5, "{}", job.read("err-0"));
@@ -109,7 +109,7 @@ fn a_job_that_only_reports_hangs_keeps_waiting() {
     job.wait_for("err-0", "failurePolicy.onHang is Report");
     let log = job.read("err-0");
     assert!(log.contains("warning: rank 1 stands still") && !log.contains("warning: rank 0 stands still"), "{log}");
-    assert!(wait_until(DEADLINE, || stuck(&job).is_some()), "{}", job.read("out-0"));
+    assert!(wait_until(|| stuck(&job).is_some()), "{}", job.read("out-0"));
     let Stuck { rank, operation, step, ranks, .. } = stuck(&job).unwrap();
     assert_eq!((rank, operation, step, ranks), (1, Operation::Between, 5, 1));
     assert!(pod.0.try_wait().unwrap().is_none(), "it keeps running");
@@ -137,7 +137,7 @@ fn the_summary_names_hung_ranks_if_the_job_only_reports_hangs() {
     let job = job(2, 1, Watchdog { on_hang: OnHang::Report, ..LIMIT });
     let mut pods: Vec<Running> =
         (0..2).map(|node| Running(job.command(node).env(env::FAULT, "stall:6").spawn().unwrap())).collect();
-    assert!(wait_until(DEADLINE, || stuck(&job).is_some_and(|stuck| stuck.ranks == 2)), "{}", job.read("out-0"));
+    assert!(wait_until(|| stuck(&job).is_some_and(|stuck| stuck.ranks == 2)), "{}", job.read("out-0"));
     let Stuck { operation, step, node_rank, rank, .. } = stuck(&job).unwrap();
     assert_eq!((operation, step, node_rank), (Operation::Between, 5, rank));
     assert!(pods.iter_mut().all(|pod| pod.0.try_wait().unwrap().is_none()), "it keeps running");

@@ -11,7 +11,6 @@ use switchyard_tests::faults::{Fault, FaultPoint, Scenario};
 /// their job with the same writes, and each of these meets all faults in one scenario. Of the later
 /// writes, each meets one of two faults alternately, or every second one meets a single fault.
 fn points(base: &Base, faults: &[Fault]) -> Vec<FaultPoint> {
-    let is_full = chaos::size(0, 1) == 1;
     let creation = base[&Scenario::Create].writes;
     let mut points = Vec::new();
     for (number, scenario) in (0..).zip(Scenario::ALL) {
@@ -23,7 +22,7 @@ fn points(base: &Base, faults: &[Fault]) -> Vec<FaultPoint> {
                     (write + index).is_multiple_of(2)
                 }
             };
-            let selected = (0..).zip(faults).filter(|(index, _)| is_full || is_selected(*index));
+            let selected = (0..).zip(faults).filter(|(index, _)| chaos::is_full() || is_selected(*index));
             points.extend(selected.map(|(_, fault)| FaultPoint { scenario, write, fault: fault.clone() }));
         }
     }

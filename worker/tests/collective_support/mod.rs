@@ -169,9 +169,9 @@ pub fn mappings_of_buckets() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().matches("switchyard-buckets").count()
 }
 
-pub fn wait_until(limit: Duration, mut ready: impl FnMut() -> bool) -> bool {
+pub fn wait_until(mut ready: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
-    while start.elapsed() < limit {
+    while start.elapsed() < TIMEOUT {
         if ready() {
             return true;
         }

@@ -1,7 +1,7 @@
 //! Whatever happens to one rank, all others soon report the same cause, and nothing is left behind.
 
 use crate::collective_support::{
-    Rank, TIMEOUT, alone, free_port, group, group_with, mappings_of_buckets, open_handles, rank_options, rank_process,
+    Rank, alone, free_port, group, group_with, mappings_of_buckets, open_handles, rank_options, rank_process,
     spawn_rank, wait_until,
 };
 use std::{
@@ -282,7 +282,7 @@ fn nothing_is_left_behind() {
             })
             .count()
     };
-    assert!(wait_until(TIMEOUT, || threads() == 0), "{} threads", threads());
+    assert!(wait_until(|| threads() == 0), "{} threads", threads());
     let leftovers = std::fs::read_dir("/dev/shm").map(|d| d.flatten().count()).unwrap_or(0);
     assert!(
         std::fs::read_dir("/dev/shm")

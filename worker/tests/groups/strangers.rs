@@ -1,7 +1,7 @@
 //! A process that does not belong to a group does not disturb it, and missing ranks are named.
 
 use crate::collective_support::{
-    Rank, TIMEOUT, alone, config, free_port, rank_process, spawn_rank, spawn_rank_with, wait_until,
+    Rank, alone, config, free_port, rank_process, spawn_rank, spawn_rank_with, wait_until,
 };
 use std::{io::Write, net::TcpStream, sync::Mutex, time::Duration};
 use switchyard_worker::comm::{CommError, Options, Token};
@@ -90,7 +90,7 @@ fn garbage_and_idle_connections_do_not_disturb_a_group() {
     };
     std::thread::scope(|scope| {
         let zero = scope.spawn(move || Rank::connect(&config(0, 2, port), &BUCKETS, &Options::default()).unwrap());
-        assert!(wait_until(TIMEOUT, || TcpStream::connect(("127.0.0.1", port)).is_ok()));
+        assert!(wait_until(|| TcpStream::connect(("127.0.0.1", port)).is_ok()));
         flood(100, b"");
         let mut noise = [0u8; 3000];
         getrandom::fill(&mut noise).unwrap();

@@ -7,7 +7,7 @@
 
 use crate::collective_support::{alone, wait_until};
 use crate::network::{Network, Traffic};
-use crate::pods::{DEADLINE, Job, Running, events, finished, last_step, pid_of, resumed, wait_for_step};
+use crate::pods::{Job, Running, events, finished, last_step, pid_of, resumed, wait_for_step};
 use crate::random::Random;
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
@@ -142,7 +142,7 @@ fn inject_repeatedly(fault: Fault, faults: usize) -> Value {
         let own = (fault == Fault::Exit && !last).then(|| format!("{kind}:{at}@{victim}"));
         let mut pods = start(&job, &network, attempt, own.as_deref());
         if let Some(ended) = ended {
-            assert!(wait_until(DEADLINE, || last_step(&job) > 0), "{context}: no step: {}", job.read("err-0"));
+            assert!(wait_until(|| last_step(&job) > 0), "{context}: no step: {}", job.read("err-0"));
             measured.resumed = measured.resumed.max(Instant::now() - ended);
             let from = resumed(&job).unwrap_or(0);
             // Apart from the checkpoint that may be in progress, one is complete.
@@ -161,7 +161,7 @@ fn inject_repeatedly(fault: Fault, faults: usize) -> Value {
         }
         let (named, left) = fault.inject(&job, &network, &mut pods, victim);
         let injected = Instant::now();
-        let all_reported = wait_until(DEADLINE, || left.iter().all(|rank| failure(&job, *rank).is_some()));
+        let all_reported = wait_until(|| left.iter().all(|rank| failure(&job, *rank).is_some()));
         let words = |rank: usize| (rank, failure(&job, rank), job.read(&format!("err-{rank}")));
         let all_words = || left.iter().map(|rank| words(*rank)).collect::<Vec<_>>();
         assert!(all_reported, "{context}: not reported: {:?}", all_words());

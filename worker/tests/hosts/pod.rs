@@ -2,7 +2,7 @@
 //! the loopback interface.
 
 use crate::collective_support::wait_until;
-use crate::pods::{DEADLINE, Job, Running, WORKER, events, pid_of, ready};
+use crate::pods::{Job, Running, WORKER, events, pid_of, ready};
 use rustix::process::{Signal, geteuid};
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -80,7 +80,7 @@ fn a_second_signal_does_not_wait() {
     let mut pod = Running(job.command(0).env(env::FAULT, "hang:6").spawn().unwrap());
     job.wait_for("out-0", "\"progress\"");
     // Pending signals of one kind are merged, so they are sent until one counts as the second.
-    let ended = wait_until(DEADLINE, || {
+    let ended = wait_until(|| {
         pod.signal(Signal::INT);
         pod.0.try_wait().unwrap().is_some()
     });
@@ -171,7 +171,7 @@ fn orphans_are_reaped_and_nothing_is_left() {
     let mut pod = Running(command.spawn().unwrap());
     job.wait_for("out-0", "\"ready\"");
     let children = || fs::read_to_string(format!("/proc/{0}/task/{0}/children", pod.0.id())).unwrap();
-    let only_two = wait_until(DEADLINE, || children().split_whitespace().count() == 2);
+    let only_two = wait_until(|| children().split_whitespace().count() == 2);
     assert!(only_two, "expected exactly the rank and the long sleep: {}", children());
     pod.signal(Signal::TERM);
     assert_eq!(pod.code(), 143);
@@ -204,7 +204,7 @@ fn ranks_die_with_a_killed_supervisor() {
     job.wait_for("out-0", "\"ready\"");
     pod.signal(Signal::KILL);
     assert!(!pod.ended().success());
-    assert!(wait_until(DEADLINE, || job.processes().is_empty()), "{:?}", job.processes());
+    assert!(wait_until(|| job.processes().is_empty()), "{:?}", job.processes());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! it.
 
 use crate::collective_support::wait_until;
-use crate::pods::{DEADLINE, Job, Running, finished, last_step, pid_of, ready, resumed, wait_for_step};
+use crate::pods::{Job, Running, finished, last_step, pid_of, ready, resumed, wait_for_step};
 use rustix::process::{Signal, kill_process};
 use std::fs;
 use std::time::Duration;
@@ -73,7 +73,7 @@ fn a_second_signal_does_not_wait_for_saving() {
     std::thread::sleep(Duration::from_millis(300));
     assert!(pod.0.try_wait().unwrap().is_none(), "the first signal only requests a stop: {}", job.read("err-0"));
     // Pending signals of one kind are merged, so they are sent until one counts as the second.
-    let ended = wait_until(DEADLINE, || {
+    let ended = wait_until(|| {
         let _ = term();
         pod.0.try_wait().unwrap().is_some()
     });

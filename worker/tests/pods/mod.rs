@@ -2,23 +2,19 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "a test helper may end the test")]
 
-use crate::collective_support::{free_port, wait_until};
+use crate::collective_support::{TIMEOUT, free_port, wait_until};
 use crate::plain;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
-use std::time::Duration;
 use switchyard_worker_contract::config::{EngineConfig, Gpt, Length, Model, Schedule, ScheduleKind};
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::{Event, Finished, Ready};
 use switchyard_worker_contract::termination::Termination;
 
 pub const WORKER: &str = env!("CARGO_BIN_EXE_switchyard-worker");
-
-/// Generous for a busy machine; a test that needs all of it has failed.
-pub const DEADLINE: Duration = Duration::from_secs(600);
 
 /// A folder shared by the pods of a job, with data, configuration and key.
 pub struct Job {
@@ -119,7 +115,7 @@ impl Job {
     }
 
     pub fn wait_for(&self, name: &str, word: &str) {
-        assert!(wait_until(DEADLINE, || self.read(name).contains(word)), "no {word} in {name}: {}", self.read(name));
+        assert!(wait_until(|| self.read(name).contains(word)), "no {word} in {name}: {}", self.read(name));
     }
 
     /// Running processes of this job.
@@ -140,11 +136,11 @@ pub struct Running(pub Child);
 impl Running {
     pub fn ended(&mut self) -> ExitStatus {
         let mut status = None;
-        let ended = wait_until(DEADLINE, || {
+        let ended = wait_until(|| {
             status = self.0.try_wait().unwrap();
             status.is_some()
         });
-        assert!(ended, "the pod has not ended within {DEADLINE:?}");
+        assert!(ended, "the pod has not ended within {TIMEOUT:?}");
         status.unwrap()
     }
 
@@ -173,7 +169,7 @@ pub fn events(log: &str) -> Vec<Event> {
 pub fn ready_of(job: &Job, node: u32, rank: u32) -> Ready {
     let log = || job.read(&format!("out-{node}"));
     let event = || ready(&log()).into_iter().find(|ready| ready.rank == rank);
-    assert!(wait_until(DEADLINE, || event().is_some()), "rank {rank} is not ready: {}", log());
+    assert!(wait_until(|| event().is_some()), "rank {rank} is not ready: {}", log());
     event().unwrap()
 }
 
@@ -210,6 +206,6 @@ pub fn last_step(job: &Job) -> u64 {
 
 /// Waits until rank 0 has reported a step; returns whether its pod is still running.
 pub fn wait_for_step(job: &Job, pod: &mut Running, step: u64) -> bool {
-    assert!(wait_until(DEADLINE, || last_step(job) >= step || pod.0.try_wait().unwrap().is_some()), "no step {step}");
+    assert!(wait_until(|| last_step(job) >= step || pod.0.try_wait().unwrap().is_some()), "no step {step}");
     pod.0.try_wait().unwrap().is_none()
 }

@@ -149,7 +149,7 @@ fn error(result: &Buffer, of: &Convolution) -> Result<f64, Outcome> {
     Ok(error)
 }
 
-/// The indices of an element along axes of these lengths, the last of which is contiguous.
+/// The indices of an element along axes of these lengths. The last axis is contiguous.
 fn indices<const N: usize>(mut place: usize, lengths: [usize; N]) -> [usize; N] {
     let mut indices = [0; N];
     for (index, length) in indices.iter_mut().zip(lengths).rev() {

@@ -135,7 +135,7 @@ pub(super) fn fastest(planned: &Planned, workspace: Span, stream: &Stream) -> Re
 pub(super) fn upload(context: &Context, format: Format, seed: u32, len: usize) -> Result<Buffer, Error> {
     let values = (0..len).map(|index| pattern(seed, index));
     match format {
-        // Arbitrary bits, except those of NaN and of large values.
+        // Arbitrary bits except NaN and large values.
         Format::Fp8(_) => {
             context.upload(&values.map(|value| value.to_bits().to_le_bytes()[2] & 0xb7).collect::<Vec<_>>())
         }
