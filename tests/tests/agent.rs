@@ -210,14 +210,15 @@ async fn two_agents_on_one_node_do_not_conflict() -> Result<()> {
         }
         scene.kernel(release).await?;
     }
-    let facts: f64 = agents.iter().map(|agent| agent.metric("switchyard_agent_writes_total{what=\"facts\"}")).sum();
-    assert!((3.0..=6.0).contains(&facts), "3 states, {facts} writes of facts");
-    // A single agent renews at most every 3.2 s. Two agents together renew no more often, except
-    // for one race each time.
-    let renewals: f64 =
-        agents.iter().map(|agent| agent.metric("switchyard_agent_writes_total{what=\"renewal\"}")).sum();
-    let max = 2.0 * started.elapsed().as_secs_f64() / 3.2;
-    assert!(renewals <= max, "{renewals} renewals; expected at most {max}");
+    let written = |what: &str| -> f64 {
+        agents.iter().map(|agent| agent.metric(&format!("switchyard_agent_writes_total{{what=\"{what}\"}}"))).sum()
+    };
+    let (facts, renewals) = (written("facts"), written("renewal"));
+    assert!(facts >= 3.0, "3 states, {facts} writes of facts");
+    // Each agent writes each of the three states at most once, and otherwise only when a renewal is
+    // due, at most every 3.2 s. A due renewal counts as facts if the other agent scanned first.
+    let max = 6.0 + 2.0 * started.elapsed().as_secs_f64() / 3.2;
+    assert!(facts + renewals <= max, "{facts} writes of facts, {renewals} renewals; expected at most {max}");
     let failures = |agent: &Agent| agent.page("/metrics").matches("switchyard_agent_write_failures_total{").count();
     assert_eq!(agents.iter().map(failures).sum::<usize>(), 0);
     Ok(())
