@@ -7,7 +7,7 @@ use k8s_openapi::api::events::v1::Event;
 use kube::Api;
 use kube::api::ListParams;
 use std::time::{Duration, Instant};
-use switchyard_ledger::job::{JobId, attempt_of};
+use switchyard_ledger::job::{attempt_of, key_of};
 use switchyard_plan::kueue;
 
 /// Pause between two reads of one gang.
@@ -27,12 +27,12 @@ impl Reader for Admissions {
 
     fn sources(&self, context: &Context) -> Vec<Source<String>> {
         let index = context.index();
-        let sources = index.jobs.iter().filter_map(|(key, job)| {
-            let (id, attempt) = (JobId::of(&job.metadata), attempt_of(job));
-            let mut pods = index.job_states.get(&id)?.pods.values().filter(|pod| pod.attempt == attempt);
+        let sources = index.live_jobs().filter_map(|(id, job, family)| {
+            let attempt = attempt_of(job);
+            let mut pods = family.pods.values().filter(|pod| pod.attempt == attempt);
             let pod = pods.find(|pod| pod.waits_for_kueue())?;
             let (uid, name, target) = (pod.uid.clone(), pod.name.clone(), pod.group.clone()?);
-            Some(Source { job: id, key: key.clone(), uid, pod: name, target })
+            Some(Source { job: id.clone(), key: key_of(&job.metadata), uid, pod: name, target })
         });
         sources.collect()
     }

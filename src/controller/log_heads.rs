@@ -8,7 +8,7 @@ use super::logs;
 use super::reader::{ReadState, Reader, Source};
 use kube::api::LogParams;
 use std::time::{Duration, Instant};
-use switchyard_ledger::job::{JobId, attempt_of};
+use switchyard_ledger::job::{attempt_of, key_of};
 use switchyard_plan::cluster::transport::{self, LogObservation};
 use switchyard_plan::cluster::view::Phase;
 use switchyard_plan::job::processes_per_node;
@@ -48,13 +48,12 @@ impl Reader for LogHeads {
     fn sources(&self, context: &Context) -> Vec<Source<Ranks>> {
         let index = context.index();
         let mut sources = Vec::new();
-        for (key, job) in &index.jobs {
+        for (id, job, family) in index.live_jobs() {
             let processes = processes_per_node(job);
             if !transport::wants_logs(job, processes) {
                 continue;
             }
-            let (id, attempt) = (JobId::of(&job.metadata), attempt_of(job));
-            let Some(family) = index.job_states.get(&id) else { continue };
+            let attempt = attempt_of(job);
             let is_done = |rank: u32| {
                 family
                     .log_observations
@@ -65,7 +64,7 @@ impl Reader for LogHeads {
             let pods = family.pods.values().filter(|pod| pod.attempt == attempt && pod.phase == Phase::Running);
             sources.extend(pods.filter(|pod| !pod.deleting && !is_done(pod.node_rank)).map(|pod| Source {
                 job: id.clone(),
-                key: key.clone(),
+                key: key_of(&job.metadata),
                 uid: pod.uid.clone(),
                 pod: pod.name.clone(),
                 target: Ranks { attempt, node_rank: pod.node_rank, processes },

@@ -13,7 +13,7 @@ use super::reader::{ReadState, Reader, Source};
 use kube::api::LogParams;
 use std::time::{Duration, Instant};
 use switchyard_crds::{Framework, TrainJob};
-use switchyard_ledger::job::{JobId, attempt_of};
+use switchyard_ledger::job::{attempt_of, key_of};
 use switchyard_worker_contract::event::{Summary, step_in};
 
 /// Pause between two reads of one job.
@@ -63,17 +63,15 @@ impl Reader for Progress {
     fn sources(&self, context: &Context) -> Vec<Source<Log>> {
         let index = context.index();
         let mut sources = Vec::new();
-        for (key, job) in &index.jobs {
-            let id = JobId::of(&job.metadata);
+        let nodes = index.usage.nodes();
+        for (id, job, family) in index.live_jobs().filter(|(_, job, _)| reports_progress(job)) {
             let attempt = attempt_of(job);
-            let Some(family) = index.job_states.get(&id).filter(|_| reports_progress(job)) else { continue };
-            let nodes = index.usage.nodes();
             let is_silent = |node: &String| nodes.get(node).is_some_and(|node| node.silent_since.is_some());
             let current = || family.pods.values().filter(|pod| pod.attempt == attempt);
             let is_urgent = current().any(|pod| pod.node.as_ref().is_some_and(is_silent));
             sources.extend(family.progress.sources(attempt, current(), nodes).into_iter().map(|pod| Source {
                 job: id.clone(),
-                key: key.clone(),
+                key: key_of(&job.metadata),
                 uid: pod.uid.clone(),
                 pod: pod.name.clone(),
                 target: Log { attempt, is_urgent },

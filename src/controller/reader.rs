@@ -1,7 +1,7 @@
 //! Reads the logs and events of pods at a bounded rate. With many jobs, each is read less often.
 
 use super::Context;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 use switchyard_ledger::job::{JobId, Key};
 use tokio::sync::watch::Receiver;
@@ -75,7 +75,8 @@ pub(super) async fn run<R: Reader>(context: Context, reader: R, mut stop: Receiv
         }
         let sources = reader.sources(&context);
         let now = Instant::now();
-        reads.retain(|uid, _| sources.iter().any(|source| source.uid == *uid));
+        let uids: HashSet<&str> = sources.iter().map(|source| source.uid.as_str()).collect();
+        reads.retain(|uid, _| uids.contains(uid.as_str()));
         let next = |source: &Source<R::Target>| reads.get(&source.uid).map_or(now, |reads| reads.next);
         let mut due: Vec<&Source<R::Target>> = sources.iter().filter(|source| next(source) <= now).collect();
         due.sort_by_key(|source| (!R::is_urgent(&source.target), next(source)));

@@ -12,7 +12,7 @@ use kube::{Api, Client};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use switchyard_ledger::job::{JobId, attempt_of};
+use switchyard_ledger::job::{attempt_of, key_of};
 use switchyard_plan::eligible::{DeviceSource, Reach};
 use switchyard_plan::volumes;
 use tokio::sync::Mutex;
@@ -108,14 +108,14 @@ impl Reader for Volumes {
 
     fn sources(&self, context: &Context) -> Vec<Source<References>> {
         let index = context.index();
-        let sources = index.jobs.iter().filter_map(|(key, job)| {
-            let (id, attempt) = (JobId::of(&job.metadata), attempt_of(job));
-            let mut pods = index.job_states.get(&id)?.pods.values().filter(|pod| pod.attempt == attempt);
+        let sources = index.live_jobs().filter_map(|(id, job, family)| {
+            let attempt = attempt_of(job);
+            let mut pods = family.pods.values().filter(|pod| pod.attempt == attempt);
             // All pods of a gang come from one template.
             let (pod, rules) = pods.find_map(|pod| Some((pod, pod.rules.as_ref()?)))?;
             let (uid, name) = (pod.uid.clone(), pod.name.clone());
             let target = References { claims: rules.claims.clone(), devices: rules.devices.clone() };
-            let source = Source { job: id, key: key.clone(), uid, pod: name, target };
+            let source = Source { job: id.clone(), key: key_of(&job.metadata), uid, pod: name, target };
             Some(source).filter(|Source { target, .. }| !(target.claims.is_empty() && target.devices.is_empty()))
         });
         sources.collect()

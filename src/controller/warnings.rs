@@ -11,7 +11,7 @@ use k8s_openapi::api::events::v1::Event;
 use kube::Api;
 use kube::api::ListParams;
 use std::time::{Duration, Instant};
-use switchyard_ledger::job::{JobId, attempt_of};
+use switchyard_ledger::job::{attempt_of, key_of};
 use switchyard_plan::cluster::blocker;
 
 /// Time that a pod normally needs to start.
@@ -34,15 +34,14 @@ impl Reader for Warnings {
         let now = context.now();
         let index = context.index();
         let mut sources = Vec::new();
-        for (key, job) in &index.jobs {
-            let (id, attempt) = (JobId::of(&job.metadata), attempt_of(job));
-            let Some(family) = index.job_states.get(&id) else { continue };
+        for (id, job, family) in index.live_jobs() {
+            let attempt = attempt_of(job);
             let is_late = |started: Timestamp| now.duration_since(started) >= USUAL_START;
             let late = family.pods.values().filter(|pod| pod.attempt == attempt && pod.is_silent());
             let late = late.filter(|pod| pod.started.is_some_and(is_late));
             sources.extend(late.map(|pod| {
                 let (uid, pod) = (pod.uid.clone(), pod.name.clone());
-                Source { job: id.clone(), key: key.clone(), uid, pod, target: () }
+                Source { job: id.clone(), key: key_of(&job.metadata), uid, pod, target: () }
             }));
         }
         sources

@@ -175,6 +175,14 @@ impl Index {
         self.job_states.entry(job.clone()).or_default().writes.catch_up(seen, now)
     }
 
+    /// Jobs that are neither complete nor failed, with their states.
+    pub fn live_jobs(&self) -> impl Iterator<Item = (&JobId, &Arc<TrainJob>, &JobState)> {
+        self.job_states.iter().filter_map(|(id, state)| {
+            let job = self.jobs.get(state.key.as_ref()?)?;
+            (job.metadata.uid.as_ref() == Some(&id.uid) && is_live(job)).then_some((id, job, state))
+        })
+    }
+
     fn touch(&self, job: &JobId, effect: &mut Effect) {
         effect.jobs.extend(self.job_states.get(job).and_then(|state| state.key.clone()));
     }
