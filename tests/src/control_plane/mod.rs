@@ -11,6 +11,7 @@ mod process;
 mod store;
 mod temporary;
 
+use access::{answers, completed};
 pub(crate) use access::{kubeconfig_text, kubelet_user};
 pub(crate) use certificates::self_signed;
 pub use process::{Daemon, Usage};
@@ -227,13 +228,7 @@ impl ControlPlane {
     /// # Errors
     /// See [`ControlPlane::install_crds`].
     pub fn install_crds_now(&self) -> Result<()> {
-        std::thread::scope(|scope| {
-            let install = || {
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-                runtime.block_on(self.install_crds())
-            };
-            scope.spawn(install).join().map_err(|_| anyhow::anyhow!("installing the CRDs panicked"))?
-        })
+        completed(self.install_crds())
     }
 
     fn start_etcd(&mut self) -> Result<()> {
@@ -306,21 +301,11 @@ impl ControlPlane {
             arguments.push(format!("--audit-log-path={}", file("audit.log")));
         }
         let program = self.programs.kubernetes.join("kube-apiserver");
-        let (kubectl, folder, config) =
-            (self.programs.kubernetes.join("kubectl"), self.folder.clone(), file("admin.kubeconfig"));
-        let address = format!("{}:{}", self.address(), self.ports.api_server);
+        let config = completed(self.config())?;
         let daemon =
             Daemon::start(&program, &arguments, &garbage_collector(), &self.folder.join("kube-apiserver.log"))?;
-        self.api_server.insert(daemon).until("ready", TIMEOUT, || {
-            // A kubectl costs 0.1 CPU seconds, and the server needs seconds to listen.
-            if TcpStream::connect(&address).is_err() {
-                return Ok(false);
-            }
-            let ready = Program::new(&kubectl, &folder, ["get", "--raw", "/readyz", "--request-timeout=2s"])
-                .env("KUBECONFIG", &config)
-                .run(TIMEOUT);
-            Ok(ready.code == Some(0))
-        })
+        // Without kubectl, which takes 0.1 CPU seconds a poll.
+        self.api_server.insert(daemon).until("ready", TIMEOUT, || Ok(completed(answers(&config)).is_ok()))
     }
 
     fn start_controller_manager(&mut self) -> Result<()> {
