@@ -3,11 +3,11 @@
 //!
 //! The workspace is copied below the target folder, and all edits are applied to the copy. The
 //! program is built there as `switchyard-mutants`, in the same target folder and with the same
-//! third-party crates. `SWITCHYARD_MUTANT` selects the active mutant; without it, the program
-//! behaves like `switchyard-controller`.
+//! crates, except those with edits. `SWITCHYARD_MUTANT` selects the active mutant; without it, the
+//! program behaves like `switchyard-controller`.
 
 use crate::{root, target};
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -95,8 +95,8 @@ fn mutate(mutant: &Mutant, product: &str, text: &str) -> Result<String, String> 
     Ok(format!("{}{}{}", &text[..at], mutant.insert.replace("bug!()", &active), &text[at..]))
 }
 
-/// Writes the mutants to a copy of the workspace and returns its folder. Unchanged files keep their
-/// modification times.
+/// Writes the mutants to a copy of the workspace and returns its folder. Unedited files have the
+/// modification times of the originals, so that cargo reuses the crates without edits.
 ///
 /// # Panics
 /// A file cannot be read or written, or an edit does not apply.
@@ -109,32 +109,51 @@ pub(crate) fn copy() -> PathBuf {
     let files = String::from_utf8(files.expect("git ls-files").stdout).expect("file names are UTF-8");
     for file in files.lines().filter(|file| !file.starts_with("docs/results/")) {
         let Ok(bytes) = fs::read(root().join(file)) else { continue };
-        let bytes = match String::from_utf8(bytes) {
-            Ok(text) => transform(file, text).unwrap_or_else(|fault| panic!("{fault}")).into_bytes(),
-            Err(error) => error.into_bytes(),
+        let edited = match str::from_utf8(&bytes) {
+            Ok(text) => transform(file, text).unwrap_or_else(|fault| panic!("{fault}")),
+            Err(_) => None,
         };
-        write(&folder.join(file), &bytes);
+        let path = folder.join(file);
+        match edited {
+            Some(text) => write(&path, text.as_bytes()),
+            None => {
+                write(&path, &bytes);
+                let modified = fs::metadata(root().join(file)).and_then(|original| original.modified());
+                modified
+                    .and_then(|modified| File::options().append(true).open(&path)?.set_modified(modified))
+                    .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            }
+        }
     }
     folder
 }
 
-/// Returns the text of a file in the copy.
-fn transform(file: &str, product: String) -> Result<String, String> {
-    if file == "Cargo.toml" {
+/// Returns the text of a file in the copy; `None` if the file is not edited.
+fn transform(file: &str, product: &str) -> Result<Option<String>, String> {
+    if let Some(folder) = file.strip_suffix("Cargo.toml")
+        && MUTANTS.iter().any(|mutant| mutant.file.starts_with(folder) && !folder.is_empty())
+    {
         // Cargo distinguishes packages by their path in the workspace and their version, not by the
-        // workspace's folder. Both workspaces share a target folder for third-party crates, so with
-        // the same version they would overwrite and reuse each other's crates.
-        let (before, after) = product.split_once("\nversion = \"").ok_or("Cargo.toml has no version; expected one")?;
-        let (version, after) = after.split_once('"').ok_or("the version in Cargo.toml has no closing quote")?;
-        return Ok(format!("{before}\nversion = \"{version}-mutants\"{after}"));
-    }
-    if file == "src/controller/Cargo.toml" {
+        // workspace's folder. Both workspaces share a target folder, so with the same version they
+        // would overwrite and reuse each other's crates.
+        let inherited = "\nversion.workspace = true\n";
+        if !product.contains(inherited) {
+            return Err(format!("{file}: expected `version.workspace = true`"));
+        }
+        let own = format!("\nversion = \"{}-mutants\"\n", env!("CARGO_PKG_VERSION"));
         // Build only the controller, because the other commands of `switchyard` would double the
         // build.
-        return Ok(format!("{product}\n[[bin]]\nname = \"switchyard-mutants\"\npath = \"main.rs\"\n"));
+        let program = match folder {
+            "src/controller/" => "\n[[bin]]\nname = \"switchyard-mutants\"\npath = \"main.rs\"\n",
+            _ => "",
+        };
+        return Ok(Some(product.replacen(inherited, &own, 1) + program));
     }
-    let mut mutants = MUTANTS.iter().filter(|mutant| mutant.file == file);
-    mutants.try_fold(product.clone(), |text, mutant| mutate(mutant, &product, &text))
+    let mut mutants = MUTANTS.iter().filter(|mutant| mutant.file == file).peekable();
+    if mutants.peek().is_none() {
+        return Ok(None);
+    }
+    mutants.try_fold(product.to_string(), |text, mutant| mutate(mutant, product, &text)).map(Some)
 }
 
 fn write(path: &Path, bytes: &[u8]) {
@@ -161,11 +180,20 @@ mod tests {
     }
 
     #[test]
-    fn the_copy_has_its_own_version() {
-        let product = fs::read_to_string(root().join("Cargo.toml")).unwrap();
-        let copy = transform("Cargo.toml", product).unwrap();
-        assert!(copy.contains("-mutants\"\nedition"), "{copy}");
-        assert!(transform("Cargo.toml", "[workspace.package]\n".into()).is_err());
+    fn edited_crates_have_their_own_version() {
+        for mutant in &MUTANTS {
+            let folders = mutant.file.match_indices('/').map(|(end, _)| &mutant.file[..end]);
+            let mut manifests = folders.map(|folder| format!("{folder}/Cargo.toml"));
+            let manifest = manifests.rfind(|file| root().join(file).is_file()).unwrap();
+            let product = fs::read_to_string(root().join(&manifest)).unwrap();
+            let copy = transform(&manifest, &product).unwrap().unwrap();
+            assert!(copy.contains("-mutants\"\nedition"), "{manifest}: {copy}");
+        }
+        assert!(transform("src/plan/Cargo.toml", "[package]\nversion = \"1\"\n").is_err());
+        let root_manifest = "[workspace]\nversion.workspace = true\n";
+        for file in ["Cargo.toml", "crds/Cargo.toml", "src/core/Cargo.toml"] {
+            assert_eq!(transform(file, root_manifest), Ok(None), "{file} has no edits");
+        }
     }
 
     #[test]

@@ -18,11 +18,13 @@ pub const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Shortest and longest time between two polls.
 const POLL: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
+/// Longest time between two polls that are themselves slow, such as kubectl.
+const SLOW_POLL: Duration = Duration::from_secs(1);
 
-/// Time until the next poll: short against the time that the event has taken so far, because polls
-/// slow the event down.
-fn pause(begin: Instant) -> Duration {
-    (begin.elapsed() / 20).clamp(POLL.0, POLL.1)
+/// Time until the next poll, because polls slow the event down: short against the time that the
+/// event has taken so far, and long against the time that the last poll took.
+fn pause(begin: Instant, poll: Instant) -> Duration {
+    (begin.elapsed() / 20).clamp(POLL.0, POLL.1).max((4 * poll.elapsed()).min(SLOW_POLL))
 }
 
 /// Waits until `condition` holds. Returns the elapsed time.
@@ -31,11 +33,14 @@ fn pause(begin: Instant) -> Duration {
 /// `condition` failed, or did not hold within `timeout`.
 pub fn until(what: &str, timeout: Duration, mut condition: impl FnMut() -> Result<bool>) -> Result<Duration> {
     let begin = Instant::now();
-    while !condition()? {
+    loop {
+        let poll = Instant::now();
+        if condition()? {
+            return Ok(begin.elapsed());
+        }
         ensure!(begin.elapsed() < timeout, "not {what} after {} s", timeout.as_secs());
-        std::thread::sleep(pause(begin));
+        std::thread::sleep(pause(begin, poll));
     }
-    Ok(begin.elapsed())
 }
 
 /// Waits until `look` finds something, and returns it.
@@ -61,11 +66,14 @@ pub async fn until_async(
     mut condition: impl AsyncFnMut() -> Result<bool>,
 ) -> Result<Duration> {
     let begin = Instant::now();
-    while !condition().await? {
+    loop {
+        let poll = Instant::now();
+        if condition().await? {
+            return Ok(begin.elapsed());
+        }
         ensure!(begin.elapsed() < timeout, "not {what} after {} s", timeout.as_secs());
-        tokio::time::sleep(pause(begin)).await;
+        tokio::time::sleep(pause(begin, poll)).await;
     }
-    Ok(begin.elapsed())
 }
 
 /// [`found`] for asynchronous looks.

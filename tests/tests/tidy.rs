@@ -18,6 +18,7 @@ use serde_json::Value;
 use std::process::Command;
 use std::sync::OnceLock;
 use switchyard_tests::root;
+use tokens::Mentions;
 
 /// Fails with all faults of a rule.
 fn none(faults: &[String]) {
@@ -77,10 +78,29 @@ fn read(file: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Every Rust file of the repository with its text.
-fn rust_files() -> impl Iterator<Item = (&'static str, String)> {
-    repository_files().iter().filter(|file| file.ends_with(".rs")).map(|file| {
-        let text = read(file).unwrap_or_else(|| panic!("{file} is not UTF-8"));
-        (file.as_str(), text)
+/// A Rust file of the repository.
+struct RustFile {
+    path: String,
+    text: String,
+    mentions: Mentions,
+}
+
+impl RustFile {
+    /// Parses a file.
+    ///
+    /// # Panics
+    /// It is not Rust.
+    fn new(path: &str, text: String) -> RustFile {
+        let mentions = tokens::mentions(&text).unwrap_or_else(|error| panic!("{path}: not Rust: {error}"));
+        RustFile { path: path.into(), text, mentions }
+    }
+}
+
+/// Every Rust file of the repository, parsed once for all rules.
+fn rust_files() -> &'static [RustFile] {
+    static FILES: OnceLock<Vec<RustFile>> = OnceLock::new();
+    FILES.get_or_init(|| {
+        let paths = repository_files().iter().filter(|file| file.ends_with(".rs"));
+        paths.map(|path| RustFile::new(path, read(path).unwrap_or_else(|| panic!("{path} is not UTF-8")))).collect()
     })
 }

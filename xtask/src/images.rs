@@ -14,6 +14,7 @@ use crate::workspace::{LOCAL, built_in, cargo, root, step, target};
 use crate::{programs, setup};
 use anyhow::{Context, Result, ensure};
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -123,14 +124,17 @@ pub(crate) fn images(only_layout: Option<&Path>, profile: &str) -> Result<()> {
 /// File in the images' folder with a digest of the inputs. Without it the images are rebuilt.
 const INPUTS: &str = "inputs";
 
-/// Everything that determines the images' content: the programs, this program (which lays them
-/// out), the Dockerfile and the version.
+/// The source of what lays out images. This program's file would not do: a test run in CI rebuilds
+/// it without line tables, and then the images again.
+const LAYOUT: [&str; 3] = [include_str!("images.rs"), include_str!("images/layout.rs"), include_str!("images/sbom.rs")];
+
+/// Everything that determines the images' content: the programs, their layout, the Dockerfile and
+/// the version.
 fn inputs(built: &Path, profile: &str, version: &Version) -> Result<String> {
-    // Not `current_exe()`, because a test run rebuilds this program and replaces its file.
-    let this_program = PathBuf::from("/proc/self/exe");
-    let files = IMAGES.map(|image| built.join(image.name)).into_iter().chain([root().join("Dockerfile"), this_program]);
-    let mut text = format!("{profile} {}\n", version.display());
-    for file in files {
+    let mut layout = DefaultHasher::new();
+    LAYOUT.hash(&mut layout);
+    let mut text = format!("{profile} {} {:016x}\n", version.display(), layout.finish());
+    for file in IMAGES.map(|image| built.join(image.name)).into_iter().chain([root().join("Dockerfile")]) {
         let data = fs::metadata(&file).with_context(|| file.display().to_string())?;
         text += &format!("{} {} {:?}\n", file.display(), data.len(), data.modified()?);
     }

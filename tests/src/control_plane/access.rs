@@ -1,11 +1,12 @@
 //! Access to a control plane: users with static tokens, their kubeconfigs, and clients.
 
 use super::ControlPlane;
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Users with a static token: name and groups.
 const USERS: [(&str, &str); 6] = [
@@ -16,6 +17,9 @@ const USERS: [(&str, &str); 6] = [
     ("switchyard-controller", "system:masters"),
     ("training-operator", "system:masters"),
 ];
+
+/// Longest wait for one answer of a starting API server.
+const READY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Returns the user name of a node's kubelet.
 pub(crate) fn kubelet_user(node: &str) -> String {
@@ -31,6 +35,21 @@ pub(crate) fn kubeconfig_text(user: &str, server: &str, authority: &Path) -> Str
          cluster: bench\n    user: user\n",
         authority.display()
     )
+}
+
+/// Runs a future to its end, also on a thread that belongs to a runtime.
+pub(super) fn completed<T: Send>(work: impl Future<Output = Result<T>> + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        let run = || tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work);
+        scope.spawn(run).join().map_err(|_| anyhow!("a call of the API server panicked"))?
+    })
+}
+
+/// Fails unless the API server answers that it is ready.
+pub(super) async fn answers(config: &Config) -> Result<()> {
+    let request = http::Request::get("/readyz").body(Vec::new())?;
+    tokio::time::timeout(READY_TIMEOUT, Client::try_from(config.clone())?.request_text(request)).await??;
+    Ok(())
 }
 
 impl ControlPlane {

@@ -3,16 +3,21 @@
 use crate::chart::{MONITORING, files};
 use anyhow::Result;
 use serde_json::Value;
+use std::path::PathBuf;
+use std::sync::OnceLock;
 use switchyard_tests::chart::{objects, render};
 
-fn renderings() -> Result<Vec<(String, Vec<Value>)>> {
-    let sets = files("values").into_iter();
-    sets.map(|(name, path, _)| {
-        let arguments =
-            [&["--set", "crds.enabled=false", "--values", path.to_str().unwrap()][..], &MONITORING].concat();
-        Ok((name, objects(&render(&arguments)?)?))
+/// The objects of every set of values, rendered once.
+fn renderings() -> &'static [(String, Vec<Value>)] {
+    static RENDERINGS: OnceLock<Vec<(String, Vec<Value>)>> = OnceLock::new();
+    RENDERINGS.get_or_init(|| {
+        let rendered = |(name, path, _): (String, PathBuf, _)| -> Result<_> {
+            let arguments =
+                [&["--set", "crds.enabled=false", "--values", path.to_str().unwrap()][..], &MONITORING].concat();
+            Ok((name, objects(&render(&arguments)?)?))
+        };
+        files("values").into_iter().map(rendered).collect::<Result<_>>().unwrap_or_else(|error| panic!("{error:#}"))
     })
-    .collect()
 }
 
 /// Faults in the rules of a role: a wildcard, read access to Secrets, write access to Nodes.
@@ -49,7 +54,7 @@ fn faults_of(role: &Value) -> Vec<String> {
 #[test]
 fn no_role_has_a_wildcard_or_reads_secrets() -> Result<()> {
     let mut roles = 0;
-    for (name, objects) in renderings()? {
+    for (name, objects) in renderings() {
         for role in objects.iter().filter(|object| matches!(object["kind"].as_str(), Some("Role" | "ClusterRole"))) {
             roles += 1;
             let faults = faults_of(role);
@@ -72,7 +77,7 @@ fn no_role_has_a_wildcard_or_reads_secrets() -> Result<()> {
 /// Selectors are immutable, so the API server would refuse an upgrade with other labels.
 #[test]
 fn selectors_contain_only_constants() -> Result<()> {
-    for (name, objects) in renderings()? {
+    for (name, objects) in renderings() {
         for object in
             objects.iter().filter(|object| matches!(object["kind"].as_str(), Some("Deployment" | "DaemonSet")))
         {
@@ -98,7 +103,7 @@ fn agents_have_minimal_read_only_access_to_their_node() -> Result<()> {
         "/var/lib/kubelet/config.yaml",
         "/run/nvidia/driver",
     ];
-    for (name, objects) in renderings()? {
+    for (name, objects) in renderings() {
         for agent in objects.iter().filter(|object| object["kind"] == "DaemonSet") {
             let pod = &agent["spec"]["template"]["spec"];
             let container = &pod["containers"][0];
@@ -124,8 +129,7 @@ fn agents_have_minimal_read_only_access_to_their_node() -> Result<()> {
 /// User values win, and each name appears once, because server-side apply refuses duplicates.
 #[test]
 fn environment_variables_are_merged_by_name() -> Result<()> {
-    let all = renderings()?;
-    let (_, objects) = all.iter().find(|(name, _)| name == "everywhere").unwrap();
+    let (_, objects) = renderings().iter().find(|(name, _)| name == "everywhere").unwrap();
     let env = |kind: &str| {
         let object = objects.iter().find(|object| object["kind"] == kind).unwrap();
         object["spec"]["template"]["spec"]["containers"][0]["env"].as_array().unwrap().clone()
@@ -147,8 +151,7 @@ fn environment_variables_are_merged_by_name() -> Result<()> {
 /// A digest takes precedence over a tag, and the registry prefix applies to every image.
 #[test]
 fn images_are_found_without_the_internet() -> Result<()> {
-    let all = renderings()?;
-    let (_, objects) = all.iter().find(|(name, _)| name == "private-registry").unwrap();
+    let (_, objects) = renderings().iter().find(|(name, _)| name == "private-registry").unwrap();
     let mut found = Vec::new();
     for object in objects {
         let container = &object["spec"]["template"]["spec"]["containers"][0];

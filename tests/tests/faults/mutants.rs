@@ -73,7 +73,7 @@ async fn random_faults(kubelet: &Kubelet, bug: &str, base: &Base) -> Result<bool
 /// Negative control: without a mutant, the same program passes each scenario.
 async fn negative_control(kubelet: &Kubelet, base: &Base) -> Result<()> {
     let lane = lane(kubelet, "none").await?;
-    for (number, scenario) in [Scenario::ALL; 3].into_iter().flatten().enumerate() {
+    for (number, scenario) in Scenario::ALL.into_iter().enumerate() {
         let name = format!("c{number}");
         lane.play(scenario, &name, Plan::Quiet).await.with_context(|| format!("{scenario:?}"))?;
         lane.expect_state(&name, &base[&scenario].state).await.with_context(|| format!("{scenario:?}"))?;

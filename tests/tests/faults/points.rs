@@ -49,7 +49,7 @@ async fn play_all(prefix: &str, faults: &[Fault]) -> Result<(usize, usize)> {
 async fn crash_points_have_the_same_final_state() -> Result<()> {
     let (points, reached) = play_all("crash", &[Fault::KillBefore, Fault::KillAfter]).await?;
     chaos::report("g1-crash-points", &json!({"points": points, "reached": reached, "violations": 0}))?;
-    let wanted = chaos::size(110, 400);
+    let wanted = chaos::size(80, 400);
     ensure!(reached >= wanted, "{reached} crash points were reached; expected {wanted}");
     Ok(())
 }
@@ -59,7 +59,7 @@ async fn crash_points_have_the_same_final_state() -> Result<()> {
 async fn lost_replies_have_no_double_effect() -> Result<()> {
     let (points, reached) = play_all("reply", &[Fault::DropReply]).await?;
     chaos::report("g2-lost-replies", &json!({"points": points, "reached": reached, "violations": 0}))?;
-    let wanted = chaos::size(55, 200);
+    let wanted = chaos::size(38, 200);
     ensure!(reached >= wanted, "{reached} replies were lost; expected {wanted}");
     Ok(())
 }

@@ -3,8 +3,8 @@
 //! use`) count as the parent's.
 
 use crate::tidy::purity::{is_below, test_files};
-use crate::tidy::tokens::mentions;
-use crate::tidy::{caught, none, rust_files};
+use crate::tidy::tokens::Mentions;
+use crate::tidy::{RustFile, caught, none, rust_files};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A module path: crate folder, then names.
@@ -13,8 +13,9 @@ type Module = Vec<String>;
 type Imports = BTreeMap<Module, BTreeSet<Module>>;
 
 /// Crate folders: those with a `lib.rs`, or with only a `main.rs`.
-fn crates(files: &[(&str, String)]) -> BTreeSet<String> {
-    let roots = files.iter().filter_map(|(file, _)| file.strip_suffix("/lib.rs").or(file.strip_suffix("/main.rs")));
+fn crates(files: &[RustFile]) -> BTreeSet<String> {
+    let paths = files.iter().map(|file| file.path.as_str());
+    let roots = paths.filter_map(|file| file.strip_suffix("/lib.rs").or(file.strip_suffix("/main.rs")));
     roots.map(str::to_owned).collect()
 }
 
@@ -59,19 +60,18 @@ fn named(path: &[String], from: &Module, known: &BTreeSet<Module>) -> Option<Mod
     ((is_relative || at.len() > length) && known.contains(&at) && at != *from).then_some(at)
 }
 
-fn imports(files: &[(&str, String)]) -> Imports {
+fn imports(files: &[RustFile]) -> Imports {
     let (crates, tests) = (crates(files), test_files(files));
     let is_test = |file: &str| {
         tests.iter().any(|module| is_below(file, module)) || file.contains("/tests/") || file.contains("/benches/")
     };
-    let product = files.iter().filter(|(file, _)| !is_test(file) && !file.starts_with("tests/"));
-    let modules: Vec<(Module, &String)> =
-        product.filter_map(|(file, source)| Some((module(file, &crates)?, source))).collect();
+    let product = files.iter().filter(|file| !is_test(&file.path) && !file.path.starts_with("tests/"));
+    let modules: Vec<(Module, &Mentions)> =
+        product.filter_map(|file| Some((module(&file.path, &crates)?, &file.mentions))).collect();
     let known: BTreeSet<Module> = modules.iter().map(|(module, _)| module.clone()).collect();
     let mut imports = Imports::new();
-    for (module, source) in &modules {
-        let found = mentions(source).map(|found| found.all).unwrap_or_default();
-        let paths = found.iter().filter(|mention| !mention.in_test).map(|mention| &mention.path);
+    for (module, mentions) in &modules {
+        let paths = mentions.all.iter().filter(|mention| !mention.in_test).map(|mention| &mention.path);
         imports.entry(module.clone()).or_default().extend(paths.filter_map(|path| named(path, module, &known)));
     }
     imports
@@ -113,7 +113,7 @@ fn cycles<'a>(imports: &'a Imports, among: &BTreeSet<&'a Module>) -> Vec<Vec<&'a
     found
 }
 
-fn faults(files: &[(&str, String)]) -> Vec<String> {
+fn faults(files: &[RustFile]) -> Vec<String> {
     let imports = imports(files);
     let fault = |circle: Vec<&Module>| {
         let name = |module: &Module| module.join("/");
@@ -129,13 +129,13 @@ fn faults(files: &[(&str, String)]) -> Vec<String> {
 
 #[test]
 fn modules_import_each_other_in_one_direction() {
-    none(&faults(&rust_files().collect::<Vec<_>>()));
+    none(&faults(rust_files()));
 }
 
 #[test]
 fn import_cycles_are_caught() {
     let of = |files: &[(&'static str, &str)]| {
-        faults(&files.iter().map(|(file, source)| (*file, (*source).to_owned())).collect::<Vec<_>>())
+        faults(&files.iter().map(|(file, source)| RustFile::new(file, (*source).into())).collect::<Vec<_>>())
     };
     let root = ("src/plan/lib.rs", "mod a; mod b; pub use a::X;");
     let circle = of(&[root, ("src/plan/a.rs", "use crate::b::Y;"), ("src/plan/b.rs", "fn f(x: super::a::X) {}")]);

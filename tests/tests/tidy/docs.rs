@@ -204,7 +204,8 @@ fn check_quotations(file: &str, text: &str, source: &str) -> Vec<String> {
 /// Regression: troubleshooting.md quoted messages that no program had printed for months.
 #[test]
 fn quoted_messages_are_printed_somewhere() {
-    let source: String = rust_files().filter(|(file, _)| file.starts_with("src/")).map(|(_, text)| text).collect();
+    let product = rust_files().iter().filter(|file| file.path.starts_with("src/"));
+    let source: String = product.map(|file| file.text.as_str()).collect();
     let joined = source.split("\\\n").map(str::trim_start).collect::<String>();
     let file = "docs/troubleshooting.md";
     let text = read(file).unwrap_or_default();
@@ -233,7 +234,7 @@ fn check_tests(file: &str, text: &str, source: &str) -> Vec<String> {
 
 #[test]
 fn tests_named_in_the_operations_page_exist() {
-    let source: String = rust_files().map(|(_, text)| text).collect();
+    let source: String = rust_files().iter().map(|file| file.text.as_str()).collect();
     let text = read("docs/operations.md").unwrap_or_default();
     assert!(text.matches("| test |").count() == 2, "two tables name their tests");
     none(&check_tests("docs/operations.md", &text, &source));

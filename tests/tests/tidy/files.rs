@@ -1,7 +1,6 @@
 //! Checks file sizes and forbidden words.
 
-use crate::tidy::tokens::mentions;
-use crate::tidy::{caught, none, read, repository_files, rust_files};
+use crate::tidy::{RustFile, caught, none, read, repository_files, rust_files};
 
 /// Maximum lines of a Rust file; files above [`LONG`] are listed.
 const LIMIT: usize = 500;
@@ -60,12 +59,8 @@ fn check_words(file: &str, text: &str) -> Vec<String> {
     faults
 }
 
-fn check_finished(file: &str, source: &str) -> Vec<String> {
-    let found = match mentions(source) {
-        Ok(found) => found,
-        Err(error) => return vec![format!("{file}: not Rust: {error}")],
-    };
-    let unfinished = found.all.iter().filter(|mention| {
+fn check_finished(RustFile { path: file, mentions, .. }: &RustFile) -> Vec<String> {
+    let unfinished = mentions.all.iter().filter(|mention| {
         mention.is_macro
             && !mention.in_test
             && mention.path.last().is_some_and(|word| UNFINISHED.contains(&word.as_str()))
@@ -77,7 +72,8 @@ fn check_finished(file: &str, source: &str) -> Vec<String> {
 
 #[test]
 fn no_rust_file_is_too_long() {
-    none(&rust_files().filter_map(|(file, text)| check_size(file, text.lines().count())).collect::<Vec<_>>());
+    let sizes = rust_files().iter().map(|file| (&file.path, file.text.lines().count()));
+    none(&sizes.filter_map(|(file, lines)| check_size(file, lines)).collect::<Vec<_>>());
 }
 
 #[test]
@@ -89,7 +85,7 @@ fn no_file_contains_a_machine_or_registry_name() {
 
 #[test]
 fn code_is_finished() {
-    none(&rust_files().flat_map(|(file, text)| check_finished(file, &text)).collect::<Vec<_>>());
+    none(&rust_files().iter().flat_map(check_finished).collect::<Vec<_>>());
 }
 
 /// Commands of a shell script.
@@ -119,7 +115,7 @@ fn violations_in_files_are_caught() {
 
     let unfinished = "fn f() { todo!() }\n#[cfg(test)] mod tests { fn g() { dbg!(1); } }\nfn h() { let t = \"todo!()\"; std::dbg!(t); }";
     assert_eq!(
-        check_finished("x.rs", unfinished),
+        check_finished(&RustFile::new("x.rs", unfinished.into())),
         ["x.rs:1: `todo!` in code that runs", "x.rs:3: `std::dbg!` in code that runs",]
     );
 }

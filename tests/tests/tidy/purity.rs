@@ -2,8 +2,8 @@
 //! to the API server are only in `apply` and the election. Crate boundaries enforce the
 //! dependencies (see `crates`).
 
-use crate::tidy::tokens::{Mention, mentions};
-use crate::tidy::{caught, none, rust_files};
+use crate::tidy::tokens::Mention;
+use crate::tidy::{RustFile, caught, none, rust_files};
 use std::collections::BTreeSet;
 
 /// Folders whose code must not use a clock, random numbers or I/O.
@@ -58,16 +58,12 @@ fn writes(mention: &Mention) -> bool {
     mention.path.iter().any(|part| part == "kube") && mention.path.iter().any(|part| WRITES.contains(&part.as_str()))
 }
 
-fn check(file: &str, source: &str, is_test: bool) -> Vec<String> {
-    let found = match mentions(source) {
-        Ok(found) => found,
-        Err(error) => return vec![format!("{file}: not Rust: {error}")],
-    };
+fn check(RustFile { path: file, mentions, .. }: &RustFile, is_test: bool) -> Vec<String> {
     let pure = PURE.iter().find(|folder| is_below(file, folder));
     let may_write = WRITERS.iter().any(|folder| is_below(file, folder));
     let product = file.starts_with("src/") || file.starts_with("node-agent/");
     let mut faults = Vec::new();
-    for mention in found.all.iter().filter(|mention| !is_test && !mention.in_test) {
+    for mention in mentions.all.iter().filter(|mention| !is_test && !mention.in_test) {
         let location = format!("{file}:{}: `{}`", mention.line, mention.path.join("::"));
         if let Some((folder, what)) = pure.zip(impure(mention)) {
             faults.push(format!("{location}: {what}; {folder} is pure"));
@@ -80,11 +76,11 @@ fn check(file: &str, source: &str, is_test: bool) -> Vec<String> {
 }
 
 /// Files compiled for tests only: modules declared under `#[cfg(test)]`, and everything below them.
-pub(super) fn test_files(files: &[(&str, String)]) -> BTreeSet<String> {
+pub(super) fn test_files(files: &[RustFile]) -> BTreeSet<String> {
     let mut tests = BTreeSet::new();
-    for (file, source) in files {
-        let folder = ["/mod.rs", "/lib.rs", "/main.rs", ".rs"].iter().find_map(|end| file.strip_suffix(end));
-        for name in mentions(source).map(|found| found.test_modules).unwrap_or_default() {
+    for RustFile { path, mentions, .. } in files {
+        let folder = ["/mod.rs", "/lib.rs", "/main.rs", ".rs"].iter().find_map(|end| path.strip_suffix(end));
+        for name in &mentions.test_modules {
             tests.insert(format!("{}/{name}", folder.unwrap_or_default()));
         }
     }
@@ -93,13 +89,11 @@ pub(super) fn test_files(files: &[(&str, String)]) -> BTreeSet<String> {
 
 #[test]
 fn pure_crates_are_pure_and_only_writers_write() {
-    let files: Vec<(&str, String)> = rust_files().collect();
-    let tests = test_files(&files);
+    let tests = test_files(rust_files());
     let is_test = |file: &str| {
         tests.iter().any(|module| is_below(file, module)) || file.contains("/tests/") || file.contains("/benches/")
     };
-    let faults: Vec<String> = files.iter().flat_map(|(file, source)| check(file, source, is_test(file))).collect();
-    none(&faults);
+    none(&rust_files().iter().flat_map(|file| check(file, is_test(&file.path))).collect::<Vec<_>>());
 }
 
 #[test]
@@ -121,7 +115,7 @@ fn impure_code_is_caught() {
         ("src/cli/live/status.rs", "use kube::{Api, api::{DeleteParams, ListParams}};", "writes to the API server"),
     ];
     for (file, source, wanted) in sources {
-        caught(&check(file, source, false), &[wanted]);
+        caught(&check(&RustFile::new(file, source.into()), false), &[wanted]);
     }
     let fine = [
         ("src/core/placement/solve.rs", "use super::model::X; use std::time::Duration;"),
@@ -134,9 +128,9 @@ fn impure_code_is_caught() {
         ("src/controller/watch.rs", "use kube::api::ListParams; use std::fs;"),
     ];
     for (file, source) in fine {
-        none(&check(file, source, false));
+        none(&check(&RustFile::new(file, source.into()), false));
     }
-    let declared = [("src/plan/job/mod.rs", "#[cfg(test)]\nmod tests;\nmod other;".to_string())];
+    let declared = [RustFile::new("src/plan/job/mod.rs", "#[cfg(test)]\nmod tests;\nmod other;".into())];
     let tests = test_files(&declared);
     assert_eq!(tests.into_iter().collect::<Vec<_>>(), ["src/plan/job/tests"]);
     assert!(is_below("src/plan/job/tests/cases.rs", "src/plan/job/tests") && !is_below("src/planted.rs", "src/plan"));

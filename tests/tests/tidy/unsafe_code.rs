@@ -1,7 +1,6 @@
 //! Files that may contain `unsafe`.
 
-use crate::tidy::tokens::mentions;
-use crate::tidy::{caught, members, metadata, none, read, rust_files};
+use crate::tidy::{RustFile, caught, members, metadata, none, read, rust_files};
 use switchyard_tests::root;
 
 /// Files with unsafe code and its purpose. A file that no longer needs any must be removed from the
@@ -94,13 +93,9 @@ const LISTED: &[(&str, &str)] = &[
     ("worker/tests/no_allocation.rs", "a counting allocator"),
 ];
 
-fn check(file: &str, source: &str) -> Vec<String> {
-    let listed = LISTED.iter().any(|(known, _)| *known == file);
-    let found = match mentions(source) {
-        Ok(found) => found,
-        Err(error) => return vec![format!("{file}: not Rust: {error}")],
-    };
-    let mut lines = found.all.iter().filter(|mention| mention.path == ["unsafe"]).map(|mention| mention.line);
+fn check(RustFile { path: file, mentions, .. }: &RustFile) -> Vec<String> {
+    let listed = LISTED.iter().any(|(known, _)| known == file);
+    let mut lines = mentions.all.iter().filter(|mention| mention.path == ["unsafe"]).map(|mention| mention.line);
     match (listed, lines.next()) {
         (false, Some(line)) => {
             vec![format!("{file}:{line}: unsafe code in a file that is not listed in tests/tests/tidy/unsafe_code.rs")]
@@ -124,7 +119,7 @@ fn check_root(file: &str, source: &str, package_has_unsafe: bool) -> Option<Stri
 
 #[test]
 fn unsafe_code_is_in_listed_files_only() {
-    let mut faults: Vec<String> = rust_files().flat_map(|(file, source)| check(file, &source)).collect();
+    let mut faults: Vec<String> = rust_files().iter().flat_map(check).collect();
     for (file, reason) in LISTED {
         assert!(!reason.is_empty());
         if !root().join(file).is_file() {
@@ -154,6 +149,7 @@ fn every_crate_root_denies_unsafe_code() {
 
 #[test]
 fn unlisted_unsafe_code_is_caught() {
+    let check = |file: &str, source: &str| check(&RustFile::new(file, source.into()));
     caught(&check("src/plan/mod.rs", "fn f() {\n unsafe { g() } }"), &["src/plan/mod.rs:2: unsafe code"]);
     none(&check("src/plan/mod.rs", "#![forbid(unsafe_code)] // unsafe\nfn f() { \"unsafe\"; }"));
     caught(&check(LISTED[0].0, "fn f() {}"), &["remove it from the list"]);

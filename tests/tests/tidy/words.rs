@@ -1,7 +1,7 @@
 //! Checks for phrases that a native engineer would not write, and the shape of commit subjects.
 
 use crate::tidy::{caught, none, output_of, read, repository_files};
-use regex::Regex;
+use regex::{Regex, RegexSet};
 use std::sync::LazyLock;
 
 /// A phrase, and how to say it instead.
@@ -30,6 +30,10 @@ static PHRASES: LazyLock<Vec<Phrase>> = LazyLock::new(|| {
     .map(|(pattern, instead)| Phrase { pattern: Regex::new(&format!("(?i){pattern}")).expect("a pattern"), instead })
     .collect()
 });
+
+/// All patterns in one, because searching a line for each of them takes five times as long.
+static PATTERNS: LazyLock<RegexSet> =
+    LazyLock::new(|| RegexSet::new(PHRASES.iter().map(|phrase| phrase.pattern.as_str())).expect("patterns"));
 
 /// Third-party texts, files generated from checked ones, and this list.
 const LEFT_OUT: [&str; 7] = [
@@ -68,7 +72,7 @@ fn check(file: &str, text: &str) -> Vec<String> {
         if in_block {
             continue;
         }
-        for Phrase { pattern, instead } in PHRASES.iter() {
+        for Phrase { pattern, instead } in PATTERNS.matches(line).into_iter().map(|index| &PHRASES[index]) {
             if let Some(found) = pattern.find(line) {
                 faults.push(format!("{file}:{number}: `{}`; write: {instead}", found.as_str()));
             }

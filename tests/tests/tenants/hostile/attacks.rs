@@ -135,7 +135,7 @@ pub fn attacks(node: &str, uid: &str) -> Vec<Attack> {
             None,
             vec![gpus("a", json!({"trainer": {"framework": "Torch"}, "fabric": {"mode": "Required"}})), Settle("a")],
         ),
-        ("of a thousand nodes", None, vec![gpus("a", json!({"trainer": {"numNodes": 1000}})), Settle("a")]),
+        ("of a hundred nodes", None, vec![gpus("a", json!({"trainer": {"numNodes": 100}})), Settle("a")]),
         (
             "that overlaps its attempts",
             None,
@@ -182,9 +182,9 @@ pub fn attacks(node: &str, uid: &str) -> Vec<Attack> {
         ),
         ("of two roles, one without GPUs", None, vec![roles(json!({}), json!({}), json!({})), Settle("a")]),
         (
-            "of a role with a thousand pods, as many to a node as fit",
+            "of a role with a hundred pods, as many to a node as fit",
             None,
-            vec![roles(json!({}), json!({"replicas": 1000}), json!({})), Settle("a")],
+            vec![roles(json!({}), json!({"replicas": 100}), json!({})), Settle("a")],
         ),
         (
             "whose role without GPUs goes on alone",
