@@ -163,6 +163,9 @@ pub(super) enum Command {
     /// Called by kubectl through `completions kubectl`.
     #[command(name = "__complete", hide = true, disable_help_flag = true)]
     Complete(CompleteArgs),
+    /// Called by `run` for each pod of another framework.
+    #[command(name = "__exec", hide = true, disable_help_flag = true)]
+    Exec(ExecArgs),
     /// Print the version.
     Version,
 }
@@ -199,6 +202,14 @@ pub(super) struct ManArgs {
 #[derive(Debug, Args)]
 pub(super) struct CompleteArgs {
     /// The words of the command line so far; the last one is completed.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub words: Vec<String>,
+}
+
+/// Arguments of the hidden `__exec`.
+#[derive(Debug, Args)]
+pub(super) struct ExecArgs {
+    /// A program and its arguments.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub words: Vec<String>,
 }

@@ -56,7 +56,7 @@ fn every_example_has_its_plan() {
     }
 }
 
-/// Other frameworks only run in a cluster: their examples are valid, and each framework has one.
+/// The examples of other frameworks are valid, and each framework has one.
 #[test]
 fn every_other_framework_has_a_valid_example() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/other");
@@ -73,8 +73,8 @@ fn every_other_framework_has_a_valid_example() {
 fn every_example_with_roles_has_its_pods() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/roles");
     let mut count = 0;
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
+    let paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    for path in paths.filter(|path| path.extension().is_some_and(|end| end == "yaml")) {
         let mut job = manifest::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         job.metadata.namespace = Some("team".into());
         let valid = switchyard_plan::validate(&job).unwrap_or_else(|faults| panic!("{}: {faults:?}", path.display()));
@@ -99,7 +99,7 @@ fn every_example_with_roles_has_its_pods() {
         settings.bind(|| insta::assert_yaml_snapshot!(name, shown));
         count += 1;
     }
-    assert_eq!(count, 5);
+    assert_eq!(count, 6);
 }
 
 /// The example of docs/frameworks.md.

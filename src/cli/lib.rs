@@ -85,6 +85,10 @@ fn command(cli: &Cli) -> Result<Exit, Failure> {
         Command::Completions(args) => Ok(completions::script(args.shell)),
         Command::Man(args) => completions::man(&args.folder),
         Command::Complete(args) => Ok(completions::complete(&args.words)),
+        Command::Exec(args) => match switchyard_local::exec(&args.words) {
+            Ok(never) => match never {},
+            Err(why) => Err(Failure::unexpected(why)),
+        },
         Command::Version => {
             print(&format!("switchyard {}", cli.version));
             Ok(Exit::Done)

@@ -9,12 +9,16 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use std::fs::File;
 use std::io::{self, IsTerminal, Read};
+use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_crds::{Framework, TrainJob};
 use switchyard_local::{self as local, Interval, Machines, Observer, RunDir, RunDirError, Update, Worker};
-use switchyard_plan::local::{Devices, Hosts, LocalSnapshot, plan as make_plan};
+use switchyard_plan::local::{
+    Devices, Hosts, LocalSnapshot, PodSnapshot, VISIBLE, count_pods, plan as make_plan, plan_pods as make_pod_plan,
+};
 use switchyard_worker_contract::event::Inspection;
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::pod::RENDEZVOUS_PORT;
@@ -26,6 +30,9 @@ const LINE_INTERVAL: Duration = Duration::from_secs(10);
 pub(super) fn run(cli: &Cli, args: &RunArgs) -> Result<Exit, Failure> {
     let job = manifest::read(&args.file)?;
     let topology = machine::this_machine()?;
+    if job.spec.trainer.framework != Framework::Switchyard {
+        return run_pods(cli, args, job, &topology);
+    }
     let machines = machines(&args.machines).map_err(Failure::usage)?;
     let exit = if args.worker.is_some() { Exit::Usage } else { Exit::Unexpected };
     let worker = Worker::find(args.worker.as_deref()).map_err(|error| Failure::new(error, exit))?;
@@ -36,7 +43,7 @@ pub(super) fn run(cli: &Cli, args: &RunArgs) -> Result<Exit, Failure> {
     // Start the processes from this thread, because the kernel kills them when their parent thread
     // ends.
     let tasks = tokio::task::LocalSet::new();
-    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok().filter(|visible| !visible.is_empty());
+    let visible = visible_devices();
     let devices = Devices { indexes: &args.devices, visible: visible.as_deref() };
     let ended =
         tasks.block_on(&runtime, local::run(job, devices, &topology, machines.as_ref(), &run_dir, &worker, &mut show));
@@ -48,11 +55,39 @@ pub(super) fn run(cli: &Cli, args: &RunArgs) -> Result<Exit, Failure> {
     if let (Some(advice), Output::Table) = (&advice, cli.output) {
         show.result(&ended, advice);
     }
-    let outcome = ended?;
+    Ok(conclude(cli, &ended?, &run_dir, advice.map(|_| run_dir.path().join(report::PAGE))))
+}
+
+/// Runs the pods of another framework on this machine.
+fn run_pods(cli: &Cli, args: &RunArgs, job: TrainJob, topology: &GPUTopology) -> Result<Exit, Failure> {
+    for (flag, is_set) in [("--devices", !args.devices.is_empty()), ("--hosts", !args.machines.hosts.is_empty())] {
+        if is_set {
+            let framework = job.spec.trainer.framework;
+            return Err(Failure::usage(format!("{flag}: got a list with framework {framework:?}; expected none")));
+        }
+    }
+    let launcher = std::env::current_exe().map_err(Failure::unexpected)?;
+    let run_dir = RunDir::choose(job.metadata.name.as_deref().unwrap_or_default(), args.run_dir.as_deref());
+    let runtime = event_loop()?;
+    let mut show = Show::new(cli, topology, &run_dir);
+    // As above, the processes end with this thread.
+    let tasks = tokio::task::LocalSet::new();
+    let visible = visible_devices();
+    let ended =
+        tasks.block_on(&runtime, local::run_pods(job, topology, visible.as_deref(), &run_dir, &launcher, &mut show));
+    Ok(conclude(cli, &ended?, &run_dir, None))
+}
+
+/// The GPUs that the environment of this command shows.
+fn visible_devices() -> Option<String> {
+    std::env::var(VISIBLE).ok().filter(|visible| !visible.is_empty())
+}
+
+/// Prints how a run ended. `page`: its report.
+fn conclude(cli: &Cli, outcome: &local::Outcome, run_dir: &RunDir, page: Option<PathBuf>) -> Exit {
     match cli.output {
         Output::Yaml => print(&yaml(&outcome.job)),
         Output::Json => {
-            let page = advice.map(|_| run_dir.path().join(report::PAGE));
             json_line("RunResult", json!({"exitCode": outcome.exit.code(), "trainJob": outcome.job, "report": page}));
         }
         Output::Table | Output::Dot if outcome.exit != Exit::Done => {
@@ -60,7 +95,7 @@ pub(super) fn run(cli: &Cli, args: &RunArgs) -> Result<Exit, Failure> {
         }
         Output::Table | Output::Dot => {}
     }
-    Ok(outcome.exit)
+    outcome.exit
 }
 
 /// The machines of a run on several.
@@ -117,6 +152,9 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
         args.topology.iter().map(|path| machine::read_file(path)).collect()
     };
     let nodes = nodes.map_err(Failure::usage)?;
+    if let (true, Some(machine)) = (job.spec.trainer.framework != Framework::Switchyard, nodes.first()) {
+        return plan_pods(cli, &job, machine);
+    }
     let snapshot = LocalSnapshot {
         job: &job,
         nodes: &nodes,
@@ -127,6 +165,17 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
         hosts: None,
     };
     let plan = make_plan(&snapshot).map_err(local::RunError::from)?;
+    emit(cli.output, "Plan", &plan, || yaml(&plan));
+    Ok(Exit::Done)
+}
+
+/// Shows the plan of another framework's pods on this machine. Each run finds free addresses.
+fn plan_pods(cli: &Cli, job: &TrainJob, machine: &GPUTopology) -> Result<Exit, Failure> {
+    let count = count_pods(job).map_err(local::RunError::from)?;
+    let addresses = local::addresses(Ipv4Addr::LOCALHOST, (RENDEZVOUS_PORT..).take(count as usize));
+    let visible = visible_devices();
+    let snapshot = PodSnapshot { job, machine, attempt: 1, addresses: &addresses, visible: visible.as_deref() };
+    let plan = make_pod_plan(&snapshot).map_err(local::RunError::from)?;
     emit(cli.output, "Plan", &plan, || yaml(&plan));
     Ok(Exit::Done)
 }
@@ -142,6 +191,8 @@ struct Show<'a> {
     ascii: bool,
     inspection: Option<Inspection>,
     last_line: Option<Instant>,
+    /// Width of the names of pods.
+    name_width: usize,
 }
 
 impl<'a> Show<'a> {
@@ -156,6 +207,7 @@ impl<'a> Show<'a> {
             ascii: cli.ascii || !utf8_locale(),
             inspection: None,
             last_line: None,
+            name_width: 0,
         }
     }
 
@@ -250,6 +302,35 @@ impl Observer for Show<'_> {
                 }
                 self.inspection = Some(inspection.clone());
             }
+            Update::PodsStarting { plan, run_dir } => {
+                self.name_width = plan.pods.iter().map(|pod| pod.name.len()).max().unwrap_or(0);
+                self.print(&format!("{}  {}\n  place    {}", plan.job, run_dir.short(), plan.reason));
+                for warning in &plan.warnings {
+                    self.print(&format!("warning: {warning}"));
+                }
+                if self.output == Output::Json {
+                    json_line("RunStarting", json!({"runDir": run_dir.text(), "plan": plan}));
+                }
+            }
+            Update::Output { pod, line } => match self.output {
+                Output::Json => json_line("RunOutput", json!({"pod": pod.name, "role": pod.role, "line": line})),
+                Output::Table if !self.quiet => {
+                    print(&format!("{:width$} | {line}", pod.name, width = self.name_width))
+                }
+                Output::Table | Output::Yaml | Output::Dot => {}
+            },
+            Update::PodFailed { attempt, pod, cause } => {
+                eprintln!("{}", screen::pod_failure(pod, cause, attempt));
+                if self.output == Output::Json {
+                    json_line(
+                        "RunFailure",
+                        json!({
+                            "attempt": attempt, "pod": pod.name, "role": pod.role, "pid": cause.pid, "cause": cause.cause,
+                            "log": cause.log.path, "lastLines": cause.log.tail,
+                        }),
+                    );
+                }
+            }
             Update::Ready { attempt, plan, ranks } => {
                 self.print(&screen::rank_table(plan, ranks));
                 if let Some(line) = screen::resumed(plan, ranks) {
@@ -305,8 +386,12 @@ impl Observer for Show<'_> {
                 }
             }
             Update::Restarting { attempt, saved, restarts, max_restarts } => {
-                let from = if saved { "the newest checkpoint, if there is one" } else { "the beginning" };
-                self.print(&format!("restart {restarts} of {max_restarts}: attempt {attempt} starts from {from}"));
+                let from = match saved {
+                    Some(true) => " from the newest checkpoint, if there is one",
+                    Some(false) => " from the beginning",
+                    None => "",
+                };
+                self.print(&format!("restart {restarts} of {max_restarts}: attempt {attempt} starts{from}"));
                 if self.output == Output::Json {
                     json_line(
                         "RunRestarting",
@@ -317,7 +402,7 @@ impl Observer for Show<'_> {
             Update::Stopping { signal, saves } => {
                 self.clear();
                 let first = if saves { ", which save a checkpoint first" } else { "" };
-                self.print(&format!("{signal}: stopping all ranks{first}; again to kill them immediately"));
+                self.print(&format!("{signal}: stopping all processes{first}; again to kill them immediately"));
             }
             Update::Surviving { cause, processes, seconds } => {
                 self.print(&screen::survivors(cause, processes, seconds));

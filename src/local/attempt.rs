@@ -42,10 +42,10 @@ const GRACE_AFTER_KILL: Duration = Duration::from_secs(1);
 
 /// Time for the reported processes to end. The kernel needs seconds to release the memory of a
 /// large process.
-const GRACE_FOR_SURVIVORS: Duration = Duration::from_secs(10);
+pub(super) const GRACE_FOR_SURVIVORS: Duration = Duration::from_secs(10);
 
 /// Time for the pipes to drain after the last process has ended.
-const GRACE_FOR_PIPES: Duration = Duration::from_secs(1);
+pub(super) const GRACE_FOR_PIPES: Duration = Duration::from_secs(1);
 
 /// The outcome of an attempt.
 #[derive(Debug)]
@@ -151,7 +151,7 @@ enum Overdue {
 
 /// Reports that the run is no longer recorded. Its ranks keep training, because their checkpoints
 /// can be on another disk, and a full one can be freed.
-fn report_unrecorded(error: &RunDirError, observer: &mut dyn Observer) {
+pub(super) fn report_unrecorded(error: &RunDirError, observer: &mut dyn Observer) {
     // The observer fails only when it writes, which it does not do for this update.
     let _ = observer.observe(Update::Unrecorded(error));
 }

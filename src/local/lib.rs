@@ -7,13 +7,19 @@
 //!                                                        └─ plan::local::next ┘
 //! ```
 //!
+//! A job of another framework has neither events nor an inspection: [`run_pods`] starts the
+//! commands of its pods.
+//!
 //! [`switchyard_plan`] decides and this crate acts. `switchyard-cli` turns [`Update`]s into output.
 #![forbid(unsafe_code)]
 
 mod attempt;
 mod cause;
 mod error;
+mod exec;
 mod inspect;
+mod pod_group;
+mod pods;
 mod process;
 mod progress;
 mod run;
@@ -23,14 +29,16 @@ mod worker;
 
 pub use cause::{RankLog, RootCause};
 pub use error::AttemptError;
+pub use exec::exec;
 pub use inspect::{InspectError, predict, software};
+pub use pods::{addresses, run_pods};
 pub use progress::Interval;
 pub use run::{Machines, Outcome, RunError, run};
 pub use run_dir::{RunDir, RunDirError};
 pub use survivor::Survivor;
 pub use worker::{Worker, WorkerNotFound};
 
-use switchyard_plan::local::LocalPlan;
+use switchyard_plan::local::{LocalPlan, PlannedPod, PodPlan};
 use switchyard_worker_contract::event::{CheckpointReport, Finished, GpuTrouble, Inspection, Ready, Summary};
 
 /// An event in the life of a job, in order, for display.
@@ -45,6 +53,17 @@ pub enum Update<'a> {
         /// The directory of this run.
         run_dir: &'a RunDir,
     },
+    /// The pods of another framework are planned; the first attempt starts next.
+    PodsStarting {
+        /// The plan of the first attempt.
+        plan: &'a PodPlan,
+        /// The directory of this run.
+        run_dir: &'a RunDir,
+    },
+    /// A pod of another framework printed a line, which is in its log.
+    Output { pod: &'a PlannedPod, line: &'a str },
+    /// A pod of another framework ended the attempt; all others are stopped.
+    PodFailed { attempt: u32, pod: &'a PlannedPod, cause: &'a RootCause },
     /// The group of an attempt is complete and connected; training starts.
     Ready {
         attempt: u32,
@@ -80,8 +99,9 @@ pub enum Update<'a> {
     Restarting {
         /// Number of the attempt that starts next.
         attempt: u32,
-        /// Whether there is a checkpoint directory to resume from.
-        saved: bool,
+        /// Whether there is a checkpoint directory to resume from. `None` with another framework,
+        /// which saves its own checkpoints.
+        saved: Option<bool>,
         /// Restarts so far, this one included.
         restarts: u32,
         /// Restarts allowed.

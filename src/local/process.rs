@@ -9,9 +9,10 @@ use rustix::process::{Pid, Signal};
 use std::cell::RefCell;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::rc::Rc;
-use switchyard_plan::local::ProcessSpec;
+use switchyard_plan::local::{PlannedPod, ProcessSpec};
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::{Event, Failure, Finished, Ready};
 use switchyard_worker_contract::nccl::{self, Channels};
@@ -78,13 +79,22 @@ impl Process {
 
     /// Sends a signal, unless the process has ended.
     pub fn signal(&self, signal: Signal) {
-        if self.observed.ended.is_none()
-            && let Some(pid) = i32::try_from(self.observed.pid).ok().and_then(Pid::from_raw)
-        {
-            // The process is our child and has not been waited for, so the pid cannot have been
-            // reused.
+        if let Some(pid) = self.running_pid() {
             let _ = rustix::process::kill_process(pid, signal);
         }
+    }
+
+    /// Sends a signal to the process and its descendants, unless the process has ended.
+    pub fn signal_group(&self, signal: Signal) {
+        if let Some(pid) = self.running_pid() {
+            let _ = rustix::process::kill_process_group(pid, signal);
+        }
+    }
+
+    /// The process is our child and has not been waited for, so the pid cannot have been reused.
+    fn running_pid(&self) -> Option<Pid> {
+        let pid = i32::try_from(self.observed.pid).ok().and_then(Pid::from_raw);
+        pid.filter(|_| self.observed.ended.is_none())
     }
 
     pub async fn reap(&mut self) {
@@ -115,36 +125,85 @@ pub(super) fn start(
     run_dir: &RunDir,
     sender: &Sender<Message>,
 ) -> Result<Process, AttemptError> {
-    let name = format!("logs/attempt-{attempt}/rank-{}.log", process.rank);
-    let log = Rc::new(RefCell::new(run_dir.open_log(&name)?));
-    let mut command = Command::new(&worker.path);
-    command.args(&process.argv[1..]);
+    let mut command = command(&worker.path);
+    command.args(&process.argv[1..]).stdin(stdin);
+    command.envs(process.env.iter().map(|entry| (&entry.name, &entry.value)));
+    let is_set = |name: &str| std::env::var_os(name).is_some() || process.env.iter().any(|entry| entry.name == name);
+    command.envs(nccl::log_variables(is_set));
+    let name = format!("rank-{}", process.rank);
+    let own = Own { index, name: &name, first_rank: process.rank, ranks: process.ranks, has_events: true };
+    spawn(command, &own, &worker.path, attempt, run_dir, sender)
+}
+
+/// Starts the process of a pod. Its output arrives as messages.
+///
+/// # Errors
+/// Its log cannot be opened, or the process cannot be started.
+pub(super) fn start_pod(
+    pod: &PlannedPod,
+    index: usize,
+    attempt: u32,
+    launcher: &Path,
+    run_dir: &RunDir,
+    sender: &Sender<Message>,
+) -> Result<Process, AttemptError> {
+    let mut command = command(launcher);
+    command.arg("__exec").args(&pod.argv).stdin(Stdio::null());
+    command.envs(&pod.env);
+    let own = Own { index, name: &pod.name, first_rank: pod.first_rank, ranks: 1, has_events: false };
+    spawn(command, &own, launcher, attempt, run_dir, sender)
+}
+
+/// A program that ends with this one, without the variables of another rank.
+fn command(program: &Path) -> Command {
+    let mut command = Command::new(program);
     for name in env::ALL.iter().filter(|name| !env::USER_SETTABLE.contains(name)) {
         command.env_remove(name);
     }
-    command.envs(process.env.iter().map(|entry| (&entry.name, &entry.value)));
     command.env(env::PARENT_PID, std::process::id().to_string());
-    let is_set = |name: &str| std::env::var_os(name).is_some() || process.env.iter().any(|entry| entry.name == name);
-    command.envs(nccl::log_variables(is_set));
+    command
+}
+
+/// What tells a process from the others.
+struct Own<'a> {
+    index: usize,
+    /// Of its log.
+    name: &'a str,
+    first_rank: u32,
+    ranks: u32,
+    /// Whether it prints events.
+    has_events: bool,
+}
+
+fn spawn(
+    mut command: Command,
+    own: &Own<'_>,
+    program: &Path,
+    attempt: u32,
+    run_dir: &RunDir,
+    sender: &Sender<Message>,
+) -> Result<Process, AttemptError> {
+    let name = format!("logs/attempt-{attempt}/{}.log", own.name);
+    let log = Rc::new(RefCell::new(run_dir.open_log(&name)?));
     // Use a separate process group, so that Ctrl-C in a terminal reaches only the launcher, which
     // then stops all ranks in order.
     command.process_group(0).kill_on_drop(true);
-    command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|source| AttemptError::Start {
-        rank: process.rank,
-        program: worker.path.display().to_string(),
+        rank: own.first_rank,
+        program: program.display().to_string(),
         source,
     })?;
     if let Some(stdout) = child.stdout.take() {
-        listen(index, stdout, true, Rc::clone(&log), sender.clone());
+        listen(own.index, stdout, own.has_events, Rc::clone(&log), sender.clone());
     }
     if let Some(stderr) = child.stderr.take() {
-        listen(index, stderr, false, log, sender.clone());
+        listen(own.index, stderr, false, log, sender.clone());
     }
     let log = RankLog { path: format!("{}/{name}", run_dir.short()), tail: Vec::new() };
     let observed = Observations { pid: child.id().unwrap_or_default(), log, ..Observations::default() };
-    let ranks = (0..process.ranks).map(|_| RankEvents::default()).collect();
-    Ok(Process { child, observed, first_rank: process.rank, ranks, channels: Channels::default() })
+    let ranks = (0..own.ranks).map(|_| RankEvents::default()).collect();
+    Ok(Process { child, observed, first_rank: own.first_rank, ranks, channels: Channels::default() })
 }
 
 /// Reads one output stream of a process to its end: events become messages, all other lines go to

@@ -14,10 +14,10 @@ use std::net::{IpAddr, Ipv4Addr, TcpListener, ToSocketAddrs};
 use std::time::{Duration, Instant};
 use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_crds::{Restarts, TrainJob};
+use switchyard_crds::{NodeCounts, Restarts, RoleCounts, TrainJob};
 use switchyard_plan::local::{
-    Devices, Hosts, LocalPlan, LocalSnapshot, Next, Observed, PlannedNode, Progress, Refusal, RunEnd, next, plan,
-    status,
+    Devices, Hosts, LocalPlan, LocalSnapshot, Next, Observed, Planned, PlannedNode, Progress, Refusal, RunEnd, next,
+    plan, status,
 };
 use switchyard_plan::status::Ending;
 use switchyard_worker_contract::event::{Inspection, Summary};
@@ -80,6 +80,14 @@ pub enum RunError {
         "--hosts: {name} is {address} on this machine, where {other} cannot connect to it; use its address in the network"
     )]
     Loopback { name: String, address: IpAddr, other: String },
+    /// The machine does not have the program of a pod.
+    #[error(
+        "{field}: got `{program}`; expected a program of this machine, on the PATH or as a file: `switchyard run` starts no containers, so nothing of the image {image} is there"
+    )]
+    NoProgram { field: String, program: String, image: String },
+    /// Other programs use the ports that pods would listen on.
+    #[error("{found} ports are free from {first} to {}; expected {count}, one for each pod", end - 1)]
+    Ports { found: usize, count: u32, first: u16, end: u16 },
     /// A stop was requested before anything started.
     #[error("stopped by {1} before the start")]
     Stopped(Exit, &'static str),
@@ -89,7 +97,9 @@ impl RunError {
     /// The exit code for this error.
     pub fn exit(&self) -> Exit {
         match self {
-            RunError::Refused(Refusal::Invalid(_)) | RunError::Loopback { .. } => Exit::Usage,
+            RunError::Refused(Refusal::Invalid(_)) | RunError::Loopback { .. } | RunError::NoProgram { .. } => {
+                Exit::Usage
+            }
             // The user chose this directory, so the command line is at fault; later failures are
             // the machine's.
             RunError::RunDir(
@@ -102,6 +112,7 @@ impl RunError {
             | RunError::Worker(_)
             | RunError::RunDir(_)
             | RunError::Attempt(_)
+            | RunError::Ports { .. }
             | RunError::Listen { .. } => Exit::Unexpected,
         }
     }
@@ -152,11 +163,8 @@ pub async fn run(
     };
     check_memory(&first, &inspection, machine)?;
     run_dir.create()?;
-    let start = Timestamp::now();
     // Drop the status of an earlier run.
-    let fresh = TrainJob { status: None, ..job.clone() };
-    let mut run =
-        Run { job: fresh, start, run_dir, restarts: Restarts::default(), figures: None, is_unrecorded: false };
+    let mut run = Run::new(TrainJob { status: None, ..job.clone() }, run_dir);
     let engine = serde_json::to_string_pretty(&first.engine).expect("invariant: an engine configuration serialises");
     run_dir.replace("engine.json", &engine)?;
     // The report reads these facts from before the start.
@@ -201,7 +209,7 @@ pub async fn run(
                 attempt += 1;
                 observer.observe(Update::Restarting {
                     attempt,
-                    saved: plan.engine.checkpoint.is_some(),
+                    saved: Some(plan.engine.checkpoint.is_some()),
                     restarts: run.restarts.total.unsigned_abs(),
                     max_restarts: plan.max_restarts,
                 })?;
@@ -234,20 +242,32 @@ fn listen(machines: Option<&Machines>) -> Result<(Option<TcpListener>, String), 
 }
 
 /// The state of a job across its attempts, and its status in the run directory.
-struct Run<'a> {
-    job: TrainJob,
+pub(super) struct Run<'a> {
+    pub job: TrainJob,
     start: Timestamp,
     run_dir: &'a RunDir,
-    restarts: Restarts,
+    pub restarts: Restarts,
     figures: Option<(Summary, Timestamp)>,
+    /// Pods by state, of the job and of each role, with another framework.
+    pub pods: Option<(NodeCounts, Vec<RoleCounts>)>,
     /// Whether the run directory could not be written and the observer knows it.
     is_unrecorded: bool,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    pub(super) fn new(job: TrainJob, run_dir: &'a RunDir) -> Run<'a> {
+        let (start, restarts) = (Timestamp::now(), Restarts::default());
+        Run { job, start, run_dir, restarts, figures: None, pods: None, is_unrecorded: false }
+    }
+
     /// Writes the status, unless the run directory cannot be written any more: that is reported
     /// once, and does not end the run.
-    fn record(&mut self, progress: Progress, plan: &LocalPlan, observer: &mut dyn Observer) -> Result<(), RunDirError> {
+    pub(super) fn record(
+        &mut self,
+        progress: Progress,
+        plan: &dyn Planned,
+        observer: &mut dyn Observer,
+    ) -> Result<(), RunDirError> {
         match self.write(progress, plan) {
             Err(error) if !std::mem::replace(&mut self.is_unrecorded, true) => {
                 observer.observe(Update::Unrecorded(&error))
@@ -257,8 +277,9 @@ impl Run<'_> {
     }
 
     /// Writes the current status of `plan`'s attempt.
-    fn write(&mut self, progress: Progress, plan: &LocalPlan) -> Result<(), RunDirError> {
-        let observed = Observed { progress, plan, restarts: &self.restarts, start: self.start, figures: self.figures };
+    pub(super) fn write(&mut self, progress: Progress, plan: &dyn Planned) -> Result<(), RunDirError> {
+        let (restarts, start, figures) = (&self.restarts, self.start, self.figures);
+        let observed = Observed { progress, plan, pods: self.pods.clone(), restarts, start, figures };
         self.job.status = Some(status(&self.job, observed, Timestamp::now()));
         self.run_dir.replace("status.yaml", &serde_saphyr::to_string(&self.job).unwrap_or_default())
     }

@@ -19,6 +19,9 @@ pub const MAX_PAUSE: SignedDuration = SignedDuration::from_secs(300);
 /// Time after which a restart no longer counts against the infrastructure or preemption budget: of
 /// thousands of GPUs some fail each day, for as long as the job runs.
 const WINDOW: SignedDuration = SignedDuration::from_hours(24);
+/// Time for the cause of a failure to become visible: the failure of the peer that a rank reports,
+/// or the end of the awaited role.
+pub const ROOT_CAUSE_GRACE: SignedDuration = SignedDuration::from_secs(3);
 /// Restarts within this time share one entry.
 const BUCKET: SignedDuration = SignedDuration::from_hours(1);
 

@@ -4,6 +4,7 @@ mod frozen;
 mod hangs;
 mod limits;
 mod machines;
+mod pods;
 mod restarts;
 mod shared;
 mod tune;

@@ -12,7 +12,7 @@ pub(super) use progress::{bar_message, plain_line, summary};
 use crate::text::columns;
 use switchyard_core::units::{binary, counted, grouped};
 use switchyard_local::{RootCause, Survivor};
-use switchyard_plan::local::LocalPlan;
+use switchyard_plan::local::{LocalPlan, PlannedPod};
 use switchyard_worker_contract::config::{Device, SyncPolicy};
 use switchyard_worker_contract::event::{Inspection, Ready};
 use switchyard_worker_contract::exit::Exit;
@@ -108,9 +108,18 @@ pub(super) fn failure(cause: &RootCause, attempt: u32) -> String {
         Some(Exit::CheckpointRefused) => format!("error[SY0601]: rank {rank} refused the checkpoint{others}"),
         _ => format!("error[SY0503]: rank {rank} failed first{others}"),
     };
-    let mut lines = vec![what];
-    lines.push(format!("  where    rank {rank}, {}, attempt {attempt}", cause.place()));
-    lines.push(format!("  cause    {}", cause.cause));
+    format!("{what}\n  where    rank {rank}, {}, attempt {attempt}\n{}", cause.place(), evidence(cause))
+}
+
+/// The failure of a pod of another framework.
+pub(super) fn pod_failure(pod: &PlannedPod, cause: &RootCause, attempt: u32) -> String {
+    let name = &pod.name;
+    format!("error[SY0503]: pod {name} failed\n  where    {}, attempt {attempt}\n{}", cause.place(), evidence(cause))
+}
+
+/// What is known of a failure.
+fn evidence(cause: &RootCause) -> String {
+    let mut lines = vec![format!("  cause    {}", cause.cause)];
     if !cause.during.is_empty() {
         lines.push(format!("  during   {}", cause.during));
     }

@@ -3,7 +3,6 @@
 use super::view::{DEFAULT_SCHEDULER, PodView};
 use super::{JobSnapshot, clock};
 use crate::ValidJob;
-use crate::job::Role;
 use crate::status::Draft;
 use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::{PlacedNode, conditions};
@@ -78,25 +77,10 @@ impl<'a> Attempt<'a> {
         draft
     }
 
-    /// Whether the job is complete: all pods of the role that it waits for have succeeded.
+    /// Whether the job is complete: all pods that it waits for have succeeded.
     pub fn is_complete(&self) -> bool {
-        let policy = self.snapshot.job.spec.success_policy.as_ref();
-        let awaited = self.valid.roles.iter().find(|role| policy.is_some_and(|policy| policy.role == role.name));
-        let ranks = awaited.map_or(0..self.valid.request.nodes, Role::node_ranks);
-        let pods = self.pods.get(ranks.start as usize..ranks.end as usize).unwrap_or_default();
-        !pods.is_empty() && pods.iter().all(|pod| pod.is_some_and(PodView::has_succeeded))
-    }
-
-    /// Whether the job continues when the pod of this rank fails.
-    pub fn ignores_failure(&self, node_rank: u32) -> bool {
-        self.valid.role_of(node_rank).is_some_and(|role| role.ignores_failures)
-    }
-
-    /// Whether the pod of this rank belongs to a role that the job does not wait for.
-    pub fn is_dependent(&self, node_rank: u32) -> bool {
-        let policy = self.snapshot.job.spec.success_policy.as_ref();
-        let role = self.valid.role_of(node_rank);
-        role.zip(policy).is_some_and(|(role, policy)| role.name != policy.role)
+        let mut awaited = (0..).zip(&self.pods).filter(|(rank, _)| self.valid.awaits(*rank)).peekable();
+        awaited.peek().is_some() && awaited.all(|(_, pod)| pod.is_some_and(PodView::has_succeeded))
     }
 
     /// Planned node and devices of a pod.

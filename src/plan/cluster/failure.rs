@@ -7,14 +7,11 @@ use super::blocker::{self, Limit, START_GRACE, STUCK_GRACE};
 use super::containers::{OUT_OF_MEMORY, last_line};
 use super::view::{NodeView, PodView};
 use super::{JobSnapshot, Premise, Silence, clock};
-use crate::restart::{self, Class, Failure};
+use crate::restart::{self, Class, Failure, ROOT_CAUSE_GRACE};
 use jiff::{SignedDuration, Timestamp};
 use switchyard_core::units::plural;
 use switchyard_crds::Framework;
 use switchyard_worker_contract::exit::Exit;
-
-/// Grace period for the failure of a peer to become visible after a rank reports it.
-const ROOT_CAUSE_GRACE: SignedDuration = SignedDuration::from_secs(3);
 
 /// Disruption reason of the taint eviction controller (`DeletionByTaintManager` in Kubernetes).
 const TAINT_EVICTION: &str = "DeletionByTaintManager";
@@ -133,7 +130,7 @@ pub(super) fn assess(attempt: &Attempt<'_>) -> Assessment {
     for (rank, pod) in (0_u32..).zip(&attempt.pods) {
         match pod {
             // Before placement, a gang lacks this pod like any other.
-            _ if attempt.placed && attempt.ignores_failure(rank) => {}
+            _ if attempt.placed && attempt.valid.ignores_failure(rank) => {}
             Some(pod) => match assess_pod(pod, attempt) {
                 Assessment::Healthy => {}
                 Assessment::Recheck(at) => recheck_at = Some(recheck_at.map_or(at, |recheck_at| recheck_at.min(at))),
@@ -163,7 +160,7 @@ pub(super) fn assess(attempt: &Attempt<'_>) -> Assessment {
         if must_wait { Assessment::Recheck(until) } else { Assessment::Failed(failed.clone()) }
     };
     let is_dependent = |failed: &PodFailure| {
-        attempt.existing().iter().any(|pod| pod.name == failed.pod && attempt.is_dependent(pod.node_rank))
+        attempt.existing().iter().any(|pod| pod.name == failed.pod && !attempt.valid.awaits(pod.node_rank))
     };
     match (earliest(false), earliest(true)) {
         (Some(first), _) if is_dependent(first) => unless_explained(first),

@@ -311,9 +311,12 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
         return result;
     }
     let desired = attempt.pods.len();
-    let is_settled = |pod: &PodView| pod.has_succeeded() || pod.is_done() && attempt.ignores_failure(pod.node_rank);
-    let gone =
-        (0_u32..).zip(&attempt.pods).filter(|(rank, pod)| pod.is_none() && attempt.ignores_failure(*rank)).count();
+    let is_settled =
+        |pod: &PodView| pod.has_succeeded() || pod.is_done() && attempt.valid.ignores_failure(pod.node_rank);
+    let gone = (0_u32..)
+        .zip(&attempt.pods)
+        .filter(|(rank, pod)| pod.is_none() && attempt.valid.ignores_failure(*rank))
+        .count();
     let running = gone + attempt.count(|pod| pod.phase == Phase::Running || is_settled(pod));
     let mut draft = attempt.draft();
     if attempt.all(|pod| !pod.gated) && draft.next.is(conditions::OBJECTS_REFUSED) {

@@ -7,9 +7,8 @@
 use super::{Entry, GangPod, set};
 
 pub(super) fn environment(pod: &GangPod<'_>) -> Vec<Entry> {
-    let address = format!("{}:{}", pod.host(0), pod.port());
     vec![
-        set("JAX_COORDINATOR_ADDRESS", address, "process 0, on node 0, listens there"),
+        set("JAX_COORDINATOR_ADDRESS", pod.address(0), "process 0, on node 0, listens there"),
         set("JAX_NUM_PROCESSES", pod.nodes(), "one process per node"),
         set("JAX_PROCESS_ID", pod.node_rank, "position of the node in the placement"),
     ]

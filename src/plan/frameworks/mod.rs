@@ -105,7 +105,7 @@ pub fn faults(job: &TrainJob, valid: &ValidJob) -> Vec<Invalid> {
     // The highest attempt number, because names grow with it.
     let last = valid.request.nodes.saturating_sub(1);
     let pod = GangPod::new(job, valid, LAST_ATTEMPT, if valid.roles.is_empty() { last } else { 0 });
-    let own = identity(valid, LAST_ATTEMPT, pod.node_rank).into_iter().map(|entry| (entry.name, entry.value));
+    let own = identity(&pod).into_iter().map(|entry| (entry.name, entry.value));
     let launchers = environment(&pod).into_iter().filter_map(|entry| match entry.source {
         Source::Value(value) => Some((entry.name.to_string(), value)),
         Source::Field(_) => None,

@@ -44,7 +44,7 @@ pub(super) fn environment(pod: &GangPod<'_>) -> Vec<Entry> {
         return vec![
             set("PRTE_MCA_prte_default_hostfile", hosts, "nodes in the order of the placement, with their processes"),
             set("PRTE_MCA_plm_ssh_agent", "true", "no remote shell: the other pods start their daemons themselves"),
-            set("PRTE_MCA_oob_tcp_static_ipv4_ports", pod.port(), "daemons connect to mpirun there"),
+            set("PRTE_MCA_oob_tcp_static_ipv4_ports", pod.port(0), "daemons connect to mpirun there"),
             set("PMIX_SERVER_NSPACE", pod.id(), "the name under which daemons connect to mpirun"),
             radix,
             unbound,

@@ -10,7 +10,7 @@ pub(super) fn environment(pod: &GangPod<'_>) -> Vec<Entry> {
     let host = if pod.node_rank == 0 { "$(POD_IP)".to_string() } else { pod.host(0) };
     vec![
         Entry { name: "POD_IP", source: Source::Field("status.podIP"), reason: "launch --host: address of this node" },
-        set("PADDLE_MASTER", format!("{host}:{}", pod.port()), "launch --master: node 0 keeps the list of peers"),
+        set("PADDLE_MASTER", format!("{host}:{}", pod.port(0)), "launch --master: node 0 keeps the list of peers"),
         set("PADDLE_NNODES", pod.nodes(), "launch --nnodes: spec.trainer.numNodes"),
         set("PADDLE_RANK", pod.node_rank, "launch --rank: position of the node in the placement"),
         set("PADDLE_JOB_ID", pod.id(), "launch --job_id: keeps attempts apart"),
@@ -38,8 +38,7 @@ pub(super) fn with_servers(pod: &GangPod<'_>) -> Vec<Entry> {
     let hosts = |servers: bool| {
         let roles = pod.valid.roles.iter();
         let roles = roles.filter(move |role| (role.name == SERVERS) == servers && (servers || role.in_rendezvous));
-        let hosts = roles.flat_map(|role| role.node_ranks()).map(|rank| format!("{}:{}", pod.host(rank), pod.port()));
-        hosts.collect::<Vec<_>>()
+        roles.flat_map(|role| role.node_ranks()).map(|rank| pod.address(rank)).collect::<Vec<_>>()
     };
     let (servers, trainers) = (hosts(true), hosts(false));
     let role = if is_server { "PSERVER" } else { "TRAINER" };
@@ -48,7 +47,7 @@ pub(super) fn with_servers(pod: &GangPod<'_>) -> Vec<Entry> {
         set("PADDLE_TRAINER_ENDPOINTS", trainers.join(","), "pods of the roles that join the rendezvous"),
         set("PADDLE_TRAINERS_NUM", trainers.len(), "number of trainers"),
         set("TRAINING_ROLE", role, "whether the pod is in role ps"),
-        set("PADDLE_PORT", pod.port(), "port of this pod in the lists"),
+        set("PADDLE_PORT", pod.port(pod.node_rank), "port of this pod in the lists"),
         set("POD_IP", pod.host(pod.node_rank), "host of this pod in the lists"),
     ];
     if !is_server {

@@ -11,7 +11,7 @@ const CLUSTER: [&str; 3] = ["chief", "worker", "ps"];
 const EVALUATOR: &str = "evaluator";
 
 pub(super) fn environment(pod: &GangPod<'_>) -> Vec<Entry> {
-    let workers: Vec<String> = (0..pod.nodes()).map(|rank| format!("{}:{}", pod.host(rank), pod.port())).collect();
+    let workers: Vec<String> = (0..pod.nodes()).map(|rank| pod.address(rank)).collect();
     let config = json!({"cluster": {"worker": workers}, "task": {"type": "worker", "index": pod.node_rank}});
     vec![set("TF_CONFIG", config, "one worker per node, in the order of the placement")]
 }
@@ -23,8 +23,7 @@ pub(super) fn of_roles(pod: &GangPod<'_>) -> Vec<Entry> {
     let listed = pod.valid.roles.iter().filter(|role| CLUSTER.contains(&role.name.as_str()));
     let cluster: Map<_, _> = listed
         .map(|role| {
-            let hosts: Vec<String> =
-                role.node_ranks().map(|rank| format!("{}:{}", pod.host(rank), pod.port())).collect();
+            let hosts: Vec<String> = role.node_ranks().map(|rank| pod.address(rank)).collect();
             (role.name.clone(), hosts.into())
         })
         .collect();

@@ -10,9 +10,9 @@ pub(super) fn environment(pod: &GangPod<'_>) -> Vec<Entry> {
         set("PET_NPROC_PER_NODE", pod.processes(), "torchrun --nproc-per-node: GPUs of the pod, or numProcPerNode"),
         set("PET_NODE_RANK", pod.node_rank, "torchrun --node-rank: position of the node in the placement"),
         set("PET_MASTER_ADDR", pod.host(0), "torchrun --master-addr: node 0"),
-        set("PET_MASTER_PORT", pod.port(), "torchrun --master-port: node 0 listens there"),
+        set("PET_MASTER_PORT", pod.port(0), "torchrun --master-port: node 0 listens there"),
         set("MASTER_ADDR", pod.host(0), "node 0, for programs started without torchrun"),
-        set("MASTER_PORT", pod.port(), "node 0 listens there"),
+        set("MASTER_PORT", pod.port(0), "node 0 listens there"),
     ];
     // With several processes per node only their launcher can set these. With one, no launcher is
     // needed.

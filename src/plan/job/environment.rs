@@ -1,7 +1,7 @@
 //! The environment that identifies a process as a rank. Every executor sets it first. Further
 //! variables depend on the location of files and sockets.
 
-use super::{GangPod, ValidJob};
+use super::GangPod;
 use serde::Serialize;
 use switchyard_worker_contract::env;
 
@@ -22,24 +22,20 @@ impl EnvEntry {
 }
 
 /// Variables that all processes of a node share: job, attempt, position in the gang.
-pub(crate) fn identity(valid: &ValidJob, attempt: u32, node_rank: u32) -> Vec<EnvEntry> {
+pub(crate) fn identity(pod: &GangPod<'_>) -> Vec<EnvEntry> {
+    let GangPod { valid, node_rank, .. } = *pod;
     let mut entries = vec![
         EnvEntry::new(env::JOB, &valid.name, "metadata.name"),
-        EnvEntry::new(env::ATTEMPT, attempt, "fences off processes of older attempts"),
+        EnvEntry::new(env::ATTEMPT, pod.attempt, "fences off processes of older attempts"),
         EnvEntry::new(env::NODE_RANK, node_rank, "position of the node in the ring of nodes"),
         EnvEntry::new(env::NUM_NODES, valid.request.nodes, "spec.trainer.numNodes"),
-        EnvEntry::new(
-            env::PROCS_PER_NODE,
-            valid.of_pod(node_rank).request.processes_per_node,
-            "spec.trainer.numProcPerNode",
-        ),
+        EnvEntry::new(env::PROCS_PER_NODE, pod.processes(), "spec.trainer.numProcPerNode"),
     ];
     let Some(own) = valid.role_of(node_rank) else { return entries };
     entries.push(EnvEntry::new(ROLE, &own.name, "spec.roles[].name"));
     entries.push(EnvEntry::new(ROLE_INDEX, node_rank - own.first_node, "index of the pod in its role"));
     for role in &valid.roles {
-        let host = |rank| GangPod::new(&role.job, valid, attempt, rank).host(rank);
-        let hosts: Vec<String> = role.node_ranks().map(host).collect();
+        let hosts: Vec<String> = role.node_ranks().map(|rank| pod.host(rank)).collect();
         let reason = format!("hosts of role {}, by index", role.name);
         entries.push(EnvEntry::new(&hosts_variable(&role.name), hosts.join(","), reason));
     }

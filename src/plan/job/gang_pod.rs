@@ -8,6 +8,24 @@ use switchyard_worker_contract::pod::RENDEZVOUS_PORT;
 /// below Linux's ephemeral ports (32768 up) and Kubernetes' node ports (30000 to 32767).
 const HOST_PORTS: u16 = 600;
 
+/// The network of a gang.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Network<'a> {
+    /// Pods have names, and each has all ports.
+    Cluster,
+    /// Pods are processes of one machine, with these addresses by node rank. Ports differ too,
+    /// because a program that listens on all addresses would collide with others on a common port.
+    Loopback(&'a [Address]),
+}
+
+/// Where a pod listens on one machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    /// A loopback address.
+    pub host: String,
+    pub port: u16,
+}
+
 /// One pod of an attempt.
 #[derive(Debug, Clone, Copy)]
 pub struct GangPod<'a> {
@@ -19,13 +37,19 @@ pub struct GangPod<'a> {
     pub attempt: u32,
     /// Rank of the node in the gang.
     pub node_rank: u32,
+    pub network: Network<'a>,
 }
 
 impl<'a> GangPod<'a> {
-    /// The pod of this rank.
+    /// The pod of this rank in a cluster.
     pub fn new(job: &'a TrainJob, valid: &'a ValidJob, attempt: u32, node_rank: u32) -> GangPod<'a> {
         let job = valid.role_of(node_rank).map_or(job, |role| &role.job);
-        GangPod { job, valid, attempt, node_rank }
+        GangPod { job, valid, attempt, node_rank, network: Network::Cluster }
+    }
+
+    /// The same pod on another network.
+    pub(crate) fn on(self, network: Network<'a>) -> GangPod<'a> {
+        GangPod { network, ..self }
     }
 
     pub(crate) fn role(&self) -> Option<&'a Role> {
@@ -90,6 +114,9 @@ impl<'a> GangPod<'a> {
     /// Host name under which other nodes reach a node. A single node needs no name: its loopback
     /// address always works, even before DNS does.
     pub(crate) fn host(&self, node_rank: u32) -> String {
+        if let Some(address) = self.loopback(node_rank) {
+            return address.host.clone();
+        }
         if self.valid.request.nodes == 1 {
             return "127.0.0.1".into();
         }
@@ -97,16 +124,32 @@ impl<'a> GangPod<'a> {
         format!("{}.{}.{namespace}.svc", self.valid.pod_name(self.attempt, node_rank), self.valid.name)
     }
 
-    /// Port of node 0. A pod with its own network uses a fixed one. On a host network other jobs
-    /// may listen, so each job and attempt takes one of [`HOST_PORTS`]. The port is declared, so
-    /// the scheduler rejects a node where another pod has it, and the next attempt uses another
-    /// one.
-    pub(crate) fn port(&self) -> u16 {
+    /// Port on which a node listens. A pod with its own network uses a fixed one. On a host network
+    /// other jobs may listen, so each job and attempt takes one of [`HOST_PORTS`]. The port is
+    /// declared, so the scheduler rejects a node where another pod has it, and the next attempt
+    /// uses another one.
+    pub(crate) fn port(&self, node_rank: u32) -> u16 {
+        if let Some(address) = self.loopback(node_rank) {
+            return address.port;
+        }
         if self.valid.of_pod(0).pod.spec.host_network != Some(true) {
             return RENDEZVOUS_PORT;
         }
         let uid = self.job.metadata.uid.as_deref().unwrap_or_default();
         let mixed = uid.bytes().fold(self.attempt, |mixed, byte| mixed.wrapping_mul(31).wrapping_add(byte.into()));
         RENDEZVOUS_PORT + (mixed % u32::from(HOST_PORTS)) as u16
+    }
+
+    /// The address of a node on one machine. `None` in a cluster.
+    fn loopback(&self, node_rank: u32) -> Option<&'a Address> {
+        match self.network {
+            Network::Loopback(addresses) => addresses.get(node_rank as usize),
+            Network::Cluster => None,
+        }
+    }
+
+    /// Host and port of a node, as in `127.0.0.1:29400`.
+    pub(crate) fn address(&self, node_rank: u32) -> String {
+        format!("{}:{}", self.host(node_rank), self.port(node_rank))
     }
 }

@@ -22,7 +22,7 @@ pub(crate) mod tests;
 pub(crate) use engine::{Traffic, communicators};
 pub use environment::EnvEntry;
 pub(crate) use environment::identity;
-pub use gang_pod::GangPod;
+pub use gang_pod::{Address, GangPod, Network};
 pub use pod::{RequestedPod, gpus};
 pub(crate) use pod::{set_devices, trainer, trainer_mut};
 pub(crate) use roles::{LAUNCHER, alone, fault_of, field_of, role_ranks};

@@ -26,6 +26,8 @@ pub struct Role {
     pub near: Option<usize>,
     /// The job continues when one of its pods fails.
     pub ignores_failures: bool,
+    /// The job is complete once the pods of all awaited roles have succeeded.
+    pub is_awaited: bool,
     /// The job that this role would be without the others. Its status is the job's, restricted to
     /// the pods of this role.
     pub job: TrainJob,
@@ -54,6 +56,16 @@ impl ValidJob {
     /// The job that a pod is planned by: its role's, or the whole job.
     pub(crate) fn of_pod(&self, node_rank: u32) -> &ValidJob {
         self.role_of(node_rank).map_or(self, |role| &role.valid)
+    }
+
+    /// Whether the job waits for the success of the pod of this rank.
+    pub fn awaits(&self, node_rank: u32) -> bool {
+        self.role_of(node_rank).is_none_or(|role| role.is_awaited)
+    }
+
+    /// Whether the job continues when the pod of this rank fails.
+    pub fn ignores_failure(&self, node_rank: u32) -> bool {
+        self.role_of(node_rank).is_some_and(|role| role.ignores_failures)
     }
 
     /// Lowest global rank of a pod.
@@ -243,6 +255,7 @@ pub(super) fn read(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
                     in_rendezvous: joins(job, position),
                     near: role.near.as_ref().and_then(|near| names.iter().position(|other| other == near)),
                     ignores_failures: role.on_failure == OnRoleFailure::Ignore,
+                    is_awaited: job.spec.success_policy.as_ref().is_none_or(|policy| policy.role == role.name),
                     job: alone,
                     valid,
                 };

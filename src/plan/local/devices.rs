@@ -1,7 +1,7 @@
 //! The GPU of each rank: chosen on the command line, otherwise the set with the fastest ring, as in
 //! a cluster.
 
-use crate::cluster::machine::Shapes;
+use crate::cluster::machine::{Machine, Shapes};
 use crate::job::{Invalid, ValidJob};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -95,12 +95,7 @@ fn best(
     let Some(status) = node.status.as_ref().filter(|status| !status.gpus.is_empty()) else {
         return Ok(Chosen::default());
     };
-    let field = |field: &str, got: String, expected: String| Invalid { field: field.to_owned(), got, expected };
-    let machine = Shapes::default()
-        .machine(node)
-        .map_err(|fault| field("report of this machine", fault, "a readable report".to_owned()))?;
-    let seen = status.gpus.iter().enumerate().filter(|(_, gpu)| visible.is_none_or(|list| makes_visible(list, &[gpu])));
-    let usable = machine.usable & seen.fold(0, |mask, (position, _)| mask | 1 << position);
+    let (machine, usable) = usable(visible, node)?;
     let ranks = request.processes_per_node * request.nodes;
     let set = u8::try_from(ranks).ok().and_then(|ranks| machine.shape.best_set(usable, ranks, None));
     let Some(set) = set.filter(|_| ranks > 0) else {
@@ -108,7 +103,7 @@ fn best(
             return Ok(Chosen::default());
         }
         let expected = format!("at most {}, the whole and healthy GPUs of this machine", usable.count_ones());
-        return Err(field("spec.trainer.numProcPerNode", ranks.to_string(), expected));
+        return Err(Invalid { field: "spec.trainer.numProcPerNode".to_owned(), got: ranks.to_string(), expected });
     };
     let chosen = machine.shape.by_rail(set).into_iter().map(|gpu| &status.gpus[usize::from(gpu)]);
     let gpus: Vec<PlannedGpu> = (0..).zip(chosen).map(|(rank, gpu)| planned(rank, gpu)).collect();
@@ -118,6 +113,40 @@ fn best(
         _ => format!("{out_of}: ring of {} GB/s", gigabytes(machine.shape.ring[set as usize])),
     };
     Ok(Chosen { gpus, reason })
+}
+
+/// The values of a machine's GPUs, and those that are whole, healthy and visible.
+pub(super) fn usable(visible: Option<&str>, node: &GPUTopology) -> Result<(Machine, u32), Invalid> {
+    let field = "report of this machine".to_owned();
+    let machine = Shapes::default().machine(node);
+    let machine = machine.map_err(|got| Invalid { field, got, expected: "a readable report".to_owned() })?;
+    let gpus = node.status.iter().flat_map(|status| &status.gpus).enumerate();
+    let seen = gpus.filter(|(_, gpu)| visible.is_none_or(|list| makes_visible(list, &[gpu])));
+    let usable = machine.usable & seen.fold(0, |mask, (position, _)| mask | 1 << position);
+    Ok((machine, usable))
+}
+
+/// UUIDs of the GPUs of each pod, in local rank order: the set with the fastest ring among those
+/// that the pods before it leave. `requested`: the number of GPUs of each pod.
+///
+/// # Errors
+/// The first pod that gets no GPUs, and the number of those that are left.
+pub(super) fn disjoint_sets(
+    machine: &Machine,
+    usable: u32,
+    requested: &[u32],
+) -> Result<Vec<Vec<String>>, (usize, u32)> {
+    let mut free = usable;
+    let set = |(pod, count): (usize, &u32)| {
+        if *count == 0 {
+            return Ok(Vec::new());
+        }
+        let set = u8::try_from(*count).ok().and_then(|count| machine.shape.best_set(free, count, None));
+        let set = set.ok_or((pod, free.count_ones()))?;
+        free &= !set;
+        Ok(machine.shape.by_rail(set).into_iter().map(|gpu| machine.gpus[usize::from(gpu)].uuid.clone()).collect())
+    };
+    requested.iter().enumerate().map(set).collect()
 }
 
 fn listed(

@@ -1,11 +1,10 @@
 //! Decides what follows an attempt on one machine, and derives the status.
 
-use super::LocalPlan;
 use crate::restart::{self, Class, Decision, Failure, GiveUp};
 use crate::status::{Draft, Ending, time};
 use jiff::Timestamp;
 use switchyard_crds::conditions::{self, Stage};
-use switchyard_crds::{FailurePolicy, NodeShape, PlacedNode, PlacementStatus, Restarts, TrainJob, TrainJobStatus};
+use switchyard_crds::{FailurePolicy, NodeCounts, PlacementStatus, Restarts, RoleCounts, TrainJob, TrainJobStatus};
 use switchyard_worker_contract::event::Summary;
 use switchyard_worker_contract::exit::Exit;
 
@@ -75,12 +74,23 @@ pub enum Progress {
     Ended(Ending),
 }
 
+/// A plan of an attempt, as far as the status shows it.
+pub trait Planned {
+    /// Attempt number, from 1.
+    fn attempt(&self) -> u32;
+    /// The nodes of the job, with the reason for them.
+    fn placement(&self) -> PlacementStatus;
+}
+
 /// Observed state of a run at one moment.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Observed<'a> {
     pub progress: Progress,
     /// The plan of the current attempt.
-    pub plan: &'a LocalPlan,
+    pub plan: &'a dyn Planned,
+    /// Pods of the current attempt by state, of the job and of each role. `None` with framework
+    /// Switchyard, whose ranks end together.
+    pub pods: Option<(NodeCounts, Vec<RoleCounts>)>,
     /// Restarts so far.
     pub restarts: &'a Restarts,
     /// Start of the first attempt.
@@ -91,12 +101,18 @@ pub struct Observed<'a> {
 
 /// The next status of the job.
 pub fn status(job: &TrainJob, observed: Observed<'_>, now: Timestamp) -> TrainJobStatus {
-    let Observed { progress, plan, restarts, start, figures } = observed;
+    let Observed { progress, plan, pods, restarts, start, figures } = observed;
+    let placement = plan.placement();
+    let reason = placement.reason.clone();
     let mut draft = Draft::new(job, now);
     draft.next.start_time = Some(time(start));
-    draft.next.attempt = Some(plan.attempt as i32);
+    draft.next.attempt = Some(plan.attempt() as i32);
     draft.next.restarts = Some(restarts.clone());
-    draft.next.placement = Some(placement(plan));
+    draft.next.placement = Some(placement);
+    if let Some((of_job, of_roles)) = pods {
+        draft.counts(of_job);
+        draft.next.roles = of_roles;
+    }
     if let Some((figures, at)) = &figures {
         draft.figures(figures, *at);
     }
@@ -108,35 +124,8 @@ pub fn status(job: &TrainJob, observed: Observed<'_>, now: Timestamp) -> TrainJo
         }
         Progress::Ended(ending) => draft.end(ending),
     }
-    draft.condition(conditions::PLACED, "True", "Placed", plan.reason.clone());
+    draft.condition(conditions::PLACED, "True", "Placed", reason);
     draft.next
-}
-
-fn placement(plan: &LocalPlan) -> PlacementStatus {
-    PlacementStatus {
-        reason: plan.reason.clone(),
-        nodes: plan
-            .nodes
-            .iter()
-            .map(|node| {
-                let mut numa_nodes: Vec<i32> =
-                    node.processes.iter().flat_map(|process| process.numa_nodes.iter().map(|id| *id as i32)).collect();
-                numa_nodes.sort_unstable();
-                numa_nodes.dedup();
-                PlacedNode {
-                    first_rank: node.first_rank as i32,
-                    node_name: node.node_name.clone(),
-                    shape: NodeShape {
-                        cpus: node.processes.iter().filter_map(|process| process.cpus.clone()).collect(),
-                        numa_nodes,
-                        ..NodeShape::default()
-                    },
-                    ..PlacedNode::default()
-                }
-            })
-            .collect(),
-        ..PlacementStatus::default()
-    }
 }
 
 #[cfg(test)]

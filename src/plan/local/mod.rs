@@ -1,5 +1,6 @@
 //! The plan for one machine: every process of an attempt with its CPUs, environment and reasons.
-//! `switchyard run` starts them. A run on several machines has such a plan on each.
+//! `switchyard run` starts them. A run on several machines has such a plan on each. Pods of other
+//! frameworks have a plan of their own, without placement: `pods`.
 //!
 //! ```text
 //! TrainJob ─> validate ─> ValidJob ────┐
@@ -11,15 +12,18 @@
 mod devices;
 mod hosts;
 mod lifecycle;
+mod pods;
 mod processes;
 #[cfg(test)]
 mod tests;
 
 pub use devices::{Devices, PlannedGpu, VISIBLE};
 pub use hosts::Hosts;
-pub use lifecycle::{AttemptEnd, Next, Observed, Progress, RunEnd, next, status};
+pub use lifecycle::{AttemptEnd, Next, Observed, Planned, Progress, RunEnd, next, status};
+pub use pods::{PlannedPod, PodPlan, PodSnapshot, PodState, Verdict, count_pods, plan_pods};
 pub use processes::{Device, LocalPlan, PlannedNode, ProcessSpec};
 
+pub use crate::job::Address;
 use crate::job::{Invalid, ValidJob, processes_per_node};
 use crate::validate;
 use switchyard_core::placement::{self, Reason};
@@ -117,16 +121,19 @@ pub fn engine(job: &TrainJob) -> Result<Engine, Refusal> {
 
 /// The engine's configuration, for a job that can run without a cluster.
 fn local_engine<'a>(job: &TrainJob, valid: &'a ValidJob) -> Result<&'a EngineConfig, Invalid> {
-    let refuse = |field: &str, got: &str, expected: &str| Invalid {
-        field: field.to_string(),
-        got: got.to_string(),
-        expected: expected.to_string(),
-    };
-    if job.spec.suspend {
-        return Err(refuse("spec.suspend", "true", "false: `switchyard run` starts the job now"));
-    }
-    valid.engine.as_ref().ok_or_else(|| {
-        let framework = format!("{:?}", job.spec.trainer.framework);
-        refuse("spec.trainer.framework", &framework, "Switchyard: images of other frameworks run in a cluster only")
+    refuse_suspended(job)?;
+    valid.engine.as_ref().ok_or_else(|| Invalid {
+        field: "spec.trainer.framework".into(),
+        got: format!("{:?}", job.spec.trainer.framework),
+        expected: "Switchyard, whose engine this is about".into(),
     })
+}
+
+fn refuse_suspended(job: &TrainJob) -> Result<(), Invalid> {
+    let fault = || Invalid {
+        field: "spec.suspend".into(),
+        got: "true".into(),
+        expected: "false: `switchyard run` starts the job now".into(),
+    };
+    if job.spec.suspend { Err(fault()) } else { Ok(()) }
 }

@@ -1,14 +1,15 @@
 //! Turns a ValidJob and its assignment into process specs: argv, environment with a reason for each
 //! entry, CPUs, devices. Cannot fail.
 
-use super::LocalSnapshot;
 use super::devices::{Chosen, PlannedGpu, VISIBLE};
 use super::hosts::Hosts;
-use crate::job::{EnvEntry, ValidJob, communicators, identity};
+use super::{LocalSnapshot, Planned};
+use crate::job::{EnvEntry, GangPod, ValidJob, communicators, identity};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use switchyard_core::placement::{Assignment, Mode, Place};
+use switchyard_crds::{NodeShape, PlacedNode, PlacementStatus};
 use switchyard_topology::cluster::NamedCluster;
 use switchyard_worker_contract::config::{EngineConfig, Overlap};
 use switchyard_worker_contract::{CpuList, env};
@@ -62,6 +63,42 @@ impl LocalPlan {
     /// Number of ranks of the job.
     pub fn world(&self) -> u32 {
         self.ranks().len() as u32 * self.hosts.as_ref().map_or(1, |hosts| hosts.names.len() as u32)
+    }
+}
+
+impl Planned for LocalPlan {
+    fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    fn placement(&self) -> PlacementStatus {
+        PlacementStatus {
+            reason: self.reason.clone(),
+            nodes: self
+                .nodes
+                .iter()
+                .map(|node| {
+                    let mut numa_nodes: Vec<i32> = node
+                        .processes
+                        .iter()
+                        .flat_map(|process| process.numa_nodes.iter().map(|id| *id as i32))
+                        .collect();
+                    numa_nodes.sort_unstable();
+                    numa_nodes.dedup();
+                    PlacedNode {
+                        first_rank: node.first_rank as i32,
+                        node_name: node.node_name.clone(),
+                        shape: NodeShape {
+                            cpus: node.processes.iter().filter_map(|process| process.cpus.clone()).collect(),
+                            numa_nodes,
+                            ..NodeShape::default()
+                        },
+                        ..PlacedNode::default()
+                    }
+                })
+                .collect(),
+            ..PlacementStatus::default()
+        }
     }
 }
 
@@ -170,7 +207,7 @@ fn process(
     // Places that share cores cannot have more cores than CPUs.
     let cores = places.iter().map(|place| place.cores).sum::<u32>().min(cpus.len() as u32);
     let cpus = (!cpus.is_empty()).then(|| cpus.to_string());
-    let mut env = identity(job, snapshot.attempt, node_rank);
+    let mut env = identity(&GangPod::new(snapshot.job, job, snapshot.attempt, node_rank));
     let mut set = |name: &str, value: String, reason: String| env.push(EnvEntry::new(name, value, reason));
     let run_dir = snapshot.run_dir;
     set(env::LOCAL_RANK, local_rank.to_string(), "position of the process on its node".into());

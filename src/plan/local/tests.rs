@@ -202,7 +202,7 @@ fn status_over_a_life_with_one_restart() {
     let mut history = Vec::new();
     for (progress, plan, restarts, figures, second) in moments {
         let restarts = &Restarts { application: restarts, total: restarts, ..Restarts::default() };
-        let next = status(&job, Observed { progress, plan, restarts, start: at(1), figures }, at(second));
+        let next = status(&job, Observed { progress, plan, pods: None, restarts, start: at(1), figures }, at(second));
         history.push(next.clone());
         job.status = Some(next);
     }

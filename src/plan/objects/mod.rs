@@ -31,6 +31,7 @@ pub use claim::claim;
 pub use fabric::fabric_configs;
 pub use kind::Kind;
 pub use merge::{MergeConflict, conflicts, faults};
+pub(crate) use pod::trainer_container;
 pub use pod::{label_patch, placement_patch, pod, run_as_non_root};
 pub use provisioning::{annotate_consumer, provisioning, provisioning_name};
 pub use slices::{named_attempt, placement_slices};

@@ -69,7 +69,7 @@ pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, 
     builder.worker_image(&mut spec);
     fabric::attach(&mut spec, &builder);
     if spec.host_network == Some(true) && gang_pod.nodes() > 1 {
-        declare_port(&mut spec, gang_pod.port());
+        declare_port(&mut spec, gang_pod.port(node_rank));
     }
     if let Some(networks) = fabric::networks(&spec, &builder) {
         annotations.entry(NETWORKS.into()).or_insert_with(|| networks.into());
@@ -78,6 +78,14 @@ pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, 
     claim::attach(&mut spec, job, &gang_pod.name());
     spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()).for_each(secure_container);
     Pod { metadata: meta, spec: Some(spec), status: None }
+}
+
+/// The trainer container of a pod as the user and the framework want it: command, arguments,
+/// environment.
+pub(crate) fn trainer_container(pod: GangPod<'_>) -> Container {
+    let mut spec = pod.requested().spec.clone();
+    PodBuilder { pod, defaults: &Defaults::default() }.trainer(&mut spec);
+    trainer(&spec).cloned().unwrap_or_default()
 }
 
 fn pod_labels(job: &TrainJob, valid: &ValidJob, attempt: u32, node_rank: u32) -> BTreeMap<String, String> {
@@ -293,11 +301,10 @@ impl PodBuilder<'_> {
 
     /// The environment that makes the container a rank, with a reason for each entry.
     pub(super) fn environment(&self) -> Vec<EnvEntry> {
-        let mut entries = identity(self.pod.valid, self.pod.attempt, self.pod.node_rank);
+        let mut entries = identity(&self.pod);
         let mut set = |name: &str, value: String, reason: &str| entries.push(EnvEntry::new(name, value, reason));
         if self.pod.nodes() > 1 {
-            let address = format!("{}:{}", self.pod.host(0), self.pod.port());
-            set(env::RENDEZVOUS, address, "rank 0 listens here and nowhere else");
+            set(env::RENDEZVOUS, self.pod.address(0), "rank 0 listens here and nowhere else");
         }
         if self.is_ours() {
             set(

@@ -76,7 +76,7 @@ fn stopped_by(signals: &[Signal], code: i32) -> Scene {
     let frozen = Frozen::new(pid);
     let launcher = i32::try_from(running.pid()).unwrap();
     kill(launcher, signals[0]);
-    running.wait_for("stopping all ranks", TIMEOUT);
+    running.wait_for("stopping all processes", TIMEOUT);
     for signal in &signals[1..] {
         kill(launcher, *signal);
         running.wait_for(&named(0, pid), TIMEOUT);

@@ -75,6 +75,9 @@ fn assert_same_bits(name: &str, config: &EngineConfig, cases: &[(u32, u32)]) {
 #[test]
 fn any_number_of_stages_has_the_bits_of_a_run_without() {
     let unclipped = with(|config| config.optimizer.gradient_clip_norm = None);
+    let blocks = RankOrder::Blocks { stages: 2, pipelines: 2 };
+    let in_blocks = learned(&in_stages(&gpt(false), 4, blocks), 8, Force::Auto);
+    assert_same_steps("blocks of 2 stages of 2 pipelines", &in_blocks, &learned(&gpt(false), 2, Force::Auto));
     for (name, config) in [("clipped", gpt(false)), ("not clipped", unclipped)] {
         assert_same_bits(name, &config, &[(2, 1), (3, 1), (4, 1), (2, 2), (3, 2), (2, 3)]);
     }

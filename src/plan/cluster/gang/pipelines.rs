@@ -1,40 +1,133 @@
 //! Pipelines of a gang: their nodes share the smallest domains, and the reason says what each link
 //! carries.
 //!
-//! The configuration decides before the placement whether the ranks of a pipeline or of a stage
-//! follow each other, from the bytes that leave nodes. Here the nodes are ordered to match.
+//! The configuration decides before the placement which ranks share a node, from the bytes that
+//! leave nodes. Here each of these groups of ranks gets its node, from the bytes that leave
+//! domains.
 
 use crate::cluster::candidates::Candidates;
 use crate::job::Traffic;
 use std::collections::{BTreeMap, BTreeSet};
-use switchyard_core::placement::gpus::{Placement, Pod};
+use switchyard_core::placement::gpus::{Level, Placement, Pod};
 use switchyard_core::rates::gigabytes;
 use switchyard_core::units::{binary, plural, rank_list, three_digits};
 use switchyard_worker_contract::config::{EngineConfig, Pipeline, RankOrder};
 
-/// Orders the pods so that as many groups of consecutive ranks (pipelines or stages) as possible
-/// are in one domain, on every level. Keeps the order if it is as good.
+/// Nodes up to which the order is improved by swaps.
+const SMALL: usize = 16;
+
+/// Orders the pods so that the bytes of a step take the least time, summed over all transfers, each
+/// at the share of the smallest domain of both nodes. Keeps the order if it is as good.
+///
+/// Blocks of stages and pipelines of every size are tried: whole pipelines, whole stages, and those
+/// between them. As many blocks as possible are in one domain, on every level.
 pub(super) fn order(config: &EngineConfig, processes: u32, candidates: &Candidates<'_>, placement: &mut Placement) {
     let Some(pipeline) = config.pipeline else { return };
-    let ranks = placement.pods.len() as u32 * processes;
-    let consecutive = match pipeline.order {
-        RankOrder::ByPipeline => pipeline.stages,
-        RankOrder::ByStage => config.replicas(ranks),
-    };
-    let nodes = nodes_of_groups(consecutive, processes);
-    let domains: Vec<&[Option<u32>]> =
-        placement.pods.iter().map(|pod| &*candidates.tree.domains[pod.node.0 as usize]).collect();
-    let grouped = group(&domains, nodes);
-    let regrouped: Vec<&[Option<u32>]> = grouped.iter().map(|pod| domains[*pod]).collect();
-    if undivided(&regrouped, nodes) != undivided(&domains, nodes) {
-        placement.pods = grouped.into_iter().map(|pod| placement.pods[pod].clone()).collect();
+    let nodes = placement.pods.len();
+    // Without known sizes, pipelines are kept together.
+    let traffic = Traffic::of(config).unwrap_or(Traffic { activations: 1, micro_batches: 1, gradients: 0 });
+    let tree = &candidates.tree;
+    let domains: Vec<&[Option<u32>]> = placement.pods.iter().map(|pod| &*tree.domains[pod.node.0 as usize]).collect();
+    let pairs = traffic.of_pairs(pipeline, (nodes as u32, processes));
+    let cost = Cost { pairs: &pairs, domains: &domains, levels: &tree.levels };
+    let best = best_order(pipeline, processes, &cost);
+    if best.iter().enumerate().any(|(position, pod)| position != *pod) {
+        placement.pods = best.into_iter().map(|pod| placement.pods[pod].clone()).collect();
     }
 }
 
-/// Nodes of the smallest number of whole groups.
-fn nodes_of_groups(consecutive: u32, processes: u32) -> usize {
-    let fewest = (1..=processes).find(|groups| (groups * consecutive).is_multiple_of(processes));
-    (fewest.unwrap_or(1) * consecutive / processes) as usize
+/// What an order of nodes costs.
+struct Cost<'a> {
+    /// Bytes between positions.
+    pairs: &'a BTreeMap<[usize; 2], u64>,
+    /// Of each node, from the smallest level up.
+    domains: &'a [&'a [Option<u32>]],
+    /// The last one is the cluster.
+    levels: &'a [Level],
+}
+
+impl Cost<'_> {
+    /// Relative time of all transfers, if each position has this node.
+    fn of(&self, order: &[usize]) -> u128 {
+        let weight = |[one, other]: [usize; 2]| {
+            let [one, other] = [order[one], order[other]].map(|node| self.domains[node]);
+            let at = shared_level(one, other).unwrap_or(self.levels.len() - 1);
+            let level = self.levels[at];
+            // NVLink is so much faster than a network that its time does not count.
+            let time = if level.nvlink { 0 } else { 1_000_000 / u128::from(level.share.clamp(1, 1000)) };
+            // Of levels with one rate, the smallest.
+            time + at as u128
+        };
+        self.pairs.iter().map(|(pair, bytes)| u128::from(*bytes) * weight(*pair)).sum()
+    }
+
+    /// Swaps nodes as long as that helps.
+    fn improve(&self, order: &mut [usize]) {
+        let mut least = self.of(order);
+        let mut is_better = true;
+        while std::mem::take(&mut is_better) {
+            for one in 0..order.len() {
+                for other in 0..one {
+                    order.swap(one, other);
+                    let cost = self.of(order);
+                    if cost < least {
+                        (least, is_better) = (cost, true);
+                    } else {
+                        order.swap(one, other);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The smallest level on which two nodes share a domain.
+fn shared_level(one: &[Option<u32>], other: &[Option<u32>]) -> Option<usize> {
+    one.iter().zip(other).position(|(one, other)| one.is_some() && one == other)
+}
+
+/// The node of each position.
+fn best_order(pipeline: Pipeline, processes: u32, cost: &Cost<'_>) -> Vec<usize> {
+    let nodes = cost.domains.len();
+    let mut best: Vec<usize> = (0..nodes).collect();
+    for blocks in blocks_of_nodes(pipeline, nodes as u32, processes) {
+        let mut grouped = group(cost.domains, blocks[0].len());
+        // Swaps end in the nearest optimum, so they have several starts.
+        for _ in 0..if nodes <= SMALL { nodes } else { 1 } {
+            let mut order = vec![0; nodes];
+            blocks.iter().flatten().zip(&grouped).for_each(|(position, node)| order[*position] = *node);
+            if nodes <= SMALL {
+                cost.improve(&mut order);
+            }
+            if cost.of(&order) < cost.of(&best) {
+                best = order;
+            }
+            grouped.rotate_left(1);
+        }
+    }
+    best
+}
+
+/// For each size of blocks that consist of whole nodes: the positions of the nodes of each block.
+fn blocks_of_nodes(pipeline: Pipeline, nodes: u32, processes: u32) -> Vec<Vec<Vec<usize>>> {
+    let world = nodes * processes;
+    let divisors = |number: u32| (1..=number).filter(move |part| number.is_multiple_of(*part));
+    let sizes = divisors(pipeline.stages)
+        .flat_map(|stages| divisors(world / pipeline.stages).map(move |pipelines| (stages, pipelines)));
+    let blocks = |(stages, pipelines): (u32, u32)| {
+        let block_of = |rank: u32| {
+            let place = pipeline.place(rank, world);
+            (place.replica / pipelines, place.stage / stages)
+        };
+        let mut blocks: BTreeMap<(u32, u32), Vec<usize>> = BTreeMap::new();
+        for node in 0..nodes {
+            let block = block_of(node * processes);
+            let is_whole = (0..processes).all(|process| block_of(node * processes + process) == block);
+            is_whole.then(|| blocks.entry(block).or_default().push(node as usize))?;
+        }
+        Some(blocks.into_values().collect())
+    };
+    sizes.filter_map(blocks).collect()
 }
 
 /// Positions of the nodes in an order with the most undivided groups on every level. `domains`: of
@@ -59,15 +152,6 @@ fn group(domains: &[&[Option<u32>]], nodes: usize) -> Vec<usize> {
     groups.extend(left.chunks(nodes).map(<[usize]>::to_vec));
     groups.sort_unstable();
     groups.into_iter().flatten().collect()
-}
-
-/// Groups of consecutive nodes that are in one domain, for each level.
-fn undivided(domains: &[&[Option<u32>]], nodes: usize) -> Vec<usize> {
-    let levels = domains.iter().map(|levels| levels.len()).max().unwrap_or(0);
-    let is_in_one = |group: &&[&[Option<u32>]], level: usize| {
-        group.iter().all(|node| node[level].is_some() && node[level] == group[0][level])
-    };
-    (0..levels).map(|level| domains.chunks(nodes).filter(|group| is_in_one(group, level)).count()).collect()
 }
 
 /// A link that several transfers take at the same time.
@@ -109,13 +193,18 @@ impl Links<'_> {
     fn order(&self) -> Option<String> {
         let shape = (self.pods.len() as u32, self.processes);
         let sent = |order| binary(self.traffic.between_nodes(Pipeline { order, ..self.pipeline }, shape));
-        let [by_pipeline, by_stage] = [RankOrder::ByPipeline, RankOrder::ByStage].map(sent);
-        let [(own, few), (other, many)] = match self.pipeline.order {
-            RankOrder::ByPipeline => [("pipeline", by_pipeline), ("stage", by_stage)],
-            RankOrder::ByStage => [("stage", by_stage), ("pipeline", by_pipeline)],
+        let [by_pipeline, by_stage] = [(RankOrder::ByPipeline, "pipeline"), (RankOrder::ByStage, "stage")];
+        let (own, others) = match self.pipeline.order {
+            RankOrder::ByPipeline => ("by pipeline".to_owned(), vec![by_stage]),
+            RankOrder::ByStage => ("by stage".to_owned(), vec![by_pipeline]),
+            RankOrder::Blocks { stages, pipelines } => {
+                (format!("in blocks of {stages} stages of {pipelines} pipelines"), vec![by_pipeline, by_stage])
+            }
         };
+        let others = others.into_iter().map(|(order, name)| format!("by {name} {}", sent(order)));
+        let others = others.collect::<Vec<_>>().join(", ");
         (shape.0 > 1 && self.replicas > 1)
-            .then(|| format!("ranks ordered by {own}: nodes send about {few} a step, by {other} {many}"))
+            .then(|| format!("ranks ordered {own}: nodes send about {} a step, {others}", sent(self.pipeline.order)))
     }
 
     /// What passes from each stage to the next one.
@@ -186,8 +275,7 @@ impl Links<'_> {
     fn rate(&self, pod: usize, pair: [usize; 2]) -> Option<u32> {
         let tree = &self.candidates.tree;
         let [one, other] = pair.map(|pod| &tree.domains[self.pods[pod].node.0 as usize]);
-        let shared = one.iter().zip(other.iter()).position(|(one, other)| one.is_some() && one == other);
-        let level = tree.levels.get(shared.unwrap_or(tree.levels.len() - 1)).copied();
+        let level = tree.levels.get(shared_level(one, other).unwrap_or(tree.levels.len() - 1)).copied();
         let node = self.pods[pod].node.0 as usize;
         self.candidates.nodes[node].described()?;
         Some(self.candidates.shape(node).outward(self.pods[pod].set, level))
@@ -220,6 +308,15 @@ fn carries(link: Link, bytes: f64) -> String {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    /// Groups of consecutive nodes that are in one domain, for each level.
+    fn undivided(domains: &[&[Option<u32>]], nodes: usize) -> Vec<usize> {
+        let levels = domains.iter().map(|levels| levels.len()).max().unwrap_or(0);
+        let is_in_one = |group: &&[&[Option<u32>]], level: usize| {
+            group.iter().all(|node| node[level].is_some() && node[level] == group[0][level])
+        };
+        (0..levels).map(|level| domains.chunks(nodes).filter(|group| is_in_one(group, level)).count()).collect()
+    }
 
     /// The most undivided groups of any order, on a level.
     fn most(domains: &[&[Option<u32>]], nodes: usize, level: usize) -> usize {
@@ -263,12 +360,65 @@ mod tests {
         }
     }
 
-    #[test]
-    fn groups_of_whole_nodes() {
-        for ((consecutive, processes), nodes) in
-            [((2, 8), 1), ((8, 8), 1), ((16, 8), 2), ((6, 4), 3), ((3, 2), 3), ((4, 1), 4)]
-        {
-            assert_eq!(nodes_of_groups(consecutive, processes), nodes, "{consecutive} ranks, {processes} of each node");
+    /// The least cost of any order, by trying all of them.
+    fn least(cost: &Cost<'_>) -> u128 {
+        fn search(order: &mut Vec<usize>, fixed: usize, cost: &Cost<'_>) -> u128 {
+            if fixed == order.len() {
+                return cost.of(order);
+            }
+            let all = (fixed..order.len()).map(|other| {
+                order.swap(fixed, other);
+                let least = search(order, fixed + 1, cost);
+                order.swap(fixed, other);
+                least
+            });
+            all.min().unwrap_or(u128::MAX)
         }
+        search(&mut (0..cost.domains.len()).collect(), 0, cost)
+    }
+
+    proptest! {
+        /// Racks of any size, of which the network carries a part.
+        #[test]
+        fn no_other_order_of_nodes_takes_less_time(
+            (stages, replicas, processes) in prop::sample::select(vec![
+                (2, 2, 1), (2, 3, 1), (3, 2, 1), (6, 1, 1), (4, 2, 2), (2, 4, 2), (6, 2, 2), (4, 6, 4), (4, 4, 4), (3, 4, 2),
+            ]),
+            racks in prop::collection::vec(prop::option::weighted(0.9, 0_u32..3), 6),
+            share in prop::sample::select(vec![1000_u32, 500, 250]),
+            activations in 1_u64..20,
+            gradients in 1_u64..60,
+        ) {
+            let traffic = Traffic { activations, micro_batches: 2, gradients };
+            let shape = (stages * replicas / processes, processes);
+            let pipeline = Pipeline { stages, order: traffic.best_order(stages, shape) };
+            let domains: Vec<[Option<u32>; 1]> = racks.iter().take(shape.0 as usize).map(|rack| [*rack]).collect();
+            let domains: Vec<&[Option<u32>]> = domains.iter().map(<[_; 1]>::as_slice).collect();
+            let levels = [1000, share].map(|share| Level { share, nvlink: false });
+            let pairs = traffic.of_pairs(pipeline, shape);
+            let cost = Cost { pairs: &pairs, domains: &domains, levels: &levels };
+            let order = best_order(pipeline, processes, &cost);
+            prop_assert_eq!(cost.of(&order), least(&cost), "{:?} for {:?}, {:?}", order, domains, pairs);
+        }
+    }
+
+    #[test]
+    fn blocks_consist_of_whole_nodes() {
+        let blocks = |stages, order, nodes, processes| blocks_of_nodes(Pipeline { stages, order }, nodes, processes);
+        // Two nodes for each of two pipelines.
+        assert_eq!(
+            blocks(4, RankOrder::ByPipeline, 4, 2),
+            [
+                vec![vec![0], vec![1], vec![2], vec![3]],
+                vec![vec![0, 2], vec![1, 3]],
+                vec![vec![0, 1], vec![2, 3]],
+                vec![vec![0, 1, 2, 3]],
+            ]
+        );
+        // Three nodes for every two pipelines.
+        assert_eq!(
+            blocks(6, RankOrder::ByPipeline, 6, 4),
+            [vec![vec![0, 1, 2], vec![3, 4, 5]], vec![vec![0, 1, 2, 3, 4, 5]]]
+        );
     }
 }

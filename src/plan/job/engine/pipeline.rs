@@ -1,6 +1,7 @@
 //! Pipelines: which ranks have the stages of one network, and the bytes that they exchange.
 
 use super::Check;
+use std::collections::BTreeMap;
 use switchyard_crds as api;
 use switchyard_worker_contract::config::{Device, EngineConfig, Model, Pipeline, Precision, RankOrder, WireType};
 
@@ -80,10 +81,47 @@ impl Traffic {
     }
 
     /// The rank order in which nodes send the fewest bytes: with many activations, each pipeline is
-    /// within as few nodes as possible, with many gradients, each stage.
+    /// within as few nodes as possible, with many gradients, each stage, and between these a node
+    /// has a block of stages and pipelines.
     pub fn best_order(&self, stages: u32, shape: (u32, u32)) -> RankOrder {
-        let sent = |order| self.between_nodes(Pipeline { stages, order }, shape);
-        if sent(RankOrder::ByStage) < sent(RankOrder::ByPipeline) { RankOrder::ByStage } else { RankOrder::ByPipeline }
+        let (nodes, processes) = shape;
+        let pipelines = nodes * processes / stages;
+        let divides = |part: &u32| processes.is_multiple_of(*part) && stages.is_multiple_of(*part);
+        let blocks =
+            (2..stages).filter(divides).map(|part| RankOrder::Blocks { stages: part, pipelines: processes / part });
+        let fits = |order: &RankOrder| match order {
+            RankOrder::Blocks { pipelines: own, .. } => *own > 1 && *own < pipelines && pipelines.is_multiple_of(*own),
+            RankOrder::ByPipeline | RankOrder::ByStage => true,
+        };
+        let orders = [RankOrder::ByPipeline, RankOrder::ByStage].into_iter().chain(blocks).filter(fits);
+        // Of equal ones the first.
+        orders.min_by_key(|order| self.between_nodes(Pipeline { stages, order: *order }, shape)).unwrap_or_default()
+    }
+
+    /// Bytes that pairs of nodes exchange in a step, by their positions in rank order. Processes
+    /// are per node.
+    pub fn of_pairs(&self, pipeline: Pipeline, (nodes, processes): (u32, u32)) -> BTreeMap<[usize; 2], u64> {
+        let (stages, replicas) = (pipeline.stages, nodes * processes / pipeline.stages);
+        let node =
+            |stage: u32, replica: u32| (pipeline.order.rank(stage, replica, (stages, replicas)) / processes) as usize;
+        let mut pairs = BTreeMap::new();
+        let mut exchange = |one: usize, other: usize, bytes: u64| {
+            if one != other {
+                *pairs.entry([one.min(other), one.max(other)]).or_default() += bytes;
+            }
+        };
+        for stage in 0..stages {
+            let mut ring: Vec<usize> = (0..replicas).map(|replica| node(stage, replica)).collect();
+            ring.dedup();
+            let count = ring.len() as u64;
+            for (from, to) in ring.iter().zip(ring.iter().cycle().skip(1)) {
+                exchange(*from, *to, self.of_ring(count) / count);
+            }
+            if stage + 1 < stages {
+                (0..replicas).for_each(|it| exchange(node(stage, it), node(stage + 1, it), self.of_boundary()));
+            }
+        }
+        pairs
     }
 
     /// Bytes that all nodes send in a step. Processes are per node.

@@ -24,6 +24,14 @@ pub enum RankOrder {
     ByPipeline,
     /// The ranks of a stage follow each other.
     ByStage,
+    /// The ranks of a block of stages and pipelines follow each other, pipeline by pipeline, and so
+    /// do the blocks.
+    Blocks {
+        /// Divides the number of stages.
+        stages: u32,
+        /// Divides the number of pipelines.
+        pipelines: u32,
+    },
 }
 
 impl RankOrder {
@@ -32,10 +40,26 @@ impl RankOrder {
     }
 
     /// The rank of a stage of a pipeline, among this many stages and pipelines.
-    pub fn rank(self, stage: u32, replica: u32, (stages, replicas): (u32, u32)) -> u32 {
+    pub fn rank(self, stage: u32, replica: u32, all: (u32, u32)) -> u32 {
+        let (stages, pipelines) = self.block(all);
+        let block = replica / pipelines * (all.0 / stages) + stage / stages;
+        block * stages * pipelines + replica % pipelines * stages + stage % stages
+    }
+
+    /// The stage and the pipeline of a rank, among this many stages and pipelines.
+    fn place(self, rank: u32, all: (u32, u32)) -> (u32, u32) {
+        let (stages, pipelines) = self.block(all);
+        let (block, within) = (rank / (stages * pipelines), rank % (stages * pipelines));
+        let rows = all.0 / stages;
+        (block % rows * stages + within % stages, block / rows * pipelines + within / stages)
+    }
+
+    /// Stages and pipelines of a block.
+    fn block(self, (stages, replicas): (u32, u32)) -> (u32, u32) {
         match self {
-            RankOrder::ByPipeline => replica * stages + stage,
-            RankOrder::ByStage => stage * replicas + replica,
+            RankOrder::ByPipeline => (stages, 1),
+            RankOrder::ByStage => (1, replicas),
+            RankOrder::Blocks { stages: own, pipelines } => (own.clamp(1, stages), pipelines.clamp(1, replicas)),
         }
     }
 }
@@ -92,10 +116,7 @@ impl Pipeline {
     pub fn place(&self, rank: u32, world: u32) -> PipelinePlace {
         let Pipeline { stages, order } = *self;
         let replicas = (world / stages.max(1)).max(1);
-        let (stage, replica) = match order {
-            RankOrder::ByPipeline => (rank % stages.max(1), rank / stages.max(1)),
-            RankOrder::ByStage => (rank / replicas, rank % replicas),
-        };
+        let (stage, replica) = order.place(rank, (stages.max(1), replicas));
         PipelinePlace { stage, stages, replica, replicas, order }
     }
 }
@@ -130,8 +151,12 @@ mod tests {
 
     #[test]
     fn every_rank_has_one_place() {
-        for order in [RankOrder::ByPipeline, RankOrder::ByStage] {
-            for (stages, replicas) in [(1, 3), (2, 1), (2, 4), (3, 2)] {
+        let blocks = RankOrder::Blocks { stages: 2, pipelines: 2 };
+        for order in [RankOrder::ByPipeline, RankOrder::ByStage, blocks] {
+            for (stages, replicas) in [(1, 3), (2, 1), (2, 4), (3, 2), (4, 6)] {
+                if order == blocks && (stages % 2 == 1 || replicas % 2 == 1) {
+                    continue;
+                }
                 for rank in 0..stages * replicas {
                     let place = Pipeline { stages, order }.place(rank, stages * replicas);
                     assert_eq!((place.rank(), place.stages, place.replicas), (rank, stages, replicas), "{order:?}");
@@ -149,6 +174,11 @@ mod tests {
         let place = PipelinePlace { order: RankOrder::ByStage, ..place };
         assert_eq!((place.previous(), place.next()), (Some(1), Some(5)));
         assert_eq!(place.stage_ranks().collect::<Vec<_>>(), [2, 3]);
+        // Ranks 0 to 3 are stages 0 and 1 of pipelines 0 and 1.
+        let blocks = Pipeline { stages: 4, order: RankOrder::Blocks { stages: 2, pipelines: 2 } };
+        let third = blocks.place(3, 16);
+        assert_eq!((third.stage, third.replica, third.previous(), third.next()), (1, 1, Some(2), Some(6)));
+        assert_eq!(third.stage_ranks().collect::<Vec<_>>(), [1, 3, 9, 11]);
         let first = PipelinePlace { stage: 0, ..place };
         let last = PipelinePlace { stage: 2, ..place };
         assert_eq!((first.previous(), last.next()), (None, None));

@@ -31,8 +31,9 @@ fn nodes_of_a_pipeline_are_in_one_rack() {
     let cluster = Cluster::h200(&["r1", "r1", "r1", "r2", "r2", "r3", "r3", "r3"]);
     let levels = Levels::new(vec!["example.com/rack:4".parse().unwrap()]).unwrap();
     let placed = cluster.place_with(&pipelines(8, 4, 64, 8), &levels).unwrap();
-    // In the order of the racks, the second and the third pipeline would be in two racks each.
-    assert_eq!(names(&placed), ["n00", "n01", "n02", "n07", "n03", "n04", "n05", "n06"]);
+    // In the order of the racks, the second and the third pipeline would be in two racks each. The
+    // last one is: its nodes are next to nodes of their racks in the rings of the stages.
+    assert_eq!(names(&placed), ["n00", "n01", "n03", "n04", "n06", "n05", "n02", "n07"]);
     let placed = cluster.place_with(&pipelines(8, 2, 64, 8), &levels).unwrap();
     let by_name = ["n00", "n01", "n02", "n03", "n04", "n05", "n06", "n07"];
     assert_eq!(names(&placed), by_name, "a node has whole pipelines");
