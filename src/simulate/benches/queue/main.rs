@@ -176,8 +176,7 @@ fn replay_all(
     Ok(())
 }
 
-/// /// Report of a machine with eight GPUs, NVSwitch and NICs, taken from the first node of an
-/// example.
+/// Report of a machine with eight GPUs, NVSwitch and NICs, taken from the first node of an example.
 fn machine(root: &Path) -> Result<GPUTopology, Box<dyn Error>> {
     let text = fs::read_to_string(root.join("examples/clusters/two-racks.json"))?;
     let cluster: serde_json::Value = serde_json::from_str(&text)?;
