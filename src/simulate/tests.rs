@@ -249,6 +249,8 @@ fn a_gang_waits_for_a_better_placement_for_a_share_of_its_limit() {
             // A job without a limit takes the host that is not reserved.
             product.submitted(&job(4, 1, 0, None)).unwrap();
             assert_eq!(leaves(&started(&mut product, 3.0)[0].1), [1 - leaves(&hosts)[0]]);
+            product.ended(4, 4.0);
+            assert_eq!(started(&mut product, 4.0), [], "the better placement is reserved for the gang itself");
             product.ended(0, 900.0);
             let placed = started(&mut product, 900.0);
             assert_eq!(leaves(&placed[0].1), [leaves(&hosts)[0]; 2]);

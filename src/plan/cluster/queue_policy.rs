@@ -118,7 +118,8 @@ impl PolicySettings {
         Some(behind.max(since.checked_add(protected).ok()?))
     }
 
-    /// From when a running job is behind the head.
+    /// From when a running job is behind the head. Positions keep the level from when the queue was
+    /// last ordered, and the job may have passed a threshold since.
     fn behind_from(
         &self,
         job: &TrainJob,
@@ -126,12 +127,14 @@ impl PolicySettings {
         head: &QueuePosition,
         now: Timestamp,
     ) -> Option<Timestamp> {
-        if theirs > head {
+        let level = self.level(job, now);
+        let is_behind = |level: usize| theirs.clone().at_level(level) > *head;
+        if is_behind(level) {
             return Some(now);
         }
-        let next_levels = (1..).zip(&self.thresholds).skip(self.level(job, now));
+        let next_levels = (1..).zip(&self.thresholds).skip(level);
         let mut next_levels = next_levels.filter(|_| self.policy == QueuePolicy::LeastAttainedService);
-        let (_, threshold) = next_levels.find(|(level, _)| theirs.clone().at_level(*level) > *head)?;
+        let (_, threshold) = next_levels.find(|(level, _)| is_behind(*level))?;
         now.checked_add(*threshold - attained(job, now)).ok()
     }
 
@@ -236,6 +239,17 @@ mod tests {
         assert_eq!(from(LeastAttainedService, &older, 8), Some(330));
         let ran = job(10, 90, none(), json!({"ranSeconds": 200 * 60}));
         assert_eq!(from(LeastAttainedService, &ran, 8), Some(150), "after 200 minutes in earlier attempts");
+    }
+
+    #[test]
+    fn a_job_is_behind_from_its_threshold_although_the_queue_was_ordered_before() {
+        let (settings, ordered, now) = (settings(QueuePolicy::LeastAttainedService), at(240), at(241));
+        let slowdown = Slowdown { at: ordered, ..Slowdown::default() };
+        let position = |job: &TrainJob| QueuePosition::of(job, 0, 0, slowdown).at_level(settings.level(job, ordered));
+        let (older, head) = (job(0, 1, json!({}), json!({})), job_created(50));
+        assert!(position(&older) < position(&head));
+        let from = settings.preemptible_from(&older, &position(&older), &position(&head), 8, now);
+        assert_eq!(from, Some(now));
     }
 
     #[test]

@@ -94,6 +94,10 @@ fn the_head_preempts_when_a_quantum_ends() {
     let late = [(0.0, 20.0 * HOUR, 32), (HOUR, HOUR, 32)];
     let (outcome, _) = played(&late, QueuePolicy::LeastAttainedService, 100);
     assert_eq!(outcome.jobs[1].start, 4.0 * HOUR, "when the first job reaches the threshold");
+    // The arrival of the third job orders the queue half a minute earlier.
+    let ordered = [late[0], late[1], (4.0 * HOUR - 30.0, HOUR, 8)];
+    let (outcome, _) = played(&ordered, QueuePolicy::LeastAttainedService, 100);
+    assert_eq!(outcome.jobs[1].start, 4.0 * HOUR, "although the queue was ordered before");
 }
 
 /// The second job can preempt the first one after 4 h. Until then the third one may use the nodes

@@ -144,6 +144,33 @@ fn violations(churn: &Churn, history: &History, policy: &PolicySettings) -> (usi
     (resumed, found)
 }
 
+/// The oracles find violations in the same play when they judge it by stricter rules, or read logs
+/// of attempts that all start from scratch.
+fn ensure_oracles_can_fail(churn: &Churn, history: &History, policy: &PolicySettings) -> Result<()> {
+    let preemptions = policy_preemptions(history);
+    for (rule, stricter) in [
+        ("quantum", PolicySettings { quantum: SignedDuration::from_hours(1), ..policy.clone() }),
+        ("max_preemptions", PolicySettings { max_preemptions: 0, ..policy.clone() }),
+        ("max_preemptions_per_day", PolicySettings { max_preemptions_per_day: 0, ..policy.clone() }),
+    ] {
+        let found = excessive_preemptions(history, &stricter).len();
+        ensure!(found == preemptions, "{rule}: {found} of {preemptions} preemptions are excessive");
+    }
+    let from_scratch = |job: &str, attempt| log(churn, job, attempt).replace("\"resumedStep\"", "\"unknown\"");
+    let (judged, lost) = lost_steps(history, from_scratch);
+    ensure!(lost.len() == judged, "{} of {judged} jobs start from scratch", lost.len());
+    // Every job that has run comes behind every job that has not.
+    let by_service = PolicySettings {
+        policy: QueuePolicy::LeastAttainedService,
+        thresholds: vec![SignedDuration::from_nanos(1)],
+        max_preemptions: i32::MAX,
+        max_preemptions_per_day: i32::MAX,
+        ..policy.clone()
+    };
+    ensure!(starved_head(history, &by_service).is_some(), "no job waits behind one that has run");
+    Ok(())
+}
+
 /// G11: a queue policy preempts jobs as often and as soon as it may, starves no job, and costs a
 /// job that saves no step.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -186,6 +213,7 @@ async fn preempted_jobs_resume_and_break_no_invariant() -> Result<()> {
         merge(&mut run, json!({"preemptions": preemptions, "resumed": resumed}));
         println!("{run}");
         ensure!(preemptions >= FIRST.len() && resumed >= TRAINING, "seed {seed}: {run}");
+        ensure_oracles_can_fail(&churn, &history, &policy)?;
         runs.push(run);
         controller.ensure_running()?;
     }

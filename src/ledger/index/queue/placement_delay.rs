@@ -4,11 +4,12 @@
 //! Only the first job of the queue waits, only if the limits of running jobs promise a better
 //! placement, and only for a fraction of its own limit. Meanwhile it reserves the better placement,
 //! and jobs behind it use the poor one. No program enables this until it has been evaluated on
-//! traces in both speed models (`cargo xtask bench queue`, part `placement_delay`).
+//! traces in both speed models (`cargo xtask bench queue`, part `patience`).
 
 use super::reservation::PlannedStart;
 use crate::index::Index;
 use crate::job::{Key, key_of};
+use crate::usage::UsageOverlay;
 use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::{PlacementStatus, TrainJob};
 use switchyard_plan::cluster::place_with_fabric::place_with_fabric;
@@ -51,7 +52,10 @@ impl Index {
             return false;
         }
         self.queue.startable_since.entry(key.clone()).or_insert(rules.now);
-        self.with_request(&job, rules, |index, request| index.better_placement(request)).flatten().is_some()
+        // The job may already hold the better placement.
+        let ignorable = self.ignorable_takers(&job, rules.now);
+        let mut without = UsageOverlay::new(self, &ignorable);
+        without.with_request(&job, rules, |index, request| index.better_placement(request)).flatten().is_some()
     }
 
     /// The end of the placement delay of a job that could already have started.

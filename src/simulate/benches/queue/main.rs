@@ -10,7 +10,7 @@ mod results;
 mod row;
 
 use clap::Parser;
-use parts::{Part, TraceName};
+use parts::{Entry, Part, TraceName};
 use results::Results;
 use row::Row;
 use std::error::Error;
@@ -62,6 +62,13 @@ impl Args {
         !(self.part.is_empty() && self.trace.is_empty() && self.load.is_empty() && self.model.is_empty())
             || self.only.is_some()
     }
+
+    /// The requested rules of a part.
+    fn entries(&self, part: Part) -> impl Iterator<Item = &'static Entry> {
+        part.entries()
+            .iter()
+            .filter(move |entry| self.only.as_ref().is_none_or(|word| entry.name.contains(word.as_str())))
+    }
 }
 
 /// The requested values, or all of them.
@@ -94,7 +101,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             for load in selected(&args.load, part.loads(trace)) {
                 if part == Part::Pass {
                     let input = Input::read(&root, trace, load)?;
-                    pass::measure(part, &input, &machine, args.seeds, &mut results)?;
+                    pass::measure(&args, part, &input, &machine, &mut results)?;
                     continue;
                 }
                 for model in selected(&args.model, &[ModelName::Levels, ModelName::Flows]) {
@@ -151,10 +158,7 @@ fn replay_all(
         args.seeds
     );
     println!("{}", row::HEADER);
-    for entry in part.entries() {
-        if args.only.as_ref().is_some_and(|word| !entry.name.contains(word.as_str())) {
-            continue;
-        }
+    for entry in args.entries(part) {
         let begin = Instant::now();
         let (mut inputs, mut longest) = (Vec::new(), 0.0_f64);
         for seed in 0..args.seeds {
@@ -176,8 +180,7 @@ fn replay_all(
     Ok(())
 }
 
-/// /// Report of a machine with eight GPUs, NVSwitch and NICs, taken from the first node of an
-/// example.
+/// Report of a machine with eight GPUs, NVSwitch and NICs, taken from the first node of an example.
 fn machine(root: &Path) -> Result<GPUTopology, Box<dyn Error>> {
     let text = fs::read_to_string(root.join("examples/clusters/two-racks.json"))?;
     let cluster: serde_json::Value = serde_json::from_str(&text)?;

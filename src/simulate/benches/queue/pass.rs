@@ -1,8 +1,8 @@
 //! Times single passes over a long queue on a full cluster.
 
-use crate::Input;
 use crate::parts::{Entry, Part};
 use crate::results::Results;
+use crate::{Args, Input};
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -21,17 +21,17 @@ const PERIOD: f64 = 60.0;
 /// Seconds between the starts of the running jobs: they have run for up to ten hours.
 const APART: f64 = 36.0;
 
-/// Times the passes of every rule of the part.
+/// Times the passes of the part's rules.
 pub(crate) fn measure(
+    args: &Args,
     part: Part,
     input: &Input,
     machine: &GPUTopology,
-    seeds: u64,
     results: &mut Results,
 ) -> Result<(), Box<dyn Error>> {
-    let hosts = input.fabric.hosts.len();
+    let (hosts, seeds) = (input.fabric.hosts.len(), args.seeds);
     println!("\n{part:?}: {WAITING} waiting jobs on {hosts} hosts, {PASSES} passes, {seeds} inputs");
-    for entry in part.entries() {
+    for entry in args.entries(part) {
         let mut times = Vec::new();
         let mut running = 0;
         for seed in 0..seeds as usize {
