@@ -1,7 +1,7 @@
 //! Runs the real node agent as a process, on a fake host, over a connection to the API server that
 //! tests can cut.
 
-use crate::control_plane::free_port;
+use crate::ports::free_port;
 use crate::{ControlPlane, Daemon, Options, page, programs, root};
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{FileType, Mode, OFlags};

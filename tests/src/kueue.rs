@@ -6,7 +6,8 @@
 
 use crate::ControlPlane;
 use crate::TIMEOUT;
-use crate::control_plane::{Daemon, free_port, self_signed};
+use crate::control_plane::{Daemon, self_signed};
+use crate::ports::free_port;
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};

@@ -32,6 +32,7 @@ mod pages;
 pub mod placement;
 mod pod_resources;
 mod pod_tracker;
+mod ports;
 mod program;
 mod programs;
 pub mod random;

@@ -16,6 +16,7 @@ pub(crate) use access::{kubeconfig_text, kubelet_user};
 pub(crate) use certificates::self_signed;
 pub use process::{Daemon, Usage};
 
+use crate::ports::free_port;
 use crate::{Ended, Program, TIMEOUT, xtask};
 use anyhow::{Context, Result, bail};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -23,7 +24,7 @@ use kube::api::{Patch, PatchParams};
 use kube::runtime::{conditions, wait::await_condition};
 use kube::{Api, ResourceExt};
 use std::fs;
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -422,26 +423,6 @@ impl Drop for ControlPlane {
             eprintln!("control plane logs: {}", temporary.keep().display());
         }
     }
-}
-
-/// Returns a port with no listener. Ports are below the ephemeral range (32768 and above, `ip(7)`),
-/// where an outgoing connection could take a port that was free a moment earlier, and avoid the
-/// Kubernetes defaults. Each process starts at a different offset and never returns a port twice.
-pub(crate) fn free_port() -> Result<u16> {
-    const FIRST: u32 = 12_000;
-    const COUNT: u32 = 30_000 - FIRST;
-    /// Ports reserved per process, more than a test process needs.
-    const PER_PROCESS: u32 = 211;
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let start = std::process::id().wrapping_mul(PER_PROCESS) % COUNT;
-    for _ in 0..COUNT {
-        let at = (start + NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT;
-        let port = u16::try_from(FIRST + at)?;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return Ok(port);
-        }
-    }
-    bail!("no port of {FIRST} to {} is free", FIRST + COUNT - 1)
 }
 
 /// Environment of etcd and the API server. Their heaps are small and short-lived in tests, so

@@ -26,7 +26,8 @@ pub use images::{Image, TOOLS};
 pub use instance::{clean_all, leftovers_of};
 pub use rights::missing;
 
-use crate::control_plane::{Reach, free_port};
+use crate::control_plane::Reach;
+use crate::ports::free_port;
 use crate::{ControlPlane, Daemon, Ended, Options, TIMEOUT, programs_of, until};
 use anyhow::{Context, Result, bail, ensure};
 use instance::Instance;
