@@ -14,7 +14,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_crds::{Framework, TrainJob};
+use switchyard_crds::{Framework, TrainJob, conditions};
 use switchyard_local::{self as local, Interval, Machines, Observer, RunDir, RunDirError, Update, Worker};
 use switchyard_plan::local::{
     Devices, Hosts, LocalSnapshot, PodSnapshot, VISIBLE, count_pods, plan as make_plan, plan_pods as make_pod_plan,
@@ -75,7 +75,12 @@ fn run_pods(cli: &Cli, args: &RunArgs, job: TrainJob, topology: &GPUTopology) ->
     let visible = visible_devices();
     let ended =
         tasks.block_on(&runtime, local::run_pods(job, topology, visible.as_deref(), &run_dir, &launcher, &mut show));
-    Ok(conclude(cli, &ended?, &run_dir, None))
+    let outcome = ended?;
+    let complete = outcome.job.status.as_ref().and_then(|status| status.condition(conditions::COMPLETE));
+    if let Some(complete) = complete.filter(|_| outcome.exit == Exit::Done) {
+        show.print(&format!("done        {}", complete.message));
+    }
+    Ok(conclude(cli, &outcome, &run_dir, None))
 }
 
 /// The GPUs that the environment of this command shows.

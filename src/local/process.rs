@@ -164,7 +164,7 @@ fn command(program: &Path) -> Command {
     command
 }
 
-/// What tells a process from the others.
+/// Identity of a process among those of its attempt.
 struct Own<'a> {
     index: usize,
     /// Of its log.

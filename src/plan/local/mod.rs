@@ -1,5 +1,5 @@
 //! The plan for one machine: every process of an attempt with its CPUs, environment and reasons.
-//! `switchyard run` starts them. A run on several machines has such a plan on each. Pods of other
+//! `switchyard run` starts them. A run on several machines has one on each. Pods of other
 //! frameworks have a plan of their own, without placement: `pods`.
 //!
 //! ```text

@@ -54,6 +54,7 @@ fn the_example_trains_with_parameter_servers() {
     assert!(
         ended.stderr.contains("warning: commands run with the programs and files of this machine, not in python:3.13")
     );
+    assert!(ended.stderr.ends_with("done        3 awaited pods succeeded\n"), "{}", ended.stderr);
     let status = scene.status("out");
     assert_eq!(condition(&status, "Complete")["status"], "True", "{status:#}");
     assert_eq!(ends(&status, "worker"), [3, 0]);

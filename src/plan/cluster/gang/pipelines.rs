@@ -378,7 +378,7 @@ mod tests {
     }
 
     proptest! {
-        /// Racks of any size, of which the network carries a part.
+        /// Racks of any size, whose uplinks carry a share of their nodes' bandwidth.
         #[test]
         fn no_other_order_of_nodes_takes_less_time(
             (stages, replicas, processes) in prop::sample::select(vec![
