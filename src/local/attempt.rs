@@ -156,6 +156,13 @@ pub(super) fn report_unrecorded(error: &RunDirError, observer: &mut dyn Observer
     let _ = observer.observe(Update::Unrecorded(error));
 }
 
+/// Sends an update to the observer. Reports if the observer cannot write it.
+pub(super) fn notify(observer: &mut dyn Observer, update: Update<'_>) {
+    if let Err(error) = observer.observe(update) {
+        report_unrecorded(&error, observer);
+    }
+}
+
 impl Group<'_> {
     /// Waits until every process has ended and all their output is read, or until SIGKILL has had
     /// no effect for a while.
@@ -204,25 +211,25 @@ impl Group<'_> {
                 if let Some(ranks) = all {
                     self.ready_at = Some(Instant::now());
                     let update = Update::Ready { attempt: self.plan.attempt, plan: self.plan, ranks: &ranks };
-                    self.notify(observer, update);
+                    notify(observer, update);
                 }
             }
             Event::Progress(progress) => {
                 if let Some(folded) = self.fold.progress(progress) {
                     let interval = Interval::new(folded, Timestamp::now());
-                    self.notify(observer, Update::Progress(&interval));
+                    notify(observer, Update::Progress(&interval));
                     self.interval = Some(interval);
                 }
             }
             Event::Evaluation { step, loss, accuracy } => {
                 self.fold.evaluation(loss, accuracy);
-                self.notify(observer, Update::Evaluation { step, loss, accuracy });
+                notify(observer, Update::Evaluation { step, loss, accuracy });
             }
             Event::Standstill { stuck } => {
                 self.fold.standstill(stuck);
                 if let Some(mut interval) = self.interval.take() {
                     (interval.figures.stuck, interval.at) = (stuck, Timestamp::now());
-                    self.notify(observer, Update::Standstill(&interval));
+                    notify(observer, Update::Standstill(&interval));
                     self.interval = Some(interval);
                 }
             }
@@ -231,9 +238,9 @@ impl Group<'_> {
                 if let Some(interval) = &mut self.interval {
                     interval.figures.gpu = gpu;
                 }
-                self.notify(observer, Update::GpuTrouble(gpu));
+                notify(observer, Update::GpuTrouble(gpu));
             }
-            Event::Checkpoint(report) => self.notify(observer, Update::Checkpoint(&report)),
+            Event::Checkpoint(report) => notify(observer, Update::Checkpoint(&report)),
             // Only a pod's supervisor prints summaries. Measurements and GPU problems go to the
             // run's log, and the end of the run reports what is missing.
             Event::Summary(_) | Event::Measured(_) | Event::Gpu(_) => {}
@@ -267,7 +274,7 @@ impl Group<'_> {
         }
         self.stopped = Some(exit);
         let saves = self.plan.engine.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.on_suspend);
-        self.notify(observer, Update::Stopping { signal, saves });
+        notify(observer, Update::Stopping { signal, saves });
         self.signal_all(Signal::TERM);
         let to_save = self.plan.grace_seconds.map_or(GRACE_TO_SAVE, |seconds| Duration::from_secs(seconds.into()));
         if self.deadline.is_none_or(|(_, overdue)| overdue == Overdue::Kill) {
@@ -280,7 +287,7 @@ impl Group<'_> {
         self.deadline = Some((Instant::now() + GRACE_FOR_SURVIVORS, Overdue::GiveUp));
         let (cause, processes) = (self.cause(), self.survivors());
         let seconds = GRACE_FOR_SURVIVORS.as_secs();
-        self.notify(observer, Update::Surviving { cause: cause.as_ref(), processes: &processes, seconds });
+        notify(observer, Update::Surviving { cause: cause.as_ref(), processes: &processes, seconds });
     }
 
     fn survivors(&self) -> Vec<Survivor> {
@@ -297,12 +304,6 @@ impl Group<'_> {
         let first_rank = self.plan.ranks().start;
         let first_failed = self.first_failed.map(|index| (self.processes[index].failed_rank() - first_rank) as usize);
         Some(root_cause(first_rank, &observed.iter().collect::<Vec<_>>(), first_failed))
-    }
-
-    fn notify(&mut self, observer: &mut dyn Observer, update: Update<'_>) {
-        if let Err(error) = observer.observe(update) {
-            report_unrecorded(&error, observer);
-        }
     }
 
     /// The stop request that all ranks here followed although this machine received none.

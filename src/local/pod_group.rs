@@ -1,7 +1,7 @@
 //! Runs one attempt of a job of another framework: starts its pods' processes, passes their output
 //! on, and ends all of them when the job is complete, a pod fails, or a stop is requested.
 
-use super::attempt::{GRACE_FOR_PIPES, GRACE_FOR_SURVIVORS, Signals, report_unrecorded};
+use super::attempt::{GRACE_FOR_PIPES, GRACE_FOR_SURVIVORS, Signals, notify, report_unrecorded};
 use super::cause::RootCause;
 use super::error::AttemptError;
 use super::process::{Message, Process, next_exit, start_pod};
@@ -112,10 +112,7 @@ impl Group<'_> {
     fn on_message(&mut self, message: Message, observer: &mut dyn Observer) {
         match message {
             Message::Text(index, line) => {
-                let update = Update::Output { pod: &self.plan.pods[index], line: &line };
-                if let Err(error) = observer.observe(update) {
-                    report_unrecorded(&error, observer);
-                }
+                notify(observer, Update::Output { pod: &self.plan.pods[index], line: &line });
                 self.processes[index].remember(line);
             }
             Message::LogFailed(error) => report_unrecorded(&error, observer),
@@ -161,9 +158,7 @@ impl Group<'_> {
         if self.stop.is_some() {
             return self.kill_all();
         }
-        if let Err(error) = observer.observe(Update::Stopping { signal, saves: false }) {
-            report_unrecorded(&error, observer);
-        }
+        notify(observer, Update::Stopping { signal, saves: false });
         self.stop(Stop::Requested(exit));
     }
 
