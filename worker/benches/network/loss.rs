@@ -46,7 +46,7 @@ pub fn measure(options: &Options) -> Outcome<Value> {
             "outerOptimizer": {"type": "Nesterov", "learningRate": "0.7", "momentum": "0.5"}});
         let top_k = |ratio: &str| json!({"communication": {"compression": {"type": "TopK", "ratio": ratio}}});
         let geo = json!({"communication": {"mode": "ParameterServer",
-            "parameterServer": {"servers": 2, "updates": "Geo", "everySteps": 16}}});
+            "parameterServer": {"servers": 1, "updates": "Geo", "everySteps": 16}}});
         // The optimizer, the remedy, batches that are merged, its fields.
         let cases = [
             ("AdamW", "none", 1, json!({})),
