@@ -118,7 +118,7 @@ impl Queue {
     pub fn new(
         (engine, lane): (Engine, usize),
         memory: Arc<Memory>,
-        (buckets, packed): (Vec<(usize, usize)>, Vec<(usize, usize)>),
+        [buckets, packed]: [Vec<(usize, usize)>; 2],
         shared: Arc<Shared>,
     ) -> Queue {
         // A power of two, so that indices stay correct when the counters wrap.
@@ -334,7 +334,7 @@ mod tests {
         Queue::new(
             (Engine { local: None, remote: None }, 0),
             Arc::new(memory),
-            (vec![(0, 16)], Vec::new()),
+            [vec![(0, 16)], Vec::new()],
             Arc::new(shared),
         )
     }

@@ -52,7 +52,7 @@ impl Packing {
     pub fn segments(&self, range: Range<usize>) -> impl Iterator<Item = Segment> {
         let cut = move |Segment { elements, is_half }: &Segment| {
             let (start, end) = (elements.start.max(range.start), elements.end.min(range.end));
-            (start < end).then(|| Segment { elements: start..end, is_half: *is_half })
+            (start < end).then_some(Segment { elements: start..end, is_half: *is_half })
         };
         self.segments.iter().filter_map(cut)
     }

@@ -148,7 +148,7 @@ impl Reducer {
         let mut threads = Threads { shared: Arc::clone(shared), lanes: Vec::new(), workers: Vec::new() };
         for (lane, engine) in engines.into_iter().enumerate() {
             let packed = buckets.iter().zip(shards.packed()).map(|((start, _), parts)| (*start, parts.len));
-            let buckets = (buckets.clone(), packed.collect());
+            let buckets = [buckets.clone(), packed.collect()];
             let queue = Arc::new(Queue::new((engine, lane), Arc::clone(&memory), buckets, Arc::clone(shared)));
             threads.lanes.push(Arc::clone(&queue));
             let waking = Arc::downgrade(&queue);

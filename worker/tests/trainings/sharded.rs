@@ -95,7 +95,7 @@ fn every_option_has_the_bits_of_an_unsharded_run() {
     }
 }
 
-/// Digest and validation loss after the last step. No step waits for the weights of the one before it.
+/// Digest and validation loss after the last step. No step waits for the weights of the one before.
 fn uninterrupted(config: &EngineConfig, world: u32, transport: Force) -> (String, Option<f64>) {
     let outcomes = on_ranks(world, |group| {
         let group = GroupConfig { transport, ..group };

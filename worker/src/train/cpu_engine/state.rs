@@ -26,7 +26,7 @@ pub(super) enum Half {
 /// Weights, statistics, moments and scales; identical on all ranks, except for what a
 /// [`Moment`] says is a rank's own, and with local steps between two averages.
 pub(super) struct State {
-    /// With sharding and 16 bits, those that other ranks update can be old where layers read `half`.
+    /// With sharding, those that other ranks update can be old where layers read `half`.
     pub weights: AlignedBuffer,
     pub half: Half,
     /// Running statistics of batch norms.
