@@ -13,7 +13,7 @@ use super::sample::{Part, Parts, plausible};
 use super::setting;
 use super::skew::Skew;
 use std::collections::BTreeMap;
-use switchyard_worker_contract::config::{Sharding, Transport, WireType, idle_share};
+use switchyard_worker_contract::config::{Precision, Sharding, Transport, WireType, idle_share};
 
 /// Most rows in the skew chart. More ranks are grouped by node, and more nodes into groups of
 /// several.
@@ -167,14 +167,17 @@ pub(super) fn skew(record: &Record, skew: &Skew) -> Option<RankSkew> {
 
 /// Bytes that a 32-bit value has on the wire, divided by 4.
 fn wire_share(facts: &Facts) -> f64 {
-    let is_narrow = facts.engine.as_ref().is_some_and(|engine| engine.overlap.wire_type != WireType::Fp32);
+    let Some(engine) = &facts.engine else { return 1.0 };
+    let share = |is_narrow: bool| if is_narrow { 0.5 } else { 1.0 };
     // Within a host, gradients always travel in 32 bits.
-    if !is_narrow || facts.transport == Some(Transport::Shm) {
-        return 1.0;
+    let is_narrow = engine.overlap.wire_type != WireType::Fp32 && facts.transport != Some(Transport::Shm);
+    let gradients = share(is_narrow);
+    if engine.sharding == Sharding::None {
+        return gradients;
     }
-    // With sharding, weights travel back in 32 bits.
-    let is_sharded = facts.engine.as_ref().is_some_and(|engine| engine.sharding != Sharding::None);
-    if is_sharded { 0.75 } else { 0.5 }
+    // Weights travel back, with mixed precision in 16 bits, except for the few of norms and biases.
+    let weights = share(matches!(engine.precision, Precision::Amp(_)));
+    (gradients + weights) / 2.0
 }
 
 /// Time of steps without checkpoints and what happens between steps, ms.

@@ -8,7 +8,7 @@
 use super::{
     data_type::{DataType, Number, Reduction, after_sum, before_sum},
     error::{Cause, CommError},
-    executor::{Executor, Format, Parts, Prepared, Task},
+    executor::{Division, Executor, Format, Parts, Prepared, Task},
     frame::{Header, Kind},
     group::Group,
     mesh::Mesh,
@@ -272,7 +272,10 @@ impl Collectives {
             parts: Parts {
                 buckets: &[(0, data.len())],
                 chunks: plan.chunks(),
-                equal: matches!(call.collective, None | Some(Collective::AllToAll)),
+                division: match call.collective {
+                    None | Some(Collective::AllToAll) => Division::Equal,
+                    Some(_) => Division::CacheLines,
+                },
             },
             format: Format::Plain(call.data_type, call.reduction),
         };

@@ -14,6 +14,7 @@ use super::{
     mesh::{data_addresses, shut_down_on_failure},
     operation::Shards,
     options::Options,
+    packing::Packing,
     plan::{Algorithm, CostModel, Layout, Path},
     probe::{ConnectionRate, probe},
     remote::{Choices, Remote},
@@ -37,6 +38,8 @@ pub(super) struct BucketPlan<'a> {
     pub bucket_lens: &'a [usize],
     /// Size of all buckets with their alignment, in floats.
     pub arena: usize,
+    /// Packed forms of the first buckets.
+    pub packings: &'a [Packing],
     pub options: Options,
     /// The ranks that reduce together, ascending; empty: all.
     pub members: &'a [u32],
@@ -60,7 +63,7 @@ struct Endpoint {
     force: String,
     buckets: u32,
     floats: u64,
-    /// Digest of the bucket lengths and the arena.
+    /// Digest of the bucket lengths, the arena and the packed lengths.
     plan: u64,
     /// Requested lanes.
     lanes: u32,
@@ -81,8 +84,9 @@ impl Endpoint {
     fn open(plan: &BucketPlan<'_>, transport: Force, address: IpAddr) -> Result<(Endpoint, Listeners), CommError> {
         let data = (transport != Force::Shm).then(|| data_listener(address)).transpose()?;
         let unix = (transport != Force::Tcp).then(unix_listener).transpose()?;
-        let lens = plan.bucket_lens.iter().chain([&plan.arena]);
-        let lens: Vec<u8> = lens.flat_map(|len| (*len as u64).to_le_bytes()).collect();
+        let packed = plan.packings.iter().map(|packing| packing.place(usize::MAX));
+        let lens = plan.bucket_lens.iter().copied().chain([plan.arena]).chain(packed);
+        let lens: Vec<u8> = lens.flat_map(|len| (len as u64).to_le_bytes()).collect();
         let endpoint = Endpoint {
             data: data.as_ref().map(|(_, address)| *address),
             unix: unix.as_ref().map(|(_, name)| name.clone()),
@@ -145,7 +149,8 @@ pub(super) fn connect(group: &mut Group, plan: &BucketPlan<'_>) -> Result<Parts,
         let memory = Arc::new(Memory::Private(Mapping::anonymous(plan.arena * 4)?));
         let engines = (0..plan.lanes()).map(|_| Engine { local: None, remote: None }).collect();
         let transport = Transport::None;
-        let shards = Arc::new(Shards::new(&Layout { rank: 0, hosts: vec![0] }));
+        let shards = Shards::new(&Layout { rank: 0, hosts: vec![0] });
+        let shards = Arc::new(shards.with_packings(plan.bucket_lens, plan.packings));
         let links = Vec::new();
         return Ok(Parts { memory, engines, transport, links, probed: None, algorithms: Arc::default(), shards });
     };
@@ -176,10 +181,11 @@ fn connect_paths(
     let Peers { identity, roster, transport, connect_timeout, .. } = peers;
     let deadline = Instant::now() + (*connect_timeout).max(Duration::from_secs(10));
     let paths = roster.paths_among(plan.members, identity.rank, plan.lanes(), *transport)?;
-    let shards = Arc::new(Shards::new(&match transport {
+    let shards = Shards::new(&match transport {
         Force::Tcp => Layout { rank: 0, hosts: (0..plan.members.len()).collect() },
         _ => roster.among(plan.members).layout(0),
-    }));
+    });
+    let shards = Arc::new(shards.with_packings(plan.bucket_lens, plan.packings));
     let policy = SpinPolicy { own_cpu: paths.own_cpu, spare_cpu: paths.spare_cpu };
     let lanes = plan.lanes();
     let mut engines: Vec<Engine> = (0..lanes).map(|_| Engine { local: None, remote: None }).collect();
@@ -208,7 +214,7 @@ fn connect_paths(
     } else {
         Memory::Private(Mapping::anonymous(plan.arena * 4)?)
     };
-    let hosts = connect_hosts(group, peers, (endpoints, listeners), plan, (&paths, policy), deadline)?;
+    let hosts = connect_hosts(group, peers, (endpoints, listeners), plan, (&paths, &shards, policy), deadline)?;
     let Hosts { remotes, right, probed, algorithms } = hosts;
     links.extend(right);
     for (engine, remote) in engines.iter_mut().zip(remotes) {
@@ -235,7 +241,7 @@ fn connect_hosts(
     Peers { identity, zero, .. }: &Peers,
     (endpoints, listeners): (&[Endpoint], &Listeners),
     plan: &BucketPlan<'_>,
-    (paths, policy): (&Paths, SpinPolicy),
+    (paths, shards, policy): (&Paths, &Arc<Shards>, SpinPolicy),
     deadline: Instant,
 ) -> Result<Hosts, CommError> {
     let shared = &Arc::clone(group.shared());
@@ -294,7 +300,7 @@ fn connect_hosts(
     let converts = plan.options.wire != Wire::F32;
     let remotes = lanes.into_iter().map(|peers| {
         let executor = Executor::new(peers, None, identity.rank, (policy, converts));
-        Remote::new(executor, &choices, plan.options, (identity.rank, identity.attempt))
+        Remote::new(executor, (&choices, shards), plan.options, (identity.rank, identity.attempt))
     });
     Ok(Hosts { remotes: remotes.collect(), right: link, probed, algorithms: Arc::clone(choices.by_bucket()) })
 }

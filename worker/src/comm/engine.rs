@@ -63,12 +63,12 @@ impl Engine {
             (Some(local), None) if local.is_single_host() => match op.kind {
                 OpKind::Reduce => local.all_reduce(op, ctx).map(|()| 0),
                 OpKind::Scatter => local.reduce_scatter(op, buckets, ctx).map(|()| 0),
-                OpKind::Gather => local.all_gather(op, buckets, ctx).map(|()| 0),
+                OpKind::Gather | OpKind::PackedGather => local.all_gather(op, buckets, ctx).map(|()| 0),
             },
             (Some(local), remote) => {
                 match op.kind {
                     OpKind::Reduce | OpKind::Scatter => local.reduce_to_leader(op, ctx)?,
-                    OpKind::Gather => local.collect_at_leader(op, buckets, ctx)?,
+                    OpKind::Gather | OpKind::PackedGather => local.collect_at_leader(op, buckets, ctx)?,
                 }
                 let mut sent = 0;
                 if let Some(remote) = remote {
@@ -89,6 +89,8 @@ pub(super) struct Queue {
     memory: Arc<Memory>,
     /// Start and length of each bucket in the arena.
     buckets: Vec<(usize, usize)>,
+    /// The same of each bucket with a packed form, in that form.
+    packed: Vec<(usize, usize)>,
     shared: Arc<Shared>,
     lane: usize,
     /// First bucket of an operation in the upper half; kind (2 bits) and number of buckets in the
@@ -116,7 +118,7 @@ impl Queue {
     pub fn new(
         (engine, lane): (Engine, usize),
         memory: Arc<Memory>,
-        buckets: Vec<(usize, usize)>,
+        [buckets, packed]: [Vec<(usize, usize)>; 2],
         shared: Arc<Shared>,
     ) -> Queue {
         // A power of two, so that indices stay correct when the counters wrap.
@@ -126,6 +128,7 @@ impl Queue {
             records: (0..2 * buckets.len()).map(|_| Record::default()).collect(),
             memory,
             buckets,
+            packed,
             shared,
             lane,
             cells: (0..cells).map(|_| AtomicU64::new(0)).collect(),
@@ -180,7 +183,7 @@ impl Queue {
     }
 
     fn record(&self, kind: OpKind, bucket: usize) -> &Record {
-        let offset = if kind == OpKind::Gather { self.buckets.len() } else { 0 };
+        let offset = if kind.is_gather() { self.buckets.len() } else { 0 };
         &self.records[offset + bucket]
     }
 
@@ -227,7 +230,8 @@ impl Queue {
         let cell = self.cells[number as usize % self.cells.len()].load(Ordering::Relaxed);
         let (bucket, count) = ((cell >> 32) as u32, cell as usize & ((1 << COUNT_BITS) - 1));
         let kind = OpKind::of(cell as u32 >> COUNT_BITS);
-        let buckets = &self.buckets[bucket as usize..][..count];
+        let form = if kind == OpKind::PackedGather { &self.packed } else { &self.buckets };
+        let buckets = &form[bucket as usize..][..count];
         let start = buckets[0].0;
         let len = buckets[count - 1].0 + buckets[count - 1].1 - start;
         let op = Operation { kind, sequence: number.wrapping_add(1), bucket, start, len };
@@ -327,7 +331,12 @@ mod tests {
     fn queue() -> Queue {
         let shared = Shared::new((0, 2), Duration::from_secs(1)).unwrap();
         let memory = Memory::Private(Mapping::anonymous(4096).unwrap());
-        Queue::new((Engine { local: None, remote: None }, 0), Arc::new(memory), vec![(0, 16)], Arc::new(shared))
+        Queue::new(
+            (Engine { local: None, remote: None }, 0),
+            Arc::new(memory),
+            [vec![(0, 16)], Vec::new()],
+            Arc::new(shared),
+        )
     }
 
     /// The communication thread may have found the queue empty and be about to sleep when an

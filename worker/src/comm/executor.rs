@@ -21,7 +21,7 @@ use super::{
     socket::timespec,
     wait::{MAX_SLEEP, SpinPolicy, Waiter},
 };
-pub(super) use parts::{Format, Parts};
+pub(super) use parts::{Division, Format, Parts};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::{io, time::Duration};
 use streams::{Cursor, Flow};

@@ -122,8 +122,8 @@ impl LocalGroup {
             return self.all_reduce(op, ctx);
         }
         self.enter(op, ctx)?;
-        for bucket in buckets {
-            self.reduce(self.part(*bucket, self.me), Target::Own, ctx);
+        for bucket in buckets.iter().enumerate() {
+            self.reduce(self.part(op, bucket, self.me), Target::Own, ctx);
         }
         self.finish(op, ctx)
     }
@@ -136,11 +136,11 @@ impl LocalGroup {
         ctx: &OpContext<'_>,
     ) -> Result<(), OpError> {
         self.enter(op, ctx)?;
-        for bucket in buckets {
+        for bucket in buckets.iter().enumerate() {
             for other in (0..self.ranks.len()).filter(|other| *other != self.me) {
                 // SAFETY: between all Entered and all Reduced, no rank writes its own part, and
                 // only this rank touches the other parts of its arena.
-                unsafe { self.copy(self.part(*bucket, other), other, self.me) };
+                unsafe { self.copy(self.part(op, bucket, other), other, self.me) };
             }
         }
         self.finish(op, ctx)
@@ -162,10 +162,10 @@ impl LocalGroup {
         ctx: &OpContext<'_>,
     ) -> Result<(), OpError> {
         self.enter(op, ctx)?;
-        for bucket in buckets.iter().filter(|_| self.me != 0) {
+        for bucket in buckets.iter().enumerate().filter(|_| self.me != 0) {
             // SAFETY: between all Entered and this rank's Reduced, its part of the leader's arena
             // belongs to this rank.
-            unsafe { self.copy(self.part(*bucket, self.me), self.me, 0) };
+            unsafe { self.copy(self.part(op, bucket, self.me), self.me, 0) };
         }
         self.finish_at_leader(op, ctx)
     }
@@ -184,8 +184,11 @@ impl LocalGroup {
             return self.wait_all(Flag::Copied, op.sequence, ctx);
         }
         self.wait(Flag::Result, 0, op.sequence, ctx)?;
-        for &(start, len) in buckets {
-            let range = if op.kind == OpKind::Scatter { self.part((start, len), self.me) } else { start..start + len };
+        for (index, &(start, len)) in buckets.iter().enumerate() {
+            let range = match op.kind {
+                OpKind::Scatter => self.part(op, (index, &(start, len)), self.me),
+                OpKind::Reduce | OpKind::Gather | OpKind::PackedGather => start..start + len,
+            };
             // SAFETY: after Result the leader does not touch its bucket until all have copied it.
             // All ranks of this host have reduced (the leader waited for them), so no rank reads
             // this rank's bucket any more.
@@ -195,9 +198,9 @@ impl LocalGroup {
         Ok(())
     }
 
-    /// A rank's part of a bucket, in the arena.
-    fn part(&self, (start, len): (usize, usize), local: usize) -> Range<usize> {
-        let part = self.shards.range(len, self.ranks[local]);
+    /// A rank's part of one of an operation's buckets, in the arena.
+    fn part(&self, op: Operation, (index, &(start, len)): (usize, &(usize, usize)), local: usize) -> Range<usize> {
+        let part = self.shards.part(op.kind, (op.bucket as usize + index, len), self.ranks[local]);
         start + part.start..start + part.end
     }
 

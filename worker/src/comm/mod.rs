@@ -59,6 +59,7 @@ mod mesh;
 mod op_context;
 mod operation;
 mod options;
+mod packing;
 mod parameters;
 mod plan;
 mod probe;
@@ -82,6 +83,7 @@ pub(crate) use error::format_ranks;
 pub use error::{Cause, CauseKind, CommError};
 pub use group::{Aborter, Group};
 pub use options::Options;
+pub use packing::{Packing, Segment};
 pub use parameters::{
     Handler, Message, MessageKind, ParameterClient, ParameterLinks, ParameterServer, connect_parameters,
 };

@@ -1,6 +1,6 @@
 //! An operation of a lane, and the part of each bucket that a rank owns.
 
-use super::{error::Cause, plan::Layout};
+use super::{error::Cause, packing::Packing, plan::Layout};
 use std::ops::Range;
 
 /// What an operation does with its buckets. A scatter followed by a gather is a reduce, bit for
@@ -13,17 +13,24 @@ pub(super) enum OpKind {
     Scatter,
     /// All-gather: each rank gets all parts from their owners.
     Gather,
+    /// All-gather of the packed form.
+    PackedGather,
 }
 
 impl OpKind {
-    const ALL: [OpKind; 3] = [OpKind::Reduce, OpKind::Scatter, OpKind::Gather];
+    pub const ALL: [OpKind; 4] = [OpKind::Reduce, OpKind::Scatter, OpKind::Gather, OpKind::PackedGather];
 
     fn name(self) -> &'static str {
         match self {
             OpKind::Reduce => "all_reduce",
             OpKind::Scatter => "reduce_scatter",
             OpKind::Gather => "all_gather",
+            OpKind::PackedGather => "packed all_gather",
         }
+    }
+
+    pub fn is_gather(self) -> bool {
+        matches!(self, OpKind::Gather | OpKind::PackedGather)
     }
 
     /// From its number; `Reduce` for a number of no kind.
@@ -100,6 +107,16 @@ pub(super) struct Shards {
     hosts: usize,
     /// Of each rank: its host, its number on the host, and the ranks of the host.
     places: Vec<(usize, usize, usize)>,
+    /// By bucket; those without a packed form are absent.
+    packed: Vec<PackedParts>,
+}
+
+/// The parts of a bucket's packed form, in floats.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PackedParts {
+    pub by_rank: Vec<Range<usize>>,
+    pub by_host: Vec<Range<usize>>,
+    pub len: usize,
 }
 
 impl Shards {
@@ -110,7 +127,36 @@ impl Shards {
             let ranks = &by_host[host];
             (host, ranks.iter().position(|other| *other == rank).unwrap_or(0), ranks.len())
         };
-        Shards { hosts: by_host.len(), places: layout.hosts.iter().enumerate().map(place).collect() }
+        let places = layout.hosts.iter().enumerate().map(place).collect();
+        Shards { hosts: by_host.len(), places, packed: Vec::new() }
+    }
+
+    /// With the packed forms of the first buckets, whose lengths are `lens`.
+    pub fn with_packings(mut self, lens: &[usize], packings: &[Packing]) -> Shards {
+        let parts = |(&len, packing): (&usize, &Packing)| {
+            let place = |part: Range<usize>| packing.place(part.start)..packing.place(part.end);
+            PackedParts {
+                by_rank: (0..self.places.len()).map(|rank| place(self.range(len, rank as u32))).collect(),
+                by_host: (0..self.hosts).map(|host| place(shard(len, self.hosts, host))).collect(),
+                len: packing.place(len),
+            }
+        };
+        self.packed = lens.iter().zip(packings).map(parts).collect();
+        self
+    }
+
+    /// The packed forms, from the first bucket on.
+    pub fn packed(&self) -> &[PackedParts] {
+        &self.packed
+    }
+
+    /// What a rank owns of a bucket of `len` elements, in the form in which this kind of operation
+    /// moves it.
+    pub fn part(&self, kind: OpKind, (bucket, len): (usize, usize), rank: u32) -> Range<usize> {
+        match kind {
+            OpKind::PackedGather => self.packed[bucket].by_rank[rank as usize].clone(),
+            OpKind::Reduce | OpKind::Scatter | OpKind::Gather => self.range(len, rank),
+        }
     }
 
     /// Elements of a bucket of `len` elements that belong to a rank.

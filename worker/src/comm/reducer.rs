@@ -9,6 +9,7 @@ use super::{
     join::spawn,
     operation::{OpKind, Shards},
     options::Options,
+    packing::Packing,
     plan::Algorithm,
     probe::ConnectionRate,
     shm::Memory,
@@ -105,31 +106,33 @@ impl Reducer {
     ) -> Result<Reducer, CommError> {
         let whole = BucketRun { buckets: 0..bucket_lens.len(), place: 0 };
         let shared = Arc::clone(group.shared());
-        Reducer::try_connect(group, members, (bucket_lens, &[whole]), options)
+        Reducer::try_connect(group, members, (bucket_lens, &[whole], &[]), options)
             .map_err(|error| shared.setup_failed(error))
     }
 
-    /// As [`Reducer::connect`], with buckets that share memory. The runs, also equal on all ranks,
-    /// cover all buckets in order. An operation is on buckets of one run.
+    /// As [`Reducer::connect`], with buckets that share memory, and with packed forms of the first
+    /// buckets. The runs, also equal on all ranks, cover all buckets in order. An operation is on
+    /// buckets of one run.
     pub fn connect_in_places(
         group: &mut Group,
         bucket_lens: &[usize],
-        runs: &[BucketRun],
+        (runs, packings): (&[BucketRun], &[Packing]),
         options: &Options,
     ) -> Result<Reducer, CommError> {
         let shared = Arc::clone(group.shared());
-        Reducer::try_connect(group, &[], (bucket_lens, runs), options).map_err(|error| shared.setup_failed(error))
+        Reducer::try_connect(group, &[], (bucket_lens, runs, packings), options)
+            .map_err(|error| shared.setup_failed(error))
     }
 
     fn try_connect(
         group: &mut Group,
         members: &[u32],
-        (bucket_lens, runs): (&[usize], &[BucketRun]),
+        (bucket_lens, runs, packings): (&[usize], &[BucketRun], &[Packing]),
         options: &Options,
     ) -> Result<Reducer, CommError> {
         options.check()?;
         let (buckets, arena) = layout(bucket_lens, runs)?;
-        let parts = connect(group, &BucketPlan { bucket_lens, arena, options: *options, members })?;
+        let parts = connect(group, &BucketPlan { bucket_lens, arena, packings, options: *options, members })?;
         let reducer = Reducer::assemble(group.shared(), parts, buckets, runs)?;
         group.agree("the end of the set-up", &[])?;
         Ok(reducer)
@@ -144,8 +147,9 @@ impl Reducer {
         let Parts { memory, engines, transport, links, probed, algorithms, shards } = parts;
         let mut threads = Threads { shared: Arc::clone(shared), lanes: Vec::new(), workers: Vec::new() };
         for (lane, engine) in engines.into_iter().enumerate() {
-            let (memory, buckets) = (Arc::clone(&memory), buckets.clone());
-            let queue = Arc::new(Queue::new((engine, lane), memory, buckets, Arc::clone(shared)));
+            let packed = buckets.iter().zip(shards.packed()).map(|((start, _), parts)| (*start, parts.len));
+            let buckets = [buckets.clone(), packed.collect()];
+            let queue = Arc::new(Queue::new((engine, lane), Arc::clone(&memory), buckets, Arc::clone(shared)));
             threads.lanes.push(Arc::clone(&queue));
             let waking = Arc::downgrade(&queue);
             shared.on_failure(Box::new(move || {
@@ -332,6 +336,17 @@ impl Reducer {
         self.push(OpKind::Gather, buckets, lane, true);
     }
 
+    /// As [`Reducer::gather_all`], in the packed form: each rank writes its part of it to
+    /// `place(shard.start)..place(shard.end)` of the bucket, see [`Packing::place`]. The rest of a
+    /// bucket is undefined afterwards.
+    ///
+    /// # Panics
+    /// See [`Reducer::start_all`]; also if a bucket has no packed form.
+    pub fn gather_packed(&mut self, buckets: Range<usize>, lane: usize) {
+        assert!(buckets.end <= self.shards.packed().len(), "buckets {buckets:?} have a packed form");
+        self.push(OpKind::PackedGather, buckets, lane, true);
+    }
+
     /// Waits until a started operation is complete; returns at once for a bucket that is not in
     /// flight. If the group fails, every rank gets the same root cause, and the bucket stays in
     /// flight.
@@ -343,7 +358,7 @@ impl Reducer {
         if complete {
             self.in_flight[bucket] = None;
             self.busy[self.runs[bucket].1].1 -= 1;
-            let offset = if kind == OpKind::Gather { self.buckets.len() } else { 0 };
+            let offset = if kind.is_gather() { self.buckets.len() } else { 0 };
             self.timings[offset + bucket] = (!is_follower).then(|| lanes[lane].timing(kind, bucket, started));
             return Ok(());
         }

@@ -8,10 +8,10 @@
 use super::{
     data_type::{DataType, Reduction},
     error::CommError,
-    executor::{Executor, Format, Parts, Prepared, Task},
+    executor::{Division, Executor, Format, Parts, Prepared, Task},
     frame::{Header, Kind},
     op_context::{OpContext, OpError},
-    operation::{OpKind, Operation, StartedOp, desync},
+    operation::{OpKind, Operation, Shards, StartedOp, desync},
     options::Options,
     plan::{Algorithm, Collective, CostModel, Layout},
     shm::bytes_mut,
@@ -81,21 +81,21 @@ impl Choices {
             OpKind::Scatter if has(algorithm, Collective::ReduceScatter) => (Collective::ReduceScatter, algorithm),
             OpKind::Reduce | OpKind::Scatter => (Collective::AllReduce, algorithm),
             // Both are connected with the partners of recursive doubling anyway.
-            OpKind::Gather
+            OpKind::Gather | OpKind::PackedGather
                 if matches!(algorithm, Algorithm::RecursiveDoubling | Algorithm::HalvingDoubling)
                     && has(Algorithm::RecursiveDoubling, Collective::AllGather) =>
             {
                 (Collective::AllGather, Algorithm::RecursiveDoubling)
             }
-            OpKind::Gather => (Collective::AllGather, Algorithm::Ring),
+            OpKind::Gather | OpKind::PackedGather => (Collective::AllGather, Algorithm::Ring),
         }
     }
 
     /// The steps of each kind of operation on each bucket, and a plan for each that is in use.
     fn prepare(&self) -> (Steps, Plans) {
         let (n, p) = (self.layout.ranks(), self.layout.rank);
-        let steps = [OpKind::Reduce, OpKind::Scatter, OpKind::Gather]
-            .map(|kind| (0..self.by_bucket.len()).map(|bucket| self.step(kind, bucket)).collect::<Vec<_>>());
+        let steps =
+            OpKind::ALL.map(|kind| (0..self.by_bucket.len()).map(|bucket| self.step(kind, bucket)).collect::<Vec<_>>());
         let used: BTreeSet<(Collective, Algorithm)> = steps.iter().flatten().copied().collect();
         let plan = |(collective, algorithm): (Collective, Algorithm)| {
             let program = algorithm.program(&self.layout, collective)?;
@@ -106,7 +106,7 @@ impl Choices {
 }
 
 /// By kind, then by bucket.
-type Steps = [Vec<(Collective, Algorithm)>; 3];
+type Steps = [Vec<(Collective, Algorithm)>; OpKind::ALL.len()];
 type Plans = Vec<((Collective, Algorithm), Prepared)>;
 
 fn impossible(requested: Algorithm, layout: &Layout, wire: Wire, suits: impl Fn(Algorithm) -> bool) -> CommError {
@@ -129,15 +129,21 @@ pub(super) struct Remote {
     executor: Executor,
     steps: Steps,
     plans: Plans,
+    shards: Arc<Shards>,
     options: Options,
     me: u32,
     attempt: u32,
 }
 
 impl Remote {
-    pub fn new(executor: Executor, choices: &Choices, options: Options, (me, attempt): (u32, u32)) -> Remote {
+    pub fn new(
+        executor: Executor,
+        (choices, shards): (&Choices, &Arc<Shards>),
+        options: Options,
+        (me, attempt): (u32, u32),
+    ) -> Remote {
         let (steps, plans) = choices.prepare();
-        Remote { executor, steps, plans, options, me, attempt }
+        Remote { executor, steps, plans, shards: Arc::clone(shards), options, me, attempt }
     }
 
     /// Runs an operation on consecutive buckets; `data` begins with the first.
@@ -149,7 +155,7 @@ impl Remote {
         data: &mut [f32],
         ctx: &OpContext<'_>,
     ) -> Result<u64, OpError> {
-        let wire = if op.kind == OpKind::Gather { Wire::F32 } else { self.options.wire_of(op.bucket) };
+        let wire = if op.kind.is_gather() { Wire::F32 } else { self.options.wire_of(op.bucket) };
         let format = match (wire, ctx.wire_scale) {
             (Wire::F32, _) | (Wire::F16, None) => Format::Plain(DataType::F32, Reduction::Sum),
             (Wire::F16, Some(scale)) => Format::Rounded { wire: Wire::F16, scale },
@@ -192,7 +198,11 @@ impl Remote {
             let theirs = StartedOp { rank, tag: theirs.tag, len: theirs.length / 4 };
             desync(&theirs, &op.started_by(me), op.sequence)
         };
-        let parts = Parts { buckets, chunks: plan.chunks(), equal: false };
+        let division = match op.kind {
+            OpKind::PackedGather => Division::Packed(&self.shards.packed()[op.bucket as usize..]),
+            OpKind::Reduce | OpKind::Scatter | OpKind::Gather => Division::CacheLines,
+        };
+        let parts = Parts { buckets, chunks: plan.chunks(), division };
         self.executor.run(plan, &Task { header, mismatch: &mismatch, parts, format }, data, ctx)
     }
 }

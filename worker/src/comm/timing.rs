@@ -15,7 +15,7 @@ pub struct Timing {
     pub began: Instant,
     /// The bucket was final.
     pub ended: Instant,
-    /// Size of its buckets, at 4 bytes per element.
+    /// Size of its buckets, at 4 bytes per element, or of their packed form.
     pub bytes: u64,
     /// Bytes that this rank sent to other hosts for it, including headers; 0 within a host.
     pub sent: u64,

@@ -1,7 +1,7 @@
 //! The layer interface.
 
 use super::form::Form;
-use super::layout::{GradientSink, Layout};
+use super::layout::{GradientSink, Layout, ParameterSlot, Role};
 use crate::cpu::{Cpu, Gemm, Values, ValuesMut};
 use crate::data::Batch;
 use std::ops::Range;
@@ -75,7 +75,8 @@ pub struct Needs {
 /// The weights used by a step.
 #[derive(Clone, Copy)]
 pub struct Weights<'a> {
-    /// All parameters in [`Layout`] order.
+    /// All parameters in [`Layout`] order. Of those that are not a [`Role::Vector`], layers read
+    /// `half`, if there is one.
     pub master: &'a [f32],
     /// The same values rounded to 16 bits, for mixed precision.
     pub half: Option<Values<'a>>,
@@ -126,7 +127,12 @@ impl<'a> Parameters<'a> {
     }
 
     /// A parameter in f32.
+    ///
+    /// # Panics
+    /// If its role is not [`Role::Vector`]: ranks exchange the others in the compute format.
     pub fn master(&self, index: usize) -> &'a [f32] {
+        let ParameterSlot { name, role, .. } = &self.layout.parameters[self.ordinals[index]];
+        assert!(*role == Role::Vector, "`{name}` is read in f32 as {role:?}, expected Vector");
         &self.weights.master[self.range(index)]
     }
 
@@ -134,7 +140,7 @@ impl<'a> Parameters<'a> {
     pub fn compute(&self, index: usize) -> Values<'a> {
         match self.weights.half {
             Some(half) => half.part(self.range(index)),
-            None => Values::F32(self.master(index)),
+            None => Values::F32(&self.weights.master[self.range(index)]),
         }
     }
 }

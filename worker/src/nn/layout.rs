@@ -19,14 +19,15 @@ pub enum Initial {
     Constant(f32),
 }
 
-/// Kind of parameter, which decides whether weight decay applies.
+/// Kind of parameter, which decides whether weight decay applies, and with mixed precision in which
+/// format layers read it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
     /// GEMM weights: linear layers and convolutions.
     Matrix,
     /// A table that is read row by row.
     Embedding,
-    /// Biases, and the scales and shifts of norms.
+    /// Biases, and the scales and shifts of norms: in f32.
     Vector,
 }
 

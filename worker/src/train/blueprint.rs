@@ -70,6 +70,9 @@ impl Blueprint {
             let places = Places::new(blueprint.layout(), buckets, short_runs(buckets, &config.overlap));
             blueprint.training.places = Some(places);
         }
+        if config.sharding != Sharding::None {
+            blueprint.training.packings = blueprint.training.packings(blueprint.layout());
+        }
         check_servers(&blueprint.training)?;
         memory::check(&blueprint.memory(), config)?;
         Ok(blueprint)

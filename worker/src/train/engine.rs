@@ -157,7 +157,16 @@ pub(super) trait Engine: Send {
     fn drain(&mut self) -> Result<Option<StepOutcome>, TrainError>;
 
     /// Waits for weights that other ranks updated in the last step, which otherwise arrive during
-    /// the next one. Required before weights are read or evaluated. Collective.
+    /// the next one. Required before weights are evaluated. Collective.
+    ///
+    /// # Errors
+    /// The group failed.
+    fn await_weights(&mut self) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    /// [`Engine::await_weights`]; also gets in f32 the weights that have arrived in 16 bits.
+    /// Required before weights are read. Collective.
     ///
     /// # Errors
     /// The group failed.

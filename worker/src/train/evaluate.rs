@@ -33,7 +33,7 @@ impl Trainer {
         &mut self,
         request: &mut dyn FnMut() -> StepRequest,
     ) -> Result<(Option<ValidationResult>, StepConsensus), TrainError> {
-        self.engine.complete_weights()?;
+        self.engine.await_weights()?;
         let Some(set) = &mut self.validation else { return Ok((None, StepConsensus::default())) };
         // Without checkpoints, a stop request ends the group.
         let saves_first = self.training.config.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.on_suspend);

@@ -488,7 +488,7 @@ impl Trainer {
     /// # Errors
     /// A rank failed first.
     pub fn leave(mut self) -> Result<(), TrainError> {
-        self.engine.complete_weights()?;
+        self.engine.await_weights()?;
         Ok(self.group.leave()?)
     }
 }

@@ -2,10 +2,11 @@
 
 use super::TrainError;
 use super::places::Places;
+use crate::comm::Packing;
 use crate::cpu::Format;
 use crate::data::{Dataset, Order, StepShape};
 use crate::model::{Model, Registry};
-use crate::nn::{Bucket, Graph, ModelError};
+use crate::nn::{Bucket, Graph, Layout, ModelError, Role};
 use std::sync::Arc;
 use switchyard_worker_contract::config::{Device, EngineConfig, HalfType, Length, Precision, Recomputation};
 
@@ -25,12 +26,14 @@ pub struct Training {
     pub buckets: Vec<Bucket>,
     /// Where gradients are while they are reduced, if they are divided among the ranks.
     pub(super) places: Option<Places>,
+    /// With sharding, the form in which weights travel, by bucket.
+    pub(super) packings: Vec<Packing>,
     pub total_steps: u64,
     pub(super) model: Arc<dyn Model>,
 }
 
 impl Training {
-    /// Leaves `buckets` and `places` empty, because they depend on the layout.
+    /// Leaves `buckets`, `places` and `packings` empty, because they depend on the layout.
     ///
     /// # Errors
     /// The model cannot be used, or there is too little data for one step.
@@ -56,6 +59,7 @@ impl Training {
             order,
             buckets: Vec::new(),
             places: None,
+            packings: Vec::new(),
             total_steps,
             model,
         })
@@ -89,6 +93,22 @@ impl Training {
     /// Items per optimizer step over all ranks.
     pub fn items_per_step(&self) -> u64 {
         self.order.samples_per_step() * self.dataset.kind().items_per_sample()
+    }
+
+    /// The form of each bucket in which weights travel, with sharding: those that layers read in 16
+    /// bits take 2 bytes.
+    pub(super) fn packings(&self, layout: &Layout) -> Vec<Packing> {
+        let is_mixed = self.half_type().is_some();
+        let packing = |bucket: &Bucket| {
+            let mut packing = Packing::default();
+            let parameters = &layout.parameters[bucket.first..=bucket.last];
+            let ends = parameters[1..].iter().map(|next| next.offset).chain([bucket.range.end]);
+            for (parameter, end) in parameters.iter().zip(ends) {
+                packing.push(end - parameter.offset, is_mixed && parameter.role != Role::Vector);
+            }
+            packing
+        };
+        self.buckets.iter().map(packing).collect()
     }
 
     pub fn half_type(&self) -> Option<HalfType> {

@@ -7,4 +7,5 @@ mod attempts;
 mod collective_support;
 mod numerics;
 mod operations;
+mod packed;
 mod wire;

@@ -4,7 +4,7 @@ use crate::report::kernels::example;
 use crate::report::sample::Parts;
 use serde_json::json;
 use switchyard_worker_contract::config::{
-    Device, EngineConfig, Model, Pipeline, Precision, RankOrder, Transport, WireType,
+    Device, EngineConfig, Model, Pipeline, Precision, RankOrder, Sharding, SyncPolicy, Transport, WireType,
 };
 use switchyard_worker_contract::event::{Inspection, MemoryUse};
 use switchyard_worker_contract::gpu::{GpuReport, PcieWidth, Slowed, SlowedBy};

@@ -2,7 +2,7 @@
 
 use super::super::{
     data_type::{self, DataType, Reduction},
-    operation::shard,
+    operation::{PackedParts, shard},
     plan::Action,
     wire::{Combine, Wire},
 };
@@ -14,19 +14,31 @@ pub(in crate::comm) struct Parts<'a> {
     /// Start and length of each bucket, in elements.
     pub buckets: &'a [(usize, usize)],
     pub chunks: usize,
-    /// Chunks are equally long; otherwise they are whole cache lines of f32 values.
-    pub equal: bool,
+    pub division: Division<'a>,
+}
+
+/// How buckets are divided into chunks.
+#[derive(Clone, Copy)]
+pub(in crate::comm) enum Division<'a> {
+    /// Chunks are equally long.
+    Equal,
+    /// Chunks are whole cache lines of f32 values.
+    CacheLines,
+    /// A chunk is a host's part of the packed form of each bucket.
+    Packed(&'a [PackedParts]),
 }
 
 impl Parts<'_> {
     /// Elements of a chunk of a bucket, counted from the first bucket's start.
     pub fn range(&self, bucket: usize, chunk: usize) -> Range<usize> {
         let (start, len) = self.buckets[bucket];
-        let part = if self.equal {
-            let each = len / self.chunks;
-            each * chunk..each * (chunk + 1)
-        } else {
-            shard(len, self.chunks, chunk)
+        let part = match self.division {
+            Division::Equal => {
+                let each = len / self.chunks;
+                each * chunk..each * (chunk + 1)
+            }
+            Division::CacheLines => shard(len, self.chunks, chunk),
+            Division::Packed(parts) => parts[bucket].by_host[chunk].clone(),
         };
         let start = start - self.buckets[0].0;
         start + part.start..start + part.end

@@ -147,13 +147,17 @@ impl Engine for CpuEngine {
         Ok(None)
     }
 
-    fn complete_weights(&mut self) -> Result<(), TrainError> {
+    fn await_weights(&mut self) -> Result<(), TrainError> {
         self.receive_weights()?;
         Ok(())
     }
 
+    fn complete_weights(&mut self) -> Result<(), TrainError> {
+        Ok(self.complete_parts()?)
+    }
+
     fn evaluate(&mut self, batch: &Batch) -> Result<Option<LossSums>, TrainError> {
-        self.check_complete()?;
+        self.check_arrived()?;
         if self.pipeline.is_some() {
             return self.evaluate_stage(batch);
         }

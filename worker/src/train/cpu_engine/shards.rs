@@ -5,6 +5,9 @@
 //! bucket    reduce-scatter -> own part -> update -> into the bucket -> all-gather -> weights
 //! ```
 //!
+//! What layers read in 16 bits is gathered in 16 bits. Its f32 values on other ranks are then old,
+//! until `complete_weights` gathers them too: before a checkpoint, a digest or an export.
+//!
 //! Gathers run while the next buckets are updated and during the next forward pass, in whose order
 //! they start. A layer waits for its own weights only.
 
@@ -26,12 +29,14 @@ pub(super) struct Gathers {
     runs: VecDeque<usize>,
     /// Number of them that are in flight.
     started: usize,
+    /// Weights have arrived in 16 bits since the f32 ones were complete.
+    arrived_in_half: bool,
 }
 
 impl Gathers {
     /// `runs`: the most that can be added.
     pub fn with_capacity(runs: usize) -> Gathers {
-        Gathers { runs: VecDeque::with_capacity(runs), started: 0 }
+        Gathers { runs: VecDeque::with_capacity(runs), started: 0, arrived_in_half: false }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -39,13 +44,13 @@ impl Gathers {
     }
 
     /// Adds a run whose own parts are updated.
-    fn push(&mut self, run: usize, exchange: &mut Exchange, weights: &[f32]) {
+    fn push(&mut self, run: usize, exchange: &mut Exchange, state: &State) {
         self.runs.push_back(run);
-        self.start(exchange, weights);
+        self.start(exchange, state);
     }
 
     /// Starts gathers up to the first one whose memory is in use.
-    fn start(&mut self, exchange: &mut Exchange, weights: &[f32]) {
+    fn start(&mut self, exchange: &mut Exchange, state: &State) {
         let own = exchange.owners().start;
         while let Some(&number) = self.runs.get(self.started) {
             let mut in_flight = self.runs.range(..self.started);
@@ -57,10 +62,11 @@ impl Gathers {
             let run = exchange.buckets.runs[number].clone();
             for bucket in run.clone() {
                 let (part, start) = (exchange.part(bucket, own), exchange.ranges[bucket].range.start);
-                let weights = &weights[start + part.start..start + part.end];
-                exchange.reducer.bucket_mut(bucket)[part].copy_from_slice(weights);
+                let packing = &exchange.packings[bucket];
+                let packed = packing.place(part.start)..packing.place(part.end);
+                state.pack(packing, (start, part), &mut exchange.reducer.bucket_mut(bucket)[packed]);
             }
-            exchange.reducer.gather_all(run, number);
+            exchange.reducer.gather_packed(run, number);
             self.started += 1;
         }
     }
@@ -99,11 +105,12 @@ impl Arrivals<'_> {
             self.exchange.reducer.wait(bucket)?;
             self.waited += at.elapsed();
             let range = self.exchange.ranges[bucket].range.clone();
-            let weights = &self.exchange.reducer.bucket(bucket)[..range.len()];
-            self.state.receive(range, weights, self.cpu);
+            let packing = &self.exchange.packings[bucket];
+            self.state.unpack(packing, range, self.exchange.reducer.bucket(bucket), self.cpu);
+            self.gathers.arrived_in_half |= packing.has_halves();
         }
         self.exchange.gathered = true;
-        self.gathers.start(self.exchange, &self.state.weights);
+        self.gathers.start(self.exchange, self.state);
         Ok(())
     }
 }
@@ -122,7 +129,7 @@ impl CpuEngine {
     /// After the update of a run: gathers its weights, with sharding.
     pub(super) fn send_weights(&mut self, run: usize) {
         if self.exchange.shards.is_some() {
-            self.gathers.push(run, &mut self.exchange, &self.state.weights);
+            self.gathers.push(run, &mut self.exchange, &self.state);
         }
     }
 
@@ -138,12 +145,37 @@ impl CpuEngine {
         (network, Arrivals { gathers, exchange, state, slots, cpu, failed: None, waited: Duration::ZERO })
     }
 
-    /// Whether all weights are those after the last step.
-    pub(super) fn check_complete(&self) -> Result<(), TrainError> {
+    /// Whether the weights that layers read are those after the last step.
+    pub(super) fn check_arrived(&self) -> Result<(), TrainError> {
         if self.gathers.is_empty() {
             return Ok(());
         }
         Err(TrainError::Usage("internal error: other ranks still send weights".into()))
+    }
+
+    /// Whether the f32 weights are those after the last step.
+    pub(super) fn check_complete(&self) -> Result<(), TrainError> {
+        self.check_arrived()?;
+        if !self.gathers.arrived_in_half {
+            return Ok(());
+        }
+        Err(TrainError::Usage("internal error: weights of other ranks have arrived in 16 bits only".into()))
+    }
+
+    /// See [`super::Engine::complete_weights`].
+    pub(super) fn complete_parts(&mut self) -> Result<(), CommError> {
+        self.receive_weights()?;
+        if !self.gathers.arrived_in_half {
+            return Ok(());
+        }
+        for bucket in 0..self.exchange.ranges.len() {
+            self.gather(Array::Weights, bucket)?;
+            let range = self.exchange.ranges[bucket].range.clone();
+            let weights = &self.exchange.reducer.bucket(bucket)[..range.len()];
+            self.state.weights[range].copy_from_slice(weights);
+        }
+        self.gathers.arrived_in_half = false;
+        Ok(())
     }
 
     /// See [`super::Engine::collect`]. Parameter servers send the values; otherwise they travel in
@@ -172,15 +204,10 @@ impl CpuEngine {
             .filter(|(_, moment)| moment.held == Held::InParts)
             .map(|(index, _)| Array::Moments(index))
             .collect();
-        let exchange = &mut self.exchange;
         for array in parts {
-            for bucket in 0..exchange.ranges.len() {
-                let (part, range) =
-                    (exchange.part(bucket, exchange.owners().start), exchange.ranges[bucket].range.clone());
-                self.state.read(array, range.start + part.start, &mut exchange.reducer.bucket_mut(bucket)[part]);
-                exchange.reducer.gather_all(bucket..bucket + 1, bucket);
-                exchange.reducer.wait(bucket)?;
-                let values = exchange.reducer.bucket(bucket);
+            for bucket in 0..self.exchange.ranges.len() {
+                let range = self.exchange.ranges[bucket].range.clone();
+                let values = self.gather(array, bucket)?;
                 for (_, from, place) in wanted.iter().filter(|(other, ..)| *other == array) {
                     let start = range.start.max(*from);
                     let end = range.end.min(from + place.len());
@@ -192,5 +219,15 @@ impl CpuEngine {
             }
         }
         Ok(())
+    }
+
+    /// The values of an array in a bucket, each from the rank that updates it.
+    fn gather(&mut self, array: Array, bucket: usize) -> Result<&[f32], CommError> {
+        let CpuEngine { exchange, state, .. } = self;
+        let (part, range) = (exchange.part(bucket, exchange.owners().start), exchange.ranges[bucket].range.clone());
+        state.read(array, range.start + part.start, &mut exchange.reducer.bucket_mut(bucket)[part]);
+        exchange.reducer.gather_all(bucket..bucket + 1, bucket);
+        exchange.reducer.wait(bucket)?;
+        Ok(&exchange.reducer.bucket(bucket)[..range.len()])
     }
 }

@@ -2,6 +2,7 @@
 
 use super::outer::Outer;
 use crate::amp::HalfWeights;
+use crate::comm::Packing;
 use crate::cpu::{AlignedBuffer, Cpu, HalfKernel, Values, bf16, f16};
 use crate::model::initialise;
 use crate::nn::{Layout, Network, Weights};
@@ -25,6 +26,7 @@ pub(super) enum Half {
 /// Weights, statistics, moments and scales; identical on all ranks, except for what a
 /// [`Moment`] says is a rank's own, and with local steps between two averages.
 pub(super) struct State {
+    /// With sharding, those that other ranks update can be old where layers read `half`.
     pub weights: AlignedBuffer,
     pub half: Half,
     /// Running statistics of batch norms.
@@ -118,6 +120,37 @@ impl State {
     pub fn receive(&mut self, range: Range<usize>, weights: &[f32], cpu: &Cpu) {
         self.weights[range.clone()].copy_from_slice(weights);
         self.round_range(range, cpu);
+    }
+
+    /// Copies weights of a bucket to their packed form. `start`: of the bucket; `part`: in it.
+    pub fn pack(&self, packing: &Packing, (start, part): (usize, Range<usize>), into: &mut [f32]) {
+        let mut rest = into;
+        for segment in packing.segments(part) {
+            let (into, later) = rest.split_at_mut(segment.packed_len());
+            let range = start + segment.elements.start..start + segment.elements.end;
+            match &self.half {
+                Half::Bf16(half) if segment.is_half => bytemuck::cast_slice_mut(into).copy_from_slice(&half[range]),
+                Half::F16(half) if segment.is_half => bytemuck::cast_slice_mut(into).copy_from_slice(&half[range]),
+                _ => into.copy_from_slice(&self.weights[range]),
+            }
+            rest = later;
+        }
+    }
+
+    /// Takes over the weights of a bucket, which the ranks updated, from their packed form. Those
+    /// that arrive in 16 bits do not change `weights`.
+    pub fn unpack(&mut self, packing: &Packing, Range { start, end }: Range<usize>, from: &[f32], cpu: &Cpu) {
+        let mut rest = from;
+        for segment in packing.segments(0..end - start) {
+            let (from, later) = rest.split_at(segment.packed_len());
+            let range = start + segment.elements.start..start + segment.elements.end;
+            match &mut self.half {
+                Half::Bf16(half) if segment.is_half => half[range].copy_from_slice(bytemuck::cast_slice(from)),
+                Half::F16(half) if segment.is_half => half[range].copy_from_slice(bytemuck::cast_slice(from)),
+                _ => self.receive(range, from, cpu),
+            }
+            rest = later;
+        }
     }
 
     pub fn weights(&self) -> Weights<'_> {

@@ -101,7 +101,7 @@ mod tests {
             let buckets = fuse(&layout, 1);
             let places = Places::new(&layout, &buckets, (0..lens.len()).map(|bucket| bucket..bucket + 1).collect());
             let runs = places.runs_of(lens.len());
-            let mut reducer = Reducer::connect_in_places(&mut group, &lens, &runs, &Options::default()).unwrap();
+            let mut reducer = Reducer::connect_in_places(&mut group, &lens, (&runs, &[]), &Options::default()).unwrap();
             let rank = group.rank();
             let own = (0..lens.len()).map(|bucket| reducer.shard(bucket, rank));
             let mut parts = GradientParts::new(places, own.collect());

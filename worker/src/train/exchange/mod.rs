@@ -20,7 +20,7 @@ use shards::Shards;
 use super::TrainError;
 use super::engine::{AddSpan, Measure, Reductions};
 use super::training::Training;
-use crate::comm::{Group, Reducer, Timing};
+use crate::comm::{BucketRun, Group, Packing, Reducer, Timing};
 use crate::nn::Bucket;
 use crate::profile::Row;
 use serde_json::json;
@@ -38,6 +38,8 @@ pub(super) struct Exchange {
     pub top_k: Option<TopKExchange>,
     /// With sharding.
     pub shards: Option<Shards>,
+    /// With sharding, the form in which weights travel, by bucket.
+    pub packings: Vec<Packing>,
     /// With divided gradients.
     pub parts: Option<GradientParts>,
     /// With parameter servers, which then get the gradients.
@@ -62,12 +64,14 @@ impl Exchange {
         group: &mut Group,
     ) -> Result<Exchange, TrainError> {
         let buckets = Buckets::new(training, statistics);
-        let reducer = match &training.places {
-            Some(places) => {
-                let runs = places.runs_of(buckets.lens.len());
-                Reducer::connect_in_places(group, &buckets.lens, &runs, &buckets.options)?
-            }
-            None => Reducer::connect_among(group, members, &buckets.lens, &buckets.options)?,
+        let packings = training.packings.clone();
+        let reducer = if packings.is_empty() {
+            Reducer::connect_among(group, members, &buckets.lens, &buckets.options)?
+        } else {
+            let count = buckets.lens.len();
+            let together = || vec![BucketRun { buckets: 0..count, place: 0 }];
+            let runs = training.places.as_ref().map_or_else(together, |places| places.runs_of(count));
+            Reducer::connect_in_places(group, &buckets.lens, (&runs, &packings), &buckets.options)?
         };
         let ranks = (group.rank(), training.world);
         let top_k =
@@ -83,6 +87,7 @@ impl Exchange {
             ranges,
             top_k,
             shards,
+            packings,
             parts: None,
             servers: None,
             reduced,
@@ -118,6 +123,7 @@ impl Exchange {
             ranges,
             top_k: None,
             shards: None,
+            packings: Vec::new(),
             parts: None,
             servers: None,
             reduced: 0..0,

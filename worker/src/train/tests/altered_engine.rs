@@ -39,6 +39,10 @@ impl Engine for AlteredEngine {
         self.held.take().transpose()
     }
 
+    fn await_weights(&mut self) -> Result<(), TrainError> {
+        self.engine.await_weights()
+    }
+
     fn complete_weights(&mut self) -> Result<(), TrainError> {
         self.engine.complete_weights()
     }

@@ -20,6 +20,15 @@ fn the_report_compares_what_is_sent_with_every_gradient_in_32_bits() {
     assert_eq!(sent(&facts).0, 0.75e6);
     facts.transport = Some(Transport::Shm);
     assert_eq!(sent(&facts).0, 1.5e6, "within a host values have 32 bits");
+    // Gradients, then weights.
+    facts.transport = Some(Transport::Tcp);
+    let engine = engine_of(&mut facts);
+    (engine.sync, engine.sharding) = (SyncPolicy::EveryStep, Sharding::Optimizer);
+    assert_eq!(sent(&facts).0, 0.75 * 1.5e6);
+    engine_of(&mut facts).precision = amp();
+    assert_eq!(sent(&facts).0, 0.75e6);
+    engine_of(&mut facts).overlap.wire_type = WireType::Fp32;
+    assert_eq!(sent(&facts).0, 0.75 * 1.5e6);
 }
 
 #[test]
