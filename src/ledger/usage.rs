@@ -1,7 +1,7 @@
 //! Free resources of every node: allocatable less the requests of pods, and the unallocated GPUs.
 //! Updated incrementally.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use switchyard_core::quantity::Resources;
 use switchyard_crds::device_use::DeviceUse;
@@ -54,26 +54,40 @@ impl AsMut<Usage> for Usage {
 #[derive(Debug)]
 pub struct UsageOverlay<'a, T: AsMut<Usage>> {
     base: &'a mut T,
-    removed: Vec<(String, Share)>,
+    removed: BTreeMap<String, Share>,
 }
 
 impl<'a, T: AsMut<Usage>> UsageOverlay<'a, T> {
     /// Takes out the shares of these takers until this is dropped.
     pub fn new<S: AsRef<str>>(base: &'a mut T, takers: &[S]) -> UsageOverlay<'a, T> {
-        let mut overlay = UsageOverlay { base, removed: Vec::new() };
+        let mut overlay = UsageOverlay { base, removed: BTreeMap::new() };
         overlay.remove(takers);
         overlay
     }
 
-    /// Takes out more shares.
-    pub fn remove<S: AsRef<str>>(&mut self, takers: &[S]) {
+    /// Takes out more shares. Returns their nodes.
+    pub fn remove<S: AsRef<str>>(&mut self, takers: &[S]) -> BTreeSet<String> {
         let usage = self.base.as_mut();
+        let mut nodes = BTreeSet::new();
         for taker in takers.iter().map(AsRef::as_ref) {
             if let Some(share) = usage.shares.get(taker).cloned() {
-                self.removed.push((taker.to_string(), share));
-                usage.set_share(taker, None);
+                self.removed.insert(taker.to_string(), share);
+                nodes.extend(usage.set_share(taker, None));
             }
         }
+        nodes
+    }
+
+    /// Puts shares back that were taken out. Returns their nodes.
+    pub fn restore<S: AsRef<str>>(&mut self, takers: &[S]) -> BTreeSet<String> {
+        let mut nodes = BTreeSet::new();
+        for taker in takers.iter().map(AsRef::as_ref) {
+            if let Some(share) = self.removed.remove(taker) {
+                nodes.insert(share.node.clone());
+                self.base.as_mut().set_share(taker, Some(share));
+            }
+        }
+        nodes
     }
 }
 
@@ -338,6 +352,8 @@ mod tests {
             let mut overlay = UsageOverlay::new(&mut usage, &["a", "nobody"]);
             overlay.remove(&["b"]);
             assert!(overlay.share("a").is_none() && overlay.share("b").is_none());
+            assert_eq!(overlay.restore(&["a", "nobody"]), ["n".to_string()].into());
+            assert!(overlay.share("a").is_some() && overlay.share("b").is_none());
             panic!("in the middle");
         }));
         assert!(caught.is_err());

@@ -8,6 +8,7 @@
 //!                  └─> backfill      reserved nodes that a job behind the head may use
 //! plan of the job ─> settle ─> entries (changes worth a new plan)
 //! fairness, predictor ─> order, reservation          forecast: start times
+//! room ─> preemption, reservation
 //! ```
 //!
 //! All callers go through the same two calls around a plan: [`Index::standing`] before it, and
@@ -25,6 +26,7 @@ mod predictor;
 mod preemption;
 mod reservation;
 mod reservation_limit;
+mod room;
 
 pub use fairness::Weights;
 pub use leader_state::LeaderState;

@@ -50,14 +50,25 @@ pub fn place_with_fabric(
     request: &PlacementRequest<'_>,
     nodes: &BTreeMap<String, NodeView>,
 ) -> Result<PlacementWithFabric, PlacementFailure> {
-    let firmly_avoided = || request.avoided_nodes.iter().filter(|(_, avoidance)| !avoidance.is_last_resort);
-    if firmly_avoided().count() < request.avoided_nodes.len()
+    let avoided_nodes = firmly_avoided(request);
+    if avoided_nodes.len() < request.avoided_nodes.len()
         && let Ok(found) = search(request, nodes, max_tries(nodes.len()))
     {
         return Ok(found);
     }
-    let avoided_nodes = firmly_avoided().map(|(name, avoidance)| (name.clone(), avoidance.clone())).collect();
     search(&PlacementRequest { avoided_nodes: &avoided_nodes, ..*request }, nodes, max_tries(nodes.len()))
+}
+
+/// Whether there would be a placement if the fabric of all nodes were acceptable. Much cheaper than
+/// a search for one.
+pub fn fits_on_any_fabric(request: &PlacementRequest<'_>, nodes: &BTreeMap<String, NodeView>) -> bool {
+    gang::fits(&PlacementRequest { avoided_nodes: &firmly_avoided(request), ..*request }, nodes)
+}
+
+/// The avoided nodes that are not a last resort.
+fn firmly_avoided(request: &PlacementRequest<'_>) -> BTreeMap<String, Avoided> {
+    let firmly = request.avoided_nodes.iter().filter(|(_, avoidance)| !avoidance.is_last_resort);
+    firmly.map(|(name, avoidance)| (name.clone(), avoidance.clone())).collect()
 }
 
 /// Number of tries that exclude single nodes.

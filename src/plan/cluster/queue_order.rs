@@ -293,54 +293,10 @@ impl std::fmt::Display for JobAhead {
     }
 }
 
-/// A minimal set of candidates, in the given order, without which something fits: none of them can
-/// be left out. `None` if it does not fit without all of them either.
-pub fn fewest(candidates: usize, mut fits_without: impl FnMut(&[usize]) -> bool) -> Option<Vec<usize>> {
-    let all: Vec<usize> = (0..candidates).collect();
-    if !fits_without(&all) {
-        return None;
-    }
-    let (mut few, mut enough) = (0, candidates);
-    if fits_without(&[]) {
-        return Some(Vec::new());
-    }
-    while enough - few > 1 {
-        let middle = few.midpoint(enough);
-        if fits_without(&all[..middle]) { enough = middle } else { few = middle }
-    }
-    let mut chosen = all[..enough].to_vec();
-    // Last ones first, because they have the highest priority.
-    for candidate in (0..enough).rev() {
-        let rest: Vec<usize> = chosen.iter().copied().filter(|other| *other != candidate).collect();
-        if fits_without(&rest) {
-            chosen = rest;
-        }
-    }
-    Some(chosen)
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn no_victim_can_be_left_out(sizes in prop::collection::vec(0_u32..9, 0..10), need in 0_u32..30) {
-            let freed = |chosen: &[usize]| chosen.iter().map(|index| sizes[*index]).sum::<u32>();
-            match fewest(sizes.len(), |chosen| freed(chosen) >= need) {
-                None => prop_assert!(sizes.iter().sum::<u32>() < need),
-                Some(chosen) => {
-                    prop_assert!(freed(&chosen) >= need);
-                    for left_out in &chosen {
-                        let rest: Vec<usize> = chosen.iter().copied().filter(|other| other != left_out).collect();
-                        prop_assert!(freed(&rest) < need);
-                    }
-                }
-            }
-        }
-    }
 
     #[test]
     fn at_equal_priority_jobs_not_recently_preempted_with_least_lost_work_go_first() {

@@ -38,7 +38,7 @@ pub fn reserve(
 
 /// The smallest number of steps after which `pods` nodes have room for a pod each: `open` nodes
 /// have room now, and each step adds some. `None` if all steps together are not enough.
-pub fn steps_until_room(mut open: usize, pods: u32, mut gains: impl Iterator<Item = usize>) -> Option<usize> {
+fn steps_until_room(mut open: usize, pods: u32, mut gains: impl Iterator<Item = usize>) -> Option<usize> {
     let mut steps = 0;
     while open < pods as usize {
         open += gains.next()?;
@@ -66,6 +66,24 @@ pub fn smallest_fitting(least: usize, most: usize, mut fits_with: impl FnMut(usi
         if fits_with(middle) { enough = middle } else { least = middle + 1 }
     }
     Some(enough)
+}
+
+/// A minimal set of candidates without which something fits, the first ones of their order
+/// preferred: none of them can be left out. At least the first `least` are needed if none of these
+/// is left out. `None` if it does not fit without all of them either.
+pub fn fewest(least: usize, candidates: usize, mut fits_without: impl FnMut(&[usize]) -> bool) -> Option<Vec<usize>> {
+    let all: Vec<usize> = (0..candidates).collect();
+    let enough = smallest_fitting(least, candidates, |count| fits_without(&all[..count]))?;
+    let mut chosen = all[..enough].to_vec();
+    // Last ones first, because they have the highest priority. Without the very last one, the
+    // others are known to be too few.
+    for candidate in (0..enough.saturating_sub(1)).rev() {
+        let rest: Vec<usize> = chosen.iter().copied().filter(|other| *other != candidate).collect();
+        if fits_without(&rest) {
+            chosen = rest;
+        }
+    }
+    Some(chosen)
 }
 
 /// Nodes that would have room for a pod of any of these kinds after all pods that end by themselves
@@ -136,6 +154,25 @@ mod tests {
             });
             prop_assert_eq!(found, Some(enough).filter(|enough| *enough <= most));
             prop_assert!(more > 0 || tries <= 1);
+        }
+
+        #[test]
+        fn no_candidate_can_be_left_out(
+            sizes in prop::collection::vec(0_usize..9, 0..10), need in 0_usize..30, is_exact in any::<bool>(),
+        ) {
+            let freed = |chosen: &[usize]| chosen.iter().map(|index| sizes[*index]).sum::<usize>();
+            let steps = steps_until_room(0, need as u32, sizes.iter().copied());
+            let least = steps.map_or(sizes.len() + 1, |steps| if is_exact { steps } else { 0 });
+            match fewest(least, sizes.len(), |chosen| freed(chosen) >= need) {
+                None => prop_assert!(sizes.iter().sum::<usize>() < need),
+                Some(chosen) => {
+                    prop_assert!(freed(&chosen) >= need);
+                    for left_out in &chosen {
+                        let rest: Vec<usize> = chosen.iter().copied().filter(|other| other != left_out).collect();
+                        prop_assert!(freed(&rest) < need);
+                    }
+                }
+            }
         }
 
         #[test]

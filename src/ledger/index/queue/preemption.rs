@@ -1,31 +1,21 @@
 //! Preemption: which running jobs make way for the head of the queue.
 
+use super::room::WithoutJobs;
 use crate::index::Index;
 use crate::job::{JobId, Key, attempt_of, is_live, key_of, placement_of};
-use crate::usage::{Usage, UsageOverlay};
+use crate::usage::UsageOverlay;
 use jiff::Timestamp;
 use switchyard_core::units::grouped;
 use switchyard_crds::{PlacedNode, Preemption, TrainJob};
 use switchyard_plan::cluster::PlacementRequest;
 use switchyard_plan::cluster::clock::exceeds_placed_limit;
-use switchyard_plan::cluster::place_with_fabric::place_with_fabric;
-use switchyard_plan::cluster::queue_order::{self, PreemptionOrder, QueuePosition};
+use switchyard_plan::cluster::queue_order::{PreemptionOrder, QueuePosition};
 use switchyard_plan::job::{pods, total_gpus};
 
 /// Preemption victims, and the nodes that the preempting job would get.
 pub struct PreemptionPlan {
     pub victims: Vec<Key>,
     pub(super) nodes: Vec<PlacedNode>,
-}
-
-/// The nodes a job would get if the shares of these takers were free.
-fn place_without_takers(
-    request: &PlacementRequest<'_>,
-    usage: &mut Usage,
-    takers: &[String],
-) -> Option<Vec<PlacedNode>> {
-    let overlay = UsageOverlay::new(usage, takers);
-    place_with_fabric(request, overlay.nodes()).ok().map(|found| found.placed.status.nodes)
 }
 
 /// The head of the queue, as the queue policy sees it.
@@ -116,13 +106,11 @@ impl Index {
             }
         }
         candidates.sort_by(|a, b| a.0.cmp(&b.0));
-        let mut place_without = |without: &[usize]| {
-            let theirs = without.iter().flat_map(|candidate| candidates[*candidate].2.iter());
-            let takers: Vec<String> = leaving.iter().chain(theirs).cloned().collect();
-            place_without_takers(request, &mut self.usage, &takers)
-        };
-        let chosen = queue_order::fewest(candidates.len(), |without| place_without(without).is_some())?;
-        let nodes = place_without(&chosen)?;
+        let (candidates, takers): (Vec<(PreemptionOrder, Key)>, Vec<Vec<String>>) =
+            candidates.into_iter().map(|(order, key, takers)| ((order, key), takers)).unzip();
+        let mut usage = UsageOverlay::new(&mut self.usage, &leaving);
+        let (chosen, nodes) = WithoutJobs::new(request, &mut usage, &takers).fewest()?;
+        drop(usage);
         let by_policy = |candidate: &&usize| !(preempts && candidates[**candidate].0.priority() < position.priority());
         let jobs = chosen.iter().filter(by_policy).filter_map(|candidate| self.jobs.get(&candidates[*candidate].1));
         let (cost, gain) = head.cost_and_gain(self, jobs.map(|job| &**job).collect(), now);

@@ -3,19 +3,18 @@
 
 use super::predictor::Predictor;
 use super::preemption::PolicyHead;
+use super::room::WithoutJobs;
 use crate::index::Index;
 use crate::job::{JobId, is_live, placement_of};
-use crate::usage::{RESERVED_PREFIX, Usage, UsageOverlay};
+use crate::usage::{RESERVED_PREFIX, Usage};
 use jiff::{SignedDuration, Timestamp};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use switchyard_crds::{PlacedNode, TrainJob};
 use switchyard_plan::cluster::clock::{deadline, promised_end};
-use switchyard_plan::cluster::place_with_fabric::place_with_fabric;
 use switchyard_plan::cluster::queue_order::{Basis, QueuePosition};
 use switchyard_plan::cluster::queue_policy::PolicySettings;
-use switchyard_plan::cluster::reserve::{smallest_fitting, steps_until_room};
 use switchyard_plan::cluster::view::NodeView;
-use switchyard_plan::cluster::{Demand, PlacementRequest, gang};
+use switchyard_plan::cluster::{PlacementRequest, gang};
 
 /// The reservation of the head of the queue.
 #[derive(Debug)]
@@ -110,14 +109,11 @@ impl Index {
             .collect();
         ending.sort();
         let takers: Vec<Vec<String>> = ending.iter().map(|(.., id)| self.takers_of(id, |_| true)).collect();
-        let steps_until_room = min_jobs_ended(request, &mut self.usage, &takers)?;
-        let usage = &mut self.usage;
-        let fits = |ended: usize| good(request, UsageOverlay::new(usage, &takers[..ended].concat()).nodes());
-        let enough = smallest_fitting(steps_until_room, ending.len(), fits)?;
+        let mut without = WithoutJobs::new(request, &mut self.usage, &takers);
+        let enough = without.first(good)?;
         let at = ending[..enough].last().map_or(now, |(end, ..)| *end);
         let basis = ending[..enough].iter().map(|(_, basis, _)| *basis).max().unwrap_or(Basis::Limits);
-        let overlay = UsageOverlay::new(&mut self.usage, &takers[..enough].concat());
-        place_with_fabric(request, overlay.nodes()).ok().map(|found| (found.placed.status.nodes, Some((at, basis))))
+        without.placement_without(0..enough).map(|nodes| (nodes, Some((at, basis))))
     }
 
     /// The latest end of a placed job; `None` if unknown, or if the job is not placed.
@@ -132,25 +128,6 @@ impl Index {
         let is_assumed = placement_of(job).is_none() && state.assumed.is_some();
         if is_assumed { end_from(job, now) } else { promised_end(job) }
     }
-}
-
-/// The smallest number of jobs with these takers that have to end, in this order, until every pod
-/// of another job has room on a node of its own; `None` if even all of them are not enough.
-fn min_jobs_ended(request: &PlacementRequest<'_>, usage: &mut Usage, takers: &[Vec<String>]) -> Option<usize> {
-    let demand = Demand::of(request);
-    let open = usage.nodes().values().filter(|node| demand.has_room(node)).count();
-    let mut overlay = UsageOverlay::new::<&str>(usage, &[]);
-    let gains = takers.iter().map(|takers| {
-        let names: BTreeSet<String> =
-            takers.iter().filter_map(|taker| Some(overlay.share(taker)?.node.clone())).collect();
-        let with_room = |usage: &Usage| {
-            names.iter().filter_map(|name| usage.nodes().get(name)).filter(|node| demand.has_room(node)).count()
-        };
-        let before = with_room(&overlay);
-        overlay.remove(takers);
-        with_room(&overlay) - before
-    });
-    steps_until_room(open, request.valid.min_nodes(), gains)
 }
 
 /// The latest end of a job that is placed, or is placed now.
