@@ -83,7 +83,8 @@ pub use error::{Cause, CauseKind, CommError};
 pub use group::{Aborter, Group};
 pub use options::Options;
 pub use parameters::{
-    Handler, Message, MessageKind, ParameterClient, ParameterLinks, ParameterServer, connect_parameters,
+    Handler, Message, MessageKind, ParameterClient, ParameterLinks, ParameterServer, accept_ranks, connect_parameters,
+    connect_servers,
 };
 pub use plan::Algorithm;
 pub use probe::ConnectionRate;
