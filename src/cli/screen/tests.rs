@@ -156,6 +156,7 @@ fn inspection() -> Inspection {
         parameters: 11_172_810,
         gradient_tensors: 62,
         memory: MemoryUse { weights: 61 << 20, ..MemoryUse::default() },
+        server_memory_bytes: None,
         fp32_memory_bytes: Some(105 << 20),
         gpu_memory: None,
         kept_activation_bytes: None,
