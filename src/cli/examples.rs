@@ -45,6 +45,7 @@ fn every_example_has_its_plan() {
         let plan = plan(&snapshot).unwrap_or_else(|refusal| panic!("{}: {refusal}", path.display()));
         let processes: Vec<_> = plan
             .processes()
+            .chain(&plan.servers)
             .map(|process| json!({"rank": process.rank, "ranks": process.ranks, "cpus": process.cpus, "threads": process.threads}))
             .collect();
         let mut settings = insta::Settings::clone_current();

@@ -19,7 +19,7 @@ use switchyard_local::{self as local, Interval, Machines, Observer, RunDir, RunD
 use switchyard_plan::local::{
     Devices, Hosts, LocalSnapshot, PodSnapshot, VISIBLE, count_pods, plan as make_plan, plan_pods as make_pod_plan,
 };
-use switchyard_worker_contract::event::Inspection;
+use switchyard_worker_contract::event::{Inspection, member_name};
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::pod::RENDEZVOUS_PORT;
 
@@ -293,12 +293,10 @@ impl Observer for Show<'_> {
                     self.print(&format!("warning: {skipped}"));
                 }
                 if self.verbose {
-                    for process in plan.processes() {
+                    for process in plan.processes().chain(&plan.servers) {
+                        let member = member_name(process.rank, plan.world());
                         for entry in &process.env {
-                            self.print(&format!(
-                                "  rank {}  {}={}  ({})",
-                                process.rank, entry.name, entry.value, entry.reason
-                            ));
+                            self.print(&format!("  {member}  {}={}  ({})", entry.name, entry.value, entry.reason));
                         }
                     }
                 }

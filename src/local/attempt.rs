@@ -20,7 +20,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 use switchyard_plan::local::{AttemptEnd, LocalPlan};
 use switchyard_worker_contract::env::DEFAULT_GRACE_SECONDS;
-use switchyard_worker_contract::event::{Event, Finished, Ready};
+use switchyard_worker_contract::event::{Event, Finished, Ready, member_name};
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::fold::Fold;
 use tokio::sync::mpsc::{Receiver, channel};
@@ -107,11 +107,12 @@ pub(super) async fn run(
         deadline: None,
     };
     let mut listener = listener.map(OwnedFd::from);
-    for (index, process) in plan.processes().enumerate() {
+    for (index, process) in plan.processes().chain(&plan.servers).enumerate() {
         // Pass the bound socket to rank 0 as standard input, so that no other program can take the
         // port in the meantime.
         let stdin = listener.take().map_or_else(Stdio::null, Stdio::from);
-        match start(process, index, plan.attempt, worker, stdin, run_dir, &sender) {
+        let name = member_name(process.rank, plan.world()).replace("parameter ", "").replace(' ', "-");
+        match start(process, &name, index, plan.attempt, worker, stdin, run_dir, &sender) {
             Ok(process) => group.processes.push(process),
             Err(error) => {
                 group.kill_all();
@@ -292,7 +293,15 @@ impl Group<'_> {
 
     fn survivors(&self) -> Vec<Survivor> {
         let running = self.processes.iter().filter(|process| process.observed.ended.is_none());
-        running.map(|process| Survivor::of(process.first_rank, process.observed.pid)).collect()
+        running
+            .map(|process| {
+                Survivor::of(
+                    process.first_rank,
+                    member_name(process.first_rank, self.plan.world()),
+                    process.observed.pid,
+                )
+            })
+            .collect()
     }
 
     /// The root cause as far as it is known; `None` if a stop was requested.
@@ -303,7 +312,13 @@ impl Group<'_> {
         let observed: Vec<_> = self.processes.iter().flat_map(Process::rank_observations).collect();
         let first_rank = self.plan.ranks().start;
         let first_failed = self.first_failed.map(|index| (self.processes[index].failed_rank() - first_rank) as usize);
-        Some(root_cause(first_rank, &observed.iter().collect::<Vec<_>>(), first_failed))
+        let mut cause = root_cause(first_rank, &observed.iter().collect::<Vec<_>>(), first_failed);
+        // The plan has no servers in a run on several machines.
+        if !self.plan.servers.is_empty() {
+            cause.server = cause.rank.checked_sub(self.plan.world());
+            cause.others.retain(|rank| *rank < self.plan.world());
+        }
+        Some(cause)
     }
 
     /// The stop request that all ranks here followed although this machine received none.
@@ -334,8 +349,9 @@ impl Group<'_> {
         AttemptResult { end, cause, finished, interval: self.interval, seconds, resumed_step }
     }
 
+    /// Events of the ranks; parameter servers report only failures.
     fn rank_events(&self) -> impl Iterator<Item = &RankEvents> {
-        self.processes.iter().flat_map(|process| &process.ranks)
+        self.processes.iter().flat_map(|process| &process.ranks).take(self.plan.ranks().len())
     }
 
     fn running(&self) -> usize {

@@ -2,14 +2,16 @@
 //! ranks.
 
 use std::process::ExitStatus;
-use switchyard_worker_contract::event::Failure;
+use switchyard_worker_contract::event::{Failure, member_name};
 use switchyard_worker_contract::exit::{Exit, describe};
 
 /// The first failure of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RootCause {
-    /// The rank that failed first.
+    /// The rank that failed first. Parameter servers are counted after the ranks.
     pub rank: u32,
+    /// The parameter server that failed first, if it is not a rank.
+    pub server: Option<u32>,
     /// Its process; `None` if it is on another machine.
     pub pid: Option<u32>,
     /// What happened.
@@ -24,6 +26,11 @@ pub struct RootCause {
 }
 
 impl RootCause {
+    /// `rank 1`, or `parameter server 0`.
+    pub fn name(&self) -> String {
+        member_name(self.rank, self.server.map_or(u32::MAX, |server| self.rank - server))
+    }
+
     /// Where its rank ran.
     pub fn place(&self) -> String {
         self.pid.map_or_else(|| "on another machine".to_owned(), |pid| format!("pid {pid}"))
@@ -72,6 +79,7 @@ pub(super) fn root_cause(first_rank: u32, ranks: &[&Observations], first_failed:
     {
         return RootCause {
             rank: failure.origin_rank,
+            server: None,
             pid: None,
             cause: failure.cause.clone(),
             during: failure.during.clone(),
@@ -106,6 +114,7 @@ pub(super) fn root_cause(first_rank: u32, ranks: &[&Observations], first_failed:
     };
     RootCause {
         rank: first_rank + origin as u32,
+        server: None,
         pid: Some(rank.pid),
         cause,
         during: rank.failure.as_ref().or(blamed).map(|failure| failure.during.clone()).unwrap_or_default(),

@@ -209,6 +209,7 @@ impl Group<'_> {
         };
         RootCause {
             rank: self.plan.pods[pod].first_rank,
+            server: None,
             pid: Some(observed.pid),
             cause,
             during: String::new(),

@@ -112,12 +112,13 @@ impl Process {
     }
 }
 
-/// Starts a process of the plan. Its output arrives as messages.
+/// Starts a process of the plan; `name` is that of its log. Its output arrives as messages.
 ///
 /// # Errors
 /// Its log cannot be opened, or the process cannot be started.
 pub(super) fn start(
     process: &ProcessSpec,
+    name: &str,
     index: usize,
     attempt: u32,
     worker: &Worker,
@@ -130,8 +131,7 @@ pub(super) fn start(
     command.envs(process.env.iter().map(|entry| (&entry.name, &entry.value)));
     let is_set = |name: &str| std::env::var_os(name).is_some() || process.env.iter().any(|entry| entry.name == name);
     command.envs(nccl::log_variables(is_set));
-    let name = format!("rank-{}", process.rank);
-    let own = Own { index, name: &name, first_rank: process.rank, ranks: process.ranks, has_events: true };
+    let own = Own { index, name, first_rank: process.rank, ranks: process.ranks, has_events: true };
     spawn(command, &own, &worker.path, attempt, run_dir, sender)
 }
 

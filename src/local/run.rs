@@ -58,14 +58,16 @@ pub enum RunError {
     Attempt(#[from] AttemptError),
     /// The job needs more memory than is available.
     #[error(
-        "not placeable: {job}: {ranks} ranks of {need} need {total}, {limit_name} is {limit}; smallest change that fits: a smaller batchSizePerProcess, fewer ranks, or a higher limit"
+        "not placeable: {job}: {ranks} ranks of {need}{servers} need {total}, {limit_name} is {limit}; smallest change that fits: a smaller batchSizePerProcess, fewer ranks, or a higher limit"
     )]
     Memory {
         job: String,
         ranks: u64,
         /// Memory of one rank.
         need: String,
-        /// Memory of all ranks.
+        /// Parameter servers in processes of their own, and their memory; empty without any.
+        servers: String,
+        /// Memory of all ranks and servers.
         total: String,
         /// The name of the limit.
         limit_name: &'static str,
@@ -180,7 +182,7 @@ pub async fn run(
         let plan = plan_attempt(attempt, &rendezvous)?;
         run_dir.replace("plan.yaml", &serde_saphyr::to_string(&plan).unwrap_or_default())?;
         run_dir.write_key(attempt, machines.map(|machines| machines.token))?;
-        let message = format!("attempt {attempt}: {} processes start", plan.processes().count());
+        let message = format!("attempt {attempt}: {} processes start", plan.processes().count() + plan.servers.len());
         run.write(Progress::Stage(Stage::Starting, message), &plan)?;
         let mut recorder = Recorder { run: &mut run, plan: &plan, observer, written: None };
         let ended = attempt::run(&plan, worker, listener, run_dir, &mut signals, &mut recorder).await;
@@ -370,7 +372,7 @@ fn step_of(attempt: u32, interval: &Interval) -> String {
 
 /// Summarises a failure in one line.
 fn summary(cause: &RootCause) -> String {
-    format!("rank {} ({}): {}", cause.rank, cause.place(), cause.cause)
+    format!("{} ({}): {}", cause.name(), cause.place(), cause.cause)
 }
 
 /// Compares the memory that the ranks will allocate with the job's limit and the machine's memory.
@@ -378,22 +380,30 @@ fn check_memory(plan: &LocalPlan, inspection: &Inspection, machine: &GPUTopology
     let of_node = |node: &PlannedNode| node.processes.iter().map(|process| u64::from(process.ranks)).sum::<u64>();
     let per_node = plan.nodes.iter().map(of_node).max().unwrap_or(1);
     let fraction = plan.engine.memory.fraction;
+    let servers = plan.servers.len() as u64;
+    let of_server = inspection.server_memory_bytes.unwrap_or(0);
     let bounds = [
-        ("resourcesPerNode.limits.memory", plan.memory_limit_bytes, per_node),
+        ("resourcesPerNode.limits.memory", plan.memory_limit_bytes, per_node, 0),
         (
             "the memory of this machine",
             machine.status.as_ref().and_then(|status| status.memory_bytes),
             plan.ranks().len() as u64,
+            servers,
         ),
     ];
-    for (limit_name, limit, ranks) in bounds {
+    for (limit_name, limit, ranks, servers) in bounds {
         let total = inspection.memory.total().saturating_mul(ranks);
+        let total = total.saturating_add(of_server.saturating_mul(servers));
         if let Some(limit) = limit.filter(|limit| total as f64 > *limit as f64 * fraction) {
             let mebibytes = |bytes: u64| format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20));
             return Err(RunError::Memory {
                 job: plan.job.clone(),
                 ranks,
                 need: mebibytes(inspection.memory.total()),
+                servers: match servers {
+                    0 => String::new(),
+                    _ => format!(" and {servers} parameter servers of {}", mebibytes(of_server)),
+                },
                 total: mebibytes(total),
                 limit_name,
                 limit: format!(

@@ -7,6 +7,7 @@
 //!   inspection.json  what the worker found in the data and the model before the start
 //!   machine.json     the GPUTopology of this machine
 //!   logs/attempt-1/rank-0.log   standard error and free text of a rank
+//!   logs/attempt-1/server-0.log the same of a parameter server in a process of its own
 //!   events.jsonl     every event of every rank with its time
 //!   status.yaml      the TrainJob with its status, replaced as a whole
 //!   model.safetensors

@@ -10,15 +10,17 @@ use switchyard_worker_contract::process_stat::ProcessStat;
 pub struct Survivor {
     /// Its first rank.
     pub rank: u32,
+    /// Its name: `rank 1`.
+    pub name: String,
     pub pid: u32,
     /// The thread that keeps it, the thread's state and the kernel function that it waits in.
     pub state: String,
 }
 
 impl Survivor {
-    pub(super) fn of(rank: u32, pid: u32) -> Survivor {
+    pub(super) fn of(rank: u32, name: String, pid: u32) -> Survivor {
         let process = Path::new("/proc").join(pid.to_string());
-        Survivor { rank, pid, state: describe(&process, is_frozen(&process)) }
+        Survivor { rank, name, pid, state: describe(&process, is_frozen(&process)) }
     }
 }
 

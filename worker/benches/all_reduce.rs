@@ -180,6 +180,8 @@ fn config(group: usize, transport: Force) -> Result<GroupConfig, String> {
         num_nodes: 1,
         procs_per_node: 2,
         local_rank: var("BENCH_RANK").parse().map_err(|_| "BENCH_RANK")?,
+        servers: 0,
+        server: None,
         rendezvous: format!("127.0.0.1:{}", ports.split(',').nth(group).unwrap_or_default()),
         key: Token::from_file(var("BENCH_KEY").as_ref()).map_err(|e| e.to_string())?,
         transport,

@@ -133,6 +133,8 @@ fn run_rank(settings: &Settings, rank: u32) -> Outcome<()> {
         num_nodes: settings.ranks,
         procs_per_node: 1,
         local_rank: 0,
+        servers: 0,
+        server: None,
         rendezvous: format!("127.0.0.1:{}", std::env::var("BENCH_PORT")?),
         key: Token::from_file(std::env::var("BENCH_KEY")?.as_ref())?,
         transport: settings.transport,

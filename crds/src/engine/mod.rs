@@ -19,7 +19,7 @@ pub use precision::{ComputeType, LossScaling, LossScalingType, Matmul, Precision
 pub use run::{Evaluation, Memory, Overlap, Profile, Recomputation, WireType};
 pub use sync::{
     Algorithm, Communication, CommunicationMode, Compression, CompressionType, OuterOptimizer, OuterOptimizerType,
-    ParameterServers, Sharding, SyncPolicy, SyncType, Updates,
+    ParameterServers, ServerPlacement, Sharding, SyncPolicy, SyncType, Updates,
 };
 
 use kube::KubeSchema;

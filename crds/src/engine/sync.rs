@@ -128,6 +128,16 @@ pub enum Updates {
     Geo,
 }
 
+/// Where parameter servers run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ServerPlacement {
+    /// In the processes of the ranks.
+    #[default]
+    Ranks,
+    /// Each in a process of its own.
+    Dedicated,
+}
+
 /// Servers that hold and update the weights.
 #[derive(KubeSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -137,9 +147,15 @@ pub enum Updates {
     .message("everySteps must be set with updates Geo, and with no other").field_path(".everySteps"))]
 pub struct ParameterServers {
     /// Number of servers. Each holds an equal part of the weights, in buckets of about 1 MiB, and
-    /// the optimizer's state of that part. They run in the processes of the ranks, spread evenly.
+    /// the optimizer's state of that part.
     #[schemars(range(min = 1, max = 1024))]
     pub servers: i32,
+
+    /// `Ranks` (default): servers run in the processes of the ranks, spread evenly. `Dedicated`:
+    /// each runs in a process of its own, which needs neither data nor model. Only with
+    /// `switchyard run` on one machine.
+    #[serde(default)]
+    pub placement: ServerPlacement,
 
     /// `Synchronous` (default): a server waits for the gradients of all ranks; weights have the
     /// bits of a collective run on one host. `Asynchronous`: it applies the gradients of each rank

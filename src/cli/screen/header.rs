@@ -32,7 +32,11 @@ pub(crate) fn header(plan: &LocalPlan, inspection: &Inspection, run_dir: &str, t
     line("place", plan.reason.replace(", out of ", ",\n           out of "));
     if let Some(servers) = engine.parameter_server {
         let hosts = (0..servers.servers).map(|server| servers.host(server, plan.world()).to_string());
-        line("servers", format!("{servers}; with ranks {}", hosts.collect::<Vec<_>>().join(", ")));
+        let place = match inspection.server_memory_bytes.filter(|_| servers.dedicated() > 0) {
+            Some(bytes) => format!("each in a process of its own, at most {}", binary(bytes)),
+            None => format!("with ranks {}", hosts.collect::<Vec<_>>().join(", ")),
+        };
+        line("servers", format!("{servers}; {place}"));
     }
     if let Some(pipeline) = engine.pipeline {
         line("stages", stages_words(pipeline, engine.batch_merge, plan.world()));

@@ -97,18 +97,19 @@ pub(super) fn resumed(plan: &LocalPlan, ranks: &[Ready]) -> Option<String> {
 
 /// A failure: the root cause first, then its consequences.
 pub(super) fn failure(cause: &RootCause, attempt: u32) -> String {
+    let other = if cause.server.is_none() { "other " } else { "" };
     let others = match cause.others.len() {
         0 => String::new(),
-        1 => "; the other rank stopped because of it".to_string(),
-        count => format!("; the {count} other ranks stopped because of it"),
+        1 => format!("; the {other}rank stopped because of it"),
+        count => format!("; the {count} {other}ranks stopped because of it"),
     };
-    let rank = cause.rank;
+    let name = cause.name();
     let what = match cause.code.and_then(Exit::from_code) {
-        Some(Exit::Data) => format!("error[SY0301]: rank {rank} cannot continue with the training data{others}"),
-        Some(Exit::CheckpointRefused) => format!("error[SY0601]: rank {rank} refused the checkpoint{others}"),
-        _ => format!("error[SY0503]: rank {rank} failed first{others}"),
+        Some(Exit::Data) => format!("error[SY0301]: {name} cannot continue with the training data{others}"),
+        Some(Exit::CheckpointRefused) => format!("error[SY0601]: {name} refused the checkpoint{others}"),
+        _ => format!("error[SY0503]: {name} failed first{others}"),
     };
-    format!("{what}\n  where    rank {rank}, {}, attempt {attempt}\n{}", cause.place(), evidence(cause))
+    format!("{what}\n  where    {name}, {}, attempt {attempt}\n{}", cause.place(), evidence(cause))
 }
 
 /// The failure of a pod of another framework.
@@ -135,10 +136,10 @@ fn evidence(cause: &RootCause) -> String {
 
 /// Processes that SIGKILL did not end, and the failure for which they were killed.
 pub(super) fn survivors(cause: Option<&RootCause>, processes: &[Survivor], seconds: u64) -> String {
-    let cause = cause.map(|it| format!("warning: rank {} ({}): {}", it.rank, it.place(), it.cause));
-    let survivors = processes.iter().map(|Survivor { rank, pid, state }| {
-        format!("warning: SIGKILL has not ended rank {rank} (pid {pid}): {state}")
-    });
+    let cause = cause.map(|it| format!("warning: {} ({}): {}", it.name(), it.place(), it.cause));
+    let survivors = processes
+        .iter()
+        .map(|Survivor { name, pid, state, .. }| format!("warning: SIGKILL has not ended {name} (pid {pid}): {state}"));
     let last = format!("the run ends without it in {seconds} s, or on Ctrl-C");
     cause.into_iter().chain(survivors).chain([last]).collect::<Vec<_>>().join("\n")
 }

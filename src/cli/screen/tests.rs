@@ -7,7 +7,7 @@ use serde_json::json;
 use switchyard_local::{Interval, RankLog};
 use switchyard_plan::local::{Devices, LocalPlan, LocalSnapshot, plan};
 use switchyard_worker_contract::config::{
-    Device, EngineConfig, ParameterServers, Pipeline, RankOrder, Transport, Updates,
+    Device, EngineConfig, ParameterServers, Pipeline, RankOrder, ServerPlacement, Transport, Updates,
 };
 use switchyard_worker_contract::event::{Finished, GpuCalls, Item, MemoryUse, Slowest, Summary};
 use switchyard_worker_contract::fold::Breakdown;
@@ -76,6 +76,7 @@ fn the_bar_shows_where_the_time_goes() {
 fn a_failure_shows_the_first_cause_and_its_log() {
     let cause = RootCause {
         rank: 1,
+        server: None,
         pid: Some(42),
         cause: "killed by signal 9 (SIGKILL)".into(),
         during: "all_reduce of bucket 0".into(),
@@ -94,6 +95,7 @@ fn a_failure_shows_the_first_cause_and_its_log() {
 fn processes_that_survive_sigkill_are_shown_with_the_cause() {
     let cause = RootCause {
         rank: 1,
+        server: None,
         pid: Some(42),
         cause: "no sign of life for 5.0 s".into(),
         during: String::new(),
@@ -101,7 +103,12 @@ fn processes_that_survive_sigkill_are_shown_with_the_cause() {
         log: RankLog::default(),
         others: vec![0],
     };
-    let survivor = Survivor { rank: 1, pid: 42, state: "thread `reader` is in uninterruptible sleep".into() };
+    let survivor = Survivor {
+        rank: 1,
+        name: "rank 1".into(),
+        pid: 42,
+        state: "thread `reader` is in uninterruptible sleep".into(),
+    };
     assert_eq!(
         survivors(Some(&cause), &[survivor], 10),
         "warning: rank 1 (pid 42): no sign of life for 5.0 s\n\
@@ -149,6 +156,7 @@ fn inspection() -> Inspection {
         parameters: 11_172_810,
         gradient_tensors: 62,
         memory: MemoryUse { weights: 61 << 20, ..MemoryUse::default() },
+        server_memory_bytes: None,
         fp32_memory_bytes: Some(105 << 20),
         gpu_memory: None,
         kept_activation_bytes: None,
@@ -210,9 +218,15 @@ fn the_header_shows_the_model_and_the_16_bit_savings() {
         assert!(text.lines().any(|found| found == line), "`{line}` is missing:\n{text}");
     }
     let mut with_servers = planned();
-    with_servers.engine.parameter_server = Some(ParameterServers { servers: 2, updates: Updates::Synchronous });
+    with_servers.engine.parameter_server =
+        Some(ParameterServers { servers: 2, placement: ServerPlacement::Ranks, updates: Updates::Synchronous });
     let text_with_servers = header(&with_servers, &inspection(), "runs/x", &machine());
     assert!(text_with_servers.contains("  servers  2 synchronous parameter servers; with ranks 0, 1\n"));
+    with_servers.engine.parameter_server.iter_mut().for_each(|it| it.placement = ServerPlacement::Dedicated);
+    let inspected = Inspection { server_memory_bytes: Some(24 << 20), ..inspection() };
+    let text_with_servers = header(&with_servers, &inspected, "runs/x", &machine());
+    let line = "  servers  2 synchronous parameter servers; each in a process of its own, at most 24 MiB\n";
+    assert!(text_with_servers.contains(line), "{text_with_servers}");
     let mut with_stages = planned();
     with_stages.engine.pipeline = Some(Pipeline { stages: 2, order: RankOrder::ByPipeline });
     let text_with_stages = header(&with_stages, &inspection(), "runs/x", &machine());
@@ -298,6 +312,7 @@ fn data_and_checkpoints_have_errors_of_their_own() {
     let failed = |code| {
         let cause = RootCause {
             rank: 1,
+            server: None,
             pid: Some(42),
             cause: "why".into(),
             during: String::new(),

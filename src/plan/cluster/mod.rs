@@ -69,7 +69,7 @@ pub use excluded::Excluded;
 pub use placement_request::{Avoided, PlacementRequest, PlacementRules};
 pub use refusal::{Change, NoPlacement};
 
-use super::job::{LAST_ATTEMPT, pods};
+use super::job::{LAST_ATTEMPT, dedicated_servers, pods};
 use super::objects::{self, Kind, Object};
 use super::status::{self, Draft, Ending};
 use super::{ValidJob, validate};
@@ -252,6 +252,10 @@ pub fn plan(snapshot: &JobSnapshot<'_>) -> Reconciliation {
         return clean_up(snapshot);
     }
     let valid = match validate(job) {
+        Ok(valid) if valid.engine.as_ref().is_some_and(|engine| engine.dedicated_servers() > 0) => {
+            let fault = dedicated_servers("Ranks in a cluster: servers have no pods of their own yet");
+            return end(snapshot, Ending::failed(conditions::INVALID_SPEC, fault.to_string()));
+        }
         Ok(valid) => valid,
         Err(faults) => {
             let text: Vec<String> = faults.iter().map(ToString::to_string).collect();

@@ -19,7 +19,7 @@ mod size;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub(crate) use engine::{Traffic, communicators};
+pub(crate) use engine::{Traffic, communicators, dedicated_servers};
 pub use environment::EnvEntry;
 pub(crate) use environment::identity;
 pub use gang_pod::{Address, GangPod, Network};

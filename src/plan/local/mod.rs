@@ -24,7 +24,7 @@ pub use pods::{PlannedPod, PodPlan, PodSnapshot, PodState, Verdict, count_pods, 
 pub use processes::{Device, LocalPlan, PlannedNode, ProcessSpec};
 
 pub use crate::job::Address;
-use crate::job::{Invalid, ValidJob, processes_per_node};
+use crate::job::{Invalid, ValidJob, dedicated_servers, processes_per_node};
 use crate::validate;
 use switchyard_core::placement::{self, Reason};
 use switchyard_crds::TrainJob;
@@ -87,6 +87,9 @@ pub fn plan(snapshot: &LocalSnapshot<'_>) -> Result<LocalPlan, Refusal> {
         Some(hosts) => hosts.share(&job.request).map_err(refuse)?,
         None => job.request,
     };
+    if snapshot.hosts.is_some() && engine.dedicated_servers() > 0 {
+        return Err(refuse(dedicated_servers("Ranks with --hosts: dedicated servers run on one machine yet")));
+    }
     let gpus = devices::choose(snapshot.devices, snapshot.nodes, (&job, &request, engine)).map_err(refuse)?;
     let named = machines::build(snapshot.nodes)?;
     let assignment = placement::solve(&named.cluster, &request).map_err(|reason| Refusal::NotPlaceable {

@@ -32,6 +32,9 @@ pub struct LocalPlan {
     pub hosts: Option<Hosts>,
     /// The nodes of the job, in rank order.
     pub nodes: Vec<PlannedNode>,
+    /// Parameter servers in processes of their own, counted after the ranks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub servers: Vec<ProcessSpec>,
     /// The configuration that every rank reads.
     pub engine: EngineConfig,
     /// GPUs chosen for the ranks.
@@ -49,7 +52,7 @@ pub struct LocalPlan {
 }
 
 impl LocalPlan {
-    /// All processes on this machine, in rank order.
+    /// All ranks' processes on this machine, in rank order.
     pub fn processes(&self) -> impl Iterator<Item = &ProcessSpec> {
         self.nodes.iter().flat_map(|node| &node.processes)
     }
@@ -184,6 +187,7 @@ pub(super) fn processes(
         warnings: assignment.warnings.iter().map(ToString::to_string).collect(),
         hosts: snapshot.hosts.cloned(),
         nodes,
+        servers: (0..engine.dedicated_servers()).map(|server| server_process(job, snapshot, server)).collect(),
         engine: EngineConfig { cpu_threads: threads * per_process, overlap, ..engine.clone() },
         gpus: gpus.gpus.into_iter().map(|gpu| PlannedGpu { rank: first_node * per_node + gpu.rank, ..gpu }).collect(),
         memory_limit_bytes: job.memory_limit,
@@ -208,21 +212,9 @@ fn process(
     let cores = places.iter().map(|place| place.cores).sum::<u32>().min(cpus.len() as u32);
     let cpus = (!cpus.is_empty()).then(|| cpus.to_string());
     let mut env = identity(&GangPod::new(snapshot.job, job, snapshot.attempt, node_rank));
+    env.push(EnvEntry::new(env::LOCAL_RANK, local_rank, "position of the process on its node"));
+    env.extend(group_variables(snapshot));
     let mut set = |name: &str, value: String, reason: String| env.push(EnvEntry::new(name, value, reason));
-    let run_dir = snapshot.run_dir;
-    set(env::LOCAL_RANK, local_rank.to_string(), "position of the process on its node".into());
-    let listens = match snapshot.hosts {
-        Some(_) => "rank 0 listens here: the first of --hosts",
-        None => "rank 0 listens here and nowhere else",
-    };
-    set(env::RENDEZVOUS, snapshot.rendezvous.to_string(), listens.into());
-    set(env::CONFIG, format!("{run_dir}/engine.json"), "engine configuration, the same for every rank".into());
-    set(
-        env::KEY_FILE,
-        format!("{run_dir}/attempt-{}.key", snapshot.attempt),
-        "token of this attempt, readable by its owner only".into(),
-    );
-    set(env::RUN_DIR, run_dir.to_string(), "where the trained model goes".into());
     if let Some(cpus) = &cpus {
         let numa: Vec<String> = numa_nodes.iter().map(ToString::to_string).collect();
         let reason = format!("{cores} core{} of NUMA node {}", if cores == 1 { "" } else { "s" }, numa.join(", "));
@@ -249,6 +241,41 @@ fn process(
         threads: places.iter().map(|place| place.threads).sum(),
         devices: vec![Device::Cpu; places.len()],
     }
+}
+
+/// A parameter server in a process of its own. It runs on any core, because it computes little.
+fn server_process(job: &ValidJob, snapshot: &LocalSnapshot<'_>, server: u32) -> ProcessSpec {
+    let mut env = identity(&GangPod::new(snapshot.job, job, snapshot.attempt, 0));
+    env.retain(|entry| entry.name != env::NODE_RANK);
+    env.push(EnvEntry::new(env::SERVER, server, "number of the parameter server"));
+    env.extend(group_variables(snapshot));
+    env.extend(job.env.iter().map(|(name, value)| EnvEntry::new(name, value, "spec.trainer.env")));
+    ProcessSpec {
+        rank: job.request.nodes * job.request.processes_per_node + server,
+        ranks: 1,
+        argv: vec!["switchyard-worker".into(), "serve".into()],
+        env,
+        cpus: None,
+        numa_nodes: Vec::new(),
+        threads: 1,
+        devices: vec![Device::Cpu],
+    }
+}
+
+/// Variables that are the same for all processes of an attempt.
+fn group_variables(snapshot: &LocalSnapshot<'_>) -> [EnvEntry; 4] {
+    let LocalSnapshot { run_dir, attempt, .. } = *snapshot;
+    let listens = match snapshot.hosts {
+        Some(_) => "rank 0 listens here: the first of --hosts",
+        None => "rank 0 listens here and nowhere else",
+    };
+    let key = format!("{run_dir}/attempt-{attempt}.key");
+    [
+        EnvEntry::new(env::RENDEZVOUS, snapshot.rendezvous, listens),
+        EnvEntry::new(env::CONFIG, format!("{run_dir}/engine.json"), "engine configuration, the same for every rank"),
+        EnvEntry::new(env::KEY_FILE, key, "token of this attempt, readable by its owner only"),
+        EnvEntry::new(env::RUN_DIR, run_dir, "where the trained model goes"),
+    ]
 }
 
 /// Reason for this placement, in one sentence.

@@ -109,6 +109,8 @@ fn all_reduce(rank: usize, ranks: usize, sizes: &[(usize, usize)], half: bool, k
         num_nodes: ranks as u32,
         procs_per_node: 1,
         local_rank: 0,
+        servers: 0,
+        server: None,
         rendezvous: format!("{}:{PORT}", Hosts::address(0)),
         key,
         transport: Force::Auto,

@@ -16,6 +16,9 @@ pub const PROCS_PER_NODE: &str = "SWITCHYARD_PROCS_PER_NODE";
 /// LOCAL_RANK`. A process that hosts several ranks (`devicesPerProcess`) has this one and the
 /// following ones.
 pub const LOCAL_RANK: &str = "SWITCHYARD_LOCAL_RANK";
+/// Number of this parameter server, from 0, in a process of its own: `switchyard-worker serve`.
+/// Instead of `NODE_RANK` and `LOCAL_RANK`.
+pub const SERVER: &str = "SWITCHYARD_SERVER";
 /// `ADDRESS:PORT` that rank 0 listens on and all others connect to. Rank 0 binds only this address;
 /// if its standard input is a socket already listening there (inetd style), it uses that one. Names
 /// are resolved again on every connection attempt. The supervisor of a single-pod job needs none
@@ -67,13 +70,14 @@ pub const GRACE_SECONDS: &str = "SWITCHYARD_GRACE_SECONDS";
 pub const DEFAULT_GRACE_SECONDS: u32 = 30;
 
 /// All names above, so that a manifest can be checked for accidental overrides.
-pub const ALL: [&str; 23] = [
+pub const ALL: [&str; 24] = [
     JOB,
     ATTEMPT,
     NODE_RANK,
     NUM_NODES,
     PROCS_PER_NODE,
     LOCAL_RANK,
+    SERVER,
     RENDEZVOUS,
     CONFIG,
     KEY_FILE,

@@ -454,6 +454,15 @@ pub struct GpuCalls {
     pub waits: u64,
 }
 
+/// `rank 3`, or `parameter server 0`: servers in processes of their own are counted after the
+/// `world` ranks.
+pub fn member_name(member: u32, world: u32) -> String {
+    match member.checked_sub(world) {
+        Some(server) => format!("parameter server {server}"),
+        None => format!("rank {member}"),
+    }
+}
+
 /// Why a rank exits. Every rank of a group reports the same `origin_rank` and `cause`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -210,7 +210,7 @@ impl Client {
     fn frame(&mut self, header: Header, payload: &[u8]) {
         match header.kind {
             Kind::Roster => match serde_json::from_slice::<Roster>(payload) {
-                Ok(roster) if roster.members.len() == self.shared.world as usize => self.formed(roster),
+                Ok(roster) if roster.members.len() == self.shared.members as usize => self.formed(roster),
                 _ => self.fail(Cause::failed(0, "sent a malformed roster")),
             },
             Kind::Failed => {

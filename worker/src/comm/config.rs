@@ -126,6 +126,10 @@ pub struct GroupConfig {
     pub procs_per_node: u32,
     /// Rank of the process on its node, counted from 0.
     pub local_rank: u32,
+    /// Parameter servers in processes of their own; the same on all of them and all ranks.
+    pub servers: u32,
+    /// The parameter server of this process, which is then no rank.
+    pub server: Option<u32>,
     /// `ADDRESS:PORT` or `HOST:PORT` where rank 0 listens. Names are resolved again on every try.
     pub rendezvous: String,
     pub key: Token,
@@ -169,18 +173,22 @@ impl GroupConfig {
         let procs_per_node: u32 = number(lookup, names::PROCS_PER_NODE, "a number from 1 up", None)?;
         let key_path = required(lookup, names::KEY_FILE, "the path of a key file")?;
         let settings = settings(lookup)?;
+        let expected = "the number of a parameter server, from 0";
+        let server = lookup(names::SERVER).map(|_| number(lookup, names::SERVER, expected, Some(MAX_WORLD)));
+        let server = server.transpose()?;
+        let of_rank = |name, expected, below| match server {
+            Some(_) => Ok(0),
+            None => number(lookup, name, expected, Some(below)),
+        };
         let config = GroupConfig {
             job: required(lookup, names::JOB, "the name of the job")?,
             attempt: number(lookup, names::ATTEMPT, "a number from 1 up", None)?,
-            node_rank: number(lookup, names::NODE_RANK, "a number below the number of nodes", Some(num_nodes))?,
+            node_rank: of_rank(names::NODE_RANK, "a number below the number of nodes", num_nodes)?,
             num_nodes,
             procs_per_node,
-            local_rank: number(
-                lookup,
-                names::LOCAL_RANK,
-                "a number below the processes per node",
-                Some(procs_per_node),
-            )?,
+            local_rank: of_rank(names::LOCAL_RANK, "a number below the processes per node", procs_per_node)?,
+            servers: server.map_or(0, |server| server + 1),
+            server,
             rendezvous: required(lookup, names::RENDEZVOUS, "ADDRESS:PORT")?,
             key: Token::from_file(Path::new(&key_path))?,
             transport: settings.transport,
@@ -192,31 +200,40 @@ impl GroupConfig {
         Ok(config)
     }
 
-    /// Rank of this process among all ranks.
+    /// Rank of this process among all ranks. Parameter servers are counted after the ranks.
     pub fn rank(&self) -> u32 {
-        self.node_rank * self.procs_per_node + self.local_rank
+        match self.server {
+            Some(server) => self.world() + server,
+            None => self.node_rank * self.procs_per_node + self.local_rank,
+        }
     }
 
     pub fn world(&self) -> u32 {
         self.num_nodes.saturating_mul(self.procs_per_node)
     }
 
+    /// Number of ranks and of parameter servers in processes of their own.
+    pub(super) fn members(&self) -> u32 {
+        self.world() + self.servers
+    }
+
     pub(super) fn check(&self) -> Result<(), CommError> {
         let valid = self.num_nodes > 0
             && self.procs_per_node > 0
-            && self.world() <= MAX_WORLD
+            && self.world().saturating_add(self.servers) <= MAX_WORLD
+            && self.server.is_none_or(|server| server < self.servers)
             && self.node_rank < self.num_nodes
             && self.local_rank < self.procs_per_node;
         if !valid {
             return Err(CommError::Group {
                 got: format!(
-                    "node {} of {}, process {} of {}",
-                    self.node_rank, self.num_nodes, self.local_rank, self.procs_per_node
+                    "node {} of {}, process {} of {}, {} parameter servers",
+                    self.node_rank, self.num_nodes, self.local_rank, self.procs_per_node, self.servers
                 ),
                 expected: format!("ranks below their counts and 1 to {MAX_WORLD} processes in all"),
             });
         }
-        if self.world() > 1 && self.rendezvous.rsplit_once(':').is_none_or(|(_, port)| u16::from_str(port).is_err()) {
+        if self.members() > 1 && self.rendezvous.rsplit_once(':').is_none_or(|(_, port)| u16::from_str(port).is_err()) {
             return Err(variable(names::RENDEZVOUS, &self.rendezvous, "ADDRESS:PORT"));
         }
         Ok(())
@@ -326,6 +343,19 @@ mod tests {
         assert_eq!((config.rank(), config.world(), config.attempt), (5, 6, 2));
         assert_eq!(config.transport, Force::Auto);
         assert!(!format!("{config:?}").contains("7, 7"), "the token must not be printed");
+    }
+
+    #[test]
+    fn a_parameter_server_is_counted_after_the_ranks() {
+        let key = key_file(0o600, 32);
+        let mut env = environment(key.path());
+        [names::NODE_RANK, names::LOCAL_RANK].iter().for_each(|name| drop(env.remove(name)));
+        env.insert(names::SERVER, "1".to_owned());
+        let config = read(&env).unwrap();
+        assert_eq!((config.rank(), config.world(), config.server), (7, 6, Some(1)));
+        env.insert(names::SERVER, "-1".to_owned());
+        assert!(read(&env).unwrap_err().to_string().starts_with(names::SERVER));
+        assert!(GroupConfig { servers: 1, ..config }.check().is_err(), "there is no second server");
     }
 
     #[test]

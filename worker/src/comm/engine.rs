@@ -329,7 +329,7 @@ mod tests {
     use std::time::Duration;
 
     fn queue() -> Queue {
-        let shared = Shared::new((0, 2), Duration::from_secs(1)).unwrap();
+        let shared = Shared::new((0, 2), 2, Duration::from_secs(1)).unwrap();
         let memory = Memory::Private(Mapping::anonymous(4096).unwrap());
         Queue::new(
             (Engine { local: None, remote: None }, 0),

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use switchyard_worker_contract::event::member_name;
 
 /// How a rank failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,8 +81,8 @@ pub enum CommError {
     /// The peer refused the handshake.
     #[error("refused by {by}: {reason}")]
     Refused { by: String, reason: String },
-    #[error("{} of {world} ranks did not arrive within {seconds:.0} s: {}", missing.len(), format_ranks(missing))]
-    Missing { missing: Vec<u32>, world: u32, seconds: f64 },
+    #[error("{} of {members} {} did not arrive within {seconds:.0} s: {}", missing.len(), plural(*members, *world), format_members(missing, *world))]
+    Missing { missing: Vec<u32>, world: u32, members: u32, seconds: f64 },
     /// The requested transport is not possible with these hosts.
     #[error("transport {got} is not possible: {why}")]
     Transport { got: String, why: String },
@@ -133,6 +134,19 @@ impl CommError {
     }
 }
 
+/// The members of a group of which `world` are ranks.
+pub(super) fn plural(members: u32, world: u32) -> &'static str {
+    if members == world { "ranks" } else { "parameter servers and ranks" }
+}
+
+/// `ranks 1, 2, parameter server 0`: servers are counted after the `world` ranks.
+pub(super) fn format_members(members: &[u32], world: u32) -> String {
+    let ranks: Vec<u32> = members.iter().copied().filter(|member| *member < world).collect();
+    let ranks = (!ranks.is_empty()).then(|| format_ranks(&ranks));
+    let servers = members.iter().filter(|member| **member >= world).map(|member| member_name(*member, world));
+    ranks.into_iter().chain(servers).collect::<Vec<_>>().join(", ")
+}
+
 /// `rank 3`, or `ranks 1, 2, 5`.
 pub(crate) fn format_ranks(ranks: &[u32]) -> String {
     let list: Vec<String> = ranks.iter().take(16).map(u32::to_string).collect();
@@ -153,7 +167,10 @@ mod tests {
 
     #[test]
     fn missing_ranks_are_listed() {
-        let error = CommError::Missing { missing: vec![1, 3], world: 4, seconds: 60.0 };
-        assert_eq!(error.to_string(), "2 of 4 ranks did not arrive within 60 s: ranks 1, 3");
+        let error = CommError::Missing { missing: vec![1, 3, 5], world: 4, members: 6, seconds: 60.0 };
+        assert_eq!(
+            error.to_string(),
+            "3 of 6 parameter servers and ranks did not arrive within 60 s: ranks 1, 3, parameter server 1"
+        );
     }
 }

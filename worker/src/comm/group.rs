@@ -103,10 +103,10 @@ impl Group {
     /// ranks.
     pub fn join(config: &GroupConfig) -> Result<Group, CommError> {
         config.check()?;
-        let shared = Arc::new(Shared::new((config.rank(), config.world()), config.connect_timeout)?);
+        let shared = Arc::new(Shared::new((config.rank(), config.world()), config.members(), config.connect_timeout)?);
         let mut control = Control { shared: Arc::clone(&shared), thread: None, left: false };
         let (mut peers, mut clock_offset, mut local_address) = (None, 0, config.rendezvous.clone());
-        if config.world() > 1 {
+        if config.members() > 1 {
             let joined = join(config, &shared, &mut control.thread);
             let (joined, offset) = joined.map_err(|error| shared.setup_failed(error))?;
             (clock_offset, local_address) = (offset, joined.address.to_string());
@@ -115,7 +115,7 @@ impl Group {
         Ok(Group { control, shared, peers, clock_offset, host: host::name(), local_address, calls: 0 })
     }
 
-    /// Rank of this process among all ranks.
+    /// See [`GroupConfig::rank`].
     pub fn rank(&self) -> u32 {
         self.shared.rank
     }
@@ -150,8 +150,13 @@ impl Group {
         &self.shared
     }
 
-    /// The other ranks; `None` in a group of one.
+    /// The other ranks; `None` for a single one.
     pub(super) fn peers(&self) -> Option<Arc<Peers>> {
+        self.members().filter(|_| self.shared.world > 1)
+    }
+
+    /// The other members; `None` in a group of one.
+    pub(super) fn members(&self) -> Option<Arc<Peers>> {
         self.peers.clone()
     }
 
@@ -271,11 +276,19 @@ impl Group {
         self.shared.refusals()
     }
 
+    /// Stays in the group, as a parameter server, until all ranks have left. Returns an error if
+    /// any member fails.
+    pub fn stay(mut self) -> Result<(), CommError> {
+        self.shared.wait_left()?;
+        self.control.left = true;
+        Ok(())
+    }
+
     /// Leaves the group gracefully: waits for all ranks to leave. Until then this returns an error
     /// if any rank fails; afterwards it cannot fail. No reduction may be in flight.
     pub fn leave(mut self) -> Result<(), CommError> {
         self.shared.check()?;
-        if self.shared.world > 1 {
+        if self.shared.members > 1 {
             self.shared.set_activity("the end of the job");
             self.shared.record_wait(Operation::Leave, 0, || {
                 self.shared.request(Request::Leave);

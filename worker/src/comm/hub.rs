@@ -11,7 +11,7 @@
 use super::{
     auth::{Gate, GateStep, Nonce},
     ballot::{Ballot, Exchange, decode_value, encode_values, tally},
-    error::{Cause, CauseKind, format_ranks},
+    error::{Cause, CauseKind, format_members, plural},
     frame::{self, Header, Kind},
     gpu_health::gpu_trouble,
     hang::{RankReport, deadlock, describe_others, stuck},
@@ -87,7 +87,9 @@ pub(super) struct Hub {
     gate: Gate,
     attempt: u32,
     join_time: JoinTime,
+    /// Ranks, which exchange values and end the group, then parameter servers.
     seats: Vec<Seat>,
+    world: usize,
     ranks: BTreeMap<u64, u32>,
     phase: Phase,
     pulse: Pulse,
@@ -123,17 +125,24 @@ pub(super) struct RankZero {
 pub(super) const CONNECTION_CLOSED: &str = "connection closed: the process ended or its network failed";
 
 impl Hub {
-    /// Creates a hub for `world` ranks, including rank 0. `attempt` is in every frame; peers of
-    /// another attempt are refused.
-    pub fn new(gate: Gate, (world, attempt): (u32, u32), join_time: JoinTime, pulse: Pulse, zero: RankZero) -> Hub {
+    /// Creates a hub for the members of a group, of which the first `world` are ranks, including
+    /// rank 0. `attempt` is in every frame; peers of another attempt are refused.
+    pub fn new(
+        gate: Gate,
+        (world, members, attempt): (u32, u32, u32),
+        join_time: JoinTime,
+        pulse: Pulse,
+        zero: RankZero,
+    ) -> Hub {
         let RankZero { member, activity, vitals, wall } = zero;
-        let mut seats: Vec<Seat> = (0..world).map(|_| Seat::default()).collect();
+        let mut seats: Vec<Seat> = (0..members).map(|_| Seat::default()).collect();
         seats[0].member = Some(member);
         Hub {
             gate,
             attempt,
             join_time,
             seats,
+            world: world as usize,
             ranks: BTreeMap::new(),
             phase: Phase::Gathering,
             pulse,
@@ -178,8 +187,15 @@ impl Hub {
 
     /// Sends to every connected member.
     fn broadcast(&mut self, kind: Kind, payload: &[u8]) {
+        self.send(kind, payload, self.seats.len());
+    }
+
+    /// Sends to the first members that are connected.
+    fn send(&mut self, kind: Kind, payload: &[u8], members: usize) {
         let bytes = self.frame(kind, payload);
-        self.out.extend(self.seats.iter().filter_map(|seat| seat.conn).map(|conn| Output::Send(conn, bytes.clone())));
+        self.out.extend(
+            self.seats[..members].iter().filter_map(|seat| seat.conn).map(|conn| Output::Send(conn, bytes.clone())),
+        );
     }
 
     fn handshake_frame(&mut self, conn: u64, header: Header, payload: &[u8], now: Instant) {
@@ -227,7 +243,7 @@ impl Hub {
                 }
                 Err(_) => false,
             },
-            (Kind::Agree | Kind::Gather | Kind::AllGather, Phase::Running) => {
+            (Kind::Agree | Kind::Gather | Kind::AllGather, Phase::Running) if (rank as usize) < self.world => {
                 match (Exchange::of(header.kind), decode_value(payload)) {
                     (Some(exchange), Some((subject, value))) if self.seats[rank as usize].ballot.is_none() => {
                         let sequence = header.sequence;
@@ -246,7 +262,7 @@ impl Hub {
                 }
                 true
             }
-            (Kind::Leave, Phase::Running) => {
+            (Kind::Leave, Phase::Running) if (rank as usize) < self.world => {
                 self.seats[rank as usize].left = true;
                 self.settle_leave();
                 true
@@ -326,11 +342,12 @@ impl Hub {
             let missing: Vec<u32> =
                 (0u32..).zip(&self.seats).filter(|(_, seat)| seat.member.is_none()).map(|(rank, _)| rank).collect();
             let text = format!(
-                "did not arrive within {:.0} s ({} of {} ranks missing: {})",
+                "did not arrive within {:.0} s ({} of {} {} missing: {})",
                 (self.join_time.deadline - self.join_time.start).as_secs_f64(),
                 missing.len(),
                 self.seats.len(),
-                format_ranks(&missing)
+                plural(self.seats.len() as u32, self.world as u32),
+                format_members(&missing, self.world as u32)
             );
             self.out.push(Output::Missing(missing.clone()));
             self.fail(Cause::failed(missing[0], text));
@@ -339,7 +356,10 @@ impl Hub {
 
     fn rank_reports(&self) -> Vec<RankReport<'_>> {
         let node = |seat: &Seat| seat.member.as_ref().map_or(0, |member| member.node);
-        self.seats.iter().map(|seat| RankReport { node: node(seat), vitals: seat.vitals.as_ref() }).collect()
+        self.seats[..self.world]
+            .iter()
+            .map(|seat| RankReport { node: node(seat), vitals: seat.vitals.as_ref() })
+            .collect()
     }
 
     fn settle_values(&mut self) {
@@ -350,23 +370,26 @@ impl Hub {
             let text = format!("left the group while rank {waiting} waits for agreement on {subject}");
             return self.fail(Cause::failed(gone as u32, text));
         }
-        if !self.seats.iter().all(|seat| seat.ballot.is_some()) {
+        if !self.seats[..self.world].iter().all(|seat| seat.ballot.is_some()) {
             return;
         }
         let ballots: Vec<Ballot> = self.seats.iter_mut().filter_map(|seat| seat.ballot.take()).collect();
         let exchange = ballots[0].exchange;
         let result = tally(ballots);
         match &result {
-            Ok(values) if exchange == Exchange::AllGather => self.broadcast(Kind::Gathered, &encode_values(values)),
-            Ok(_) => self.broadcast(Kind::Agreed, &[]),
-            Err(text) => self.broadcast(Kind::Agreed, text.as_bytes()),
+            Ok(values) if exchange == Exchange::AllGather => {
+                self.send(Kind::Gathered, &encode_values(values), self.world);
+            }
+            Ok(_) => self.send(Kind::Agreed, &[], self.world),
+            Err(text) => self.send(Kind::Agreed, text.as_bytes(), self.world),
         }
         self.out.push(Output::Agreed(result));
     }
 
     fn settle_leave(&mut self) {
         self.settle_values();
-        if self.phase == Phase::Running && self.seats.iter().all(|seat| seat.left) {
+        // Parameter servers stay for as long as there are ranks.
+        if self.phase == Phase::Running && self.seats[..self.world].iter().all(|seat| seat.left) {
             self.phase = Phase::Done;
             self.broadcast(Kind::Goodbye, &[]);
             self.close_members();

@@ -16,7 +16,7 @@ use switchyard_worker_contract::recorder::{Entry, Operation};
 const WORLD: u32 = 3;
 
 fn member(host: &str) -> Member {
-    Member { host: host.to_owned(), host_id: host.to_owned(), pid: 1, cpus: vec![1], quota: 0, node: 0 }
+    Member { host: host.to_owned(), host_id: host.to_owned(), pid: 1, cpus: vec![1], quota: 0, node: 0, data: None }
 }
 
 /// Heartbeat of a rank. If it waits, it has waited for too long.
@@ -34,6 +34,7 @@ fn beat(vitals: &Vitals) -> Vec<u8> {
 struct World {
     hub: Hub,
     now: Instant,
+    members: u32,
 }
 
 fn open(bytes: &[u8]) -> (Header, Vec<u8>) {
@@ -46,12 +47,17 @@ fn open(bytes: &[u8]) -> (Header, Vec<u8>) {
 
 impl World {
     fn new() -> World {
+        World::with_servers(0)
+    }
+
+    fn with_servers(servers: u32) -> World {
+        let members = WORLD + servers;
         let now = Instant::now();
         let key = Key::derive(&Token::new([7; 32]), "job", 1);
-        let policy = GatePolicy { purpose: Purpose::Control, me: 0, world: WORLD, attempt: 1 };
+        let policy = GatePolicy { purpose: Purpose::Control, me: 0, world: members, attempt: 1 };
         let hub = Hub::new(
             Gate::new(key, policy),
-            (WORLD, 1),
+            (WORLD, members, 1),
             JoinTime { start: now, deadline: now + Duration::from_secs(60) },
             Pulse::new(Duration::from_secs(10), now),
             RankZero {
@@ -61,7 +67,7 @@ impl World {
                 wall: || 77,
             },
         );
-        World { hub, now }
+        World { hub, now, members }
     }
 
     fn step(&mut self, event: Event<'_>) -> Vec<Output> {
@@ -75,7 +81,7 @@ impl World {
 
     /// Admits `rank` on the connection with the same number.
     fn admit(&mut self, rank: u32) {
-        let claims = Claims { purpose: Purpose::Control, from: rank, to: 0, world: WORLD, attempt: 1, lane: 0 };
+        let claims = Claims { purpose: Purpose::Control, from: rank, to: 0, world: self.members, attempt: 1, lane: 0 };
         let conn = u64::from(rank);
         self.step(Event::Opened(conn, [3; 32]));
         let (mut connector, mut bytes) = Connector::new(Key::derive(&Token::new([7; 32]), "job", 1), claims, [5; 32]);
@@ -159,6 +165,40 @@ fn ranks_absent_at_the_deadline_are_reported_as_missing() {
     let cause = failure(&outputs).unwrap();
     assert_eq!(cause.origin_rank, 2);
     assert!(cause.text.contains("did not arrive within 60 s"), "{cause}");
+}
+
+#[test]
+fn parameter_servers_take_no_part_in_agreements_and_leave_with_the_ranks() {
+    let mut world = World::with_servers(1);
+    world.join(1);
+    world.join(3);
+    assert_eq!(recipients(&world.join(2), Kind::Roster), [1, 2, 3]);
+    let ballot = || Ballot { exchange: Exchange::Agree, sequence: 1, subject: "a".into(), value: b"1".to_vec() };
+    world.step(Event::Value(ballot()));
+    world.send(1, Kind::Agree, &encode_value("a", b"1"));
+    let outputs = world.send(2, Kind::Agree, &encode_value("a", b"1"));
+    assert!(outputs.contains(&Output::Agreed(Ok(Vec::new()))));
+    assert_eq!(recipients(&outputs, Kind::Agreed), [1, 2]);
+    [1, 2].iter().for_each(|rank| drop(world.send(*rank, Kind::Leave, &[])));
+    let outputs = world.step(Event::Leave);
+    assert_eq!(recipients(&outputs, Kind::Goodbye), [1, 2, 3]);
+    assert!(outputs.contains(&Output::Left));
+}
+
+#[test]
+fn a_parameter_server_that_is_lost_or_votes_is_the_cause() {
+    let formed = || {
+        let mut world = World::with_servers(1);
+        [1, 2, 3].iter().for_each(|member| drop(world.join(*member)));
+        world
+    };
+    let lost = formed().step(Event::Closed(3));
+    let vote = formed().send(3, Kind::Agree, &encode_value("a", b"1"));
+    let leave = formed().send(3, Kind::Leave, &[]);
+    for outputs in [lost, vote, leave] {
+        assert_eq!(failure(&outputs).unwrap().origin_rank, 3);
+        assert!(recipients(&outputs, Kind::Failed).starts_with(&[1, 2]));
+    }
 }
 
 #[test]

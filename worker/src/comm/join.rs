@@ -11,12 +11,12 @@ use super::{
     pulse::Pulse,
     roster::{Member, Roster},
     server::{Server, listen},
-    setup::Identity,
+    setup::{Identity, data_listener},
     state::Shared,
 };
 use crate::cgroup;
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, TcpListener},
     os::fd::OwnedFd,
     sync::Arc,
     thread::JoinHandle,
@@ -26,7 +26,12 @@ use std::{
 /// What a member knows about the other ranks.
 pub(super) struct Peers {
     pub identity: Identity,
+    /// The ranks.
     pub roster: Roster,
+    /// Where parameter servers in processes of their own accept the ranks.
+    pub servers: Vec<Option<SocketAddr>>,
+    /// This process's, if it is a parameter server.
+    pub listener: Option<TcpListener>,
     /// Local address of the control connection.
     pub address: SocketAddr,
     /// Address of rank 0 as this rank sees it.
@@ -49,17 +54,24 @@ pub(super) fn join(
         key: Key::derive(&config.key, &config.job, config.attempt),
         rank: config.rank(),
         world: config.world(),
+        members: config.members(),
         attempt: config.attempt,
     };
     let rendezvous = Rendezvous::enter(config, &identity, deadline)?;
     let pulse = Pulse::new(config.peer_timeout, Instant::now());
     let (address, zero) = (rendezvous.local, rendezvous.zero);
-    *control = Some(rendezvous.start(&identity, local_member(config), join_time, pulse, shared)?);
+    let (listener, data) = match config.server {
+        Some(_) => data_listener(address.ip()).map(|(listener, address)| (Some(listener), Some(address)))?,
+        None => (None, None),
+    };
+    let member = Member { data, ..local_member(config) };
+    *control = Some(rendezvous.start(&identity, member, join_time, pulse, shared)?);
     // Rank 0 enforces the deadline, and its heartbeats prove that it is still alive.
-    let roster = shared.wait_formed(deadline + config.connect_timeout + Duration::from_secs(5))?;
+    let mut roster = shared.wait_formed(deadline + config.connect_timeout + Duration::from_secs(5))?;
+    let servers = roster.members.split_off(config.world() as usize).into_iter().map(|member| member.data).collect();
     let clock_offset = shared.wait_clock_offset()?;
     let (transport, connect_timeout) = (config.transport, config.connect_timeout);
-    Ok((Peers { identity, roster, address, zero, transport, connect_timeout }, clock_offset))
+    Ok((Peers { identity, roster, servers, listener, address, zero, transport, connect_timeout }, clock_offset))
 }
 
 fn local_member(config: &GroupConfig) -> Member {
@@ -70,6 +82,7 @@ fn local_member(config: &GroupConfig) -> Member {
         cpus: host::allowed_cpus(),
         quota: cgroup::cpus().unwrap_or(0),
         node: config.node_rank,
+        data: None,
     }
 }
 
@@ -129,7 +142,8 @@ impl Rendezvous {
             wall: clock::wall_nanos,
         };
         let tick = pulse.tick_interval();
-        let hub = Hub::new(identity.gate(Purpose::Control), (identity.world, identity.attempt), join_time, pulse, zero);
+        let sizes = (identity.world, identity.members, identity.attempt);
+        let hub = Hub::new(identity.gate(Purpose::Control), sizes, join_time, pulse, zero);
         let server = Server::new(Arc::clone(shared), self.fd, hub, tick);
         let guard = FailOnPanic(Arc::clone(shared));
         spawn("control", move || {

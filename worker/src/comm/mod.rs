@@ -85,7 +85,8 @@ pub use group::{Aborter, Group};
 pub use options::Options;
 pub use packing::{Packing, Segment};
 pub use parameters::{
-    Handler, Message, MessageKind, ParameterClient, ParameterLinks, ParameterServer, connect_parameters,
+    Handler, Message, MessageKind, ParameterClient, ParameterLinks, ParameterServer, accept_ranks, connect_parameters,
+    connect_servers,
 };
 pub use plan::Algorithm;
 pub use probe::ConnectionRate;

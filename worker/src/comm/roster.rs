@@ -4,6 +4,7 @@
 use super::{config::Force, error::CommError, error::format_ranks, plan::Layout};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use switchyard_worker_contract::config::Transport;
 
 /// A rank's description of itself, sent to the group.
@@ -19,6 +20,9 @@ pub(super) struct Member {
     /// cgroup CPU quota of all processes of this node, rounded up; 0 without a limit.
     pub quota: u32,
     pub node: u32,
+    /// Where a parameter server accepts the ranks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<SocketAddr>,
 }
 
 /// All members in rank order.
@@ -155,6 +159,7 @@ mod tests {
             cpus: vec![*cpus],
             quota: 0,
             node: 0,
+            data: None,
         });
         Roster { members: members.collect() }
     }

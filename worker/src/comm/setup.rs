@@ -34,16 +34,18 @@ pub(super) struct Identity {
     pub key: Key,
     pub rank: u32,
     pub world: u32,
+    /// Ranks, and parameter servers in processes of their own.
+    pub members: u32,
     pub attempt: u32,
 }
 
 impl Identity {
     pub fn claims(&self, purpose: Purpose, to: u32, lane: u32) -> Claims {
-        Claims { purpose, from: self.rank, to, world: self.world, attempt: self.attempt, lane }
+        Claims { purpose, from: self.rank, to, world: self.members, attempt: self.attempt, lane }
     }
 
     pub fn gate(&self, purpose: Purpose) -> Gate {
-        let (me, world, attempt) = (self.rank, self.world, self.attempt);
+        let (me, world, attempt) = (self.rank, self.members, self.attempt);
         Gate::new(self.key.clone(), GatePolicy { purpose, me, world, attempt })
     }
 }

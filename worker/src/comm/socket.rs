@@ -148,7 +148,7 @@ pub(super) fn collect_peers(
             let mut missing: Vec<u32> =
                 wanted.iter().filter(|peer| !arrived.contains_key(peer)).map(|peer| peer.rank).collect();
             missing.dedup();
-            return Err(CommError::Missing { missing, world: shared.world, seconds: shared.connect_seconds });
+            return Err(shared.missing(missing));
         }
         for conn in gate.expired(now) {
             open.remove(&conn);

@@ -52,6 +52,8 @@ type Waker = Box<dyn Fn() + Send>;
 pub(super) struct Shared {
     pub rank: u32,
     pub world: u32,
+    /// Ranks, and parameter servers in processes of their own.
+    pub members: u32,
     pub connect_seconds: f64,
     failed: AtomicBool,
     status: Mutex<Status>,
@@ -71,8 +73,8 @@ pub(super) struct Shared {
 pub(super) const GRACE_PERIOD: Duration = Duration::from_millis(500);
 
 impl Shared {
-    pub fn new((rank, world): (u32, u32), connect_timeout: Duration) -> Result<Shared, CommError> {
-        let wake_fd = if world > 1 {
+    pub fn new((rank, world): (u32, u32), members: u32, connect_timeout: Duration) -> Result<Shared, CommError> {
+        let wake_fd = if members > 1 {
             let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
             Some(rustix::event::eventfd(0, flags).map_err(|e| CommError::system("create an eventfd", e))?)
         } else {
@@ -81,6 +83,7 @@ impl Shared {
         Ok(Shared {
             rank,
             world,
+            members,
             connect_seconds: connect_timeout.as_secs_f64(),
             failed: AtomicBool::new(false),
             status: Mutex::default(),
@@ -166,6 +169,12 @@ impl Shared {
         for waker in self.wakers.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             waker();
         }
+    }
+
+    /// The error when members have not arrived.
+    pub fn missing(&self, missing: Vec<u32>) -> CommError {
+        let Shared { world, members, connect_seconds: seconds, .. } = *self;
+        CommError::Missing { missing, world, members, seconds }
     }
 
     /// Fills in the origin's host.
@@ -320,7 +329,7 @@ impl Shared {
     /// See [`super::Aborter::stuck`]. A group of one rank has no control thread, so its state is
     /// read directly.
     pub fn stuck(&self) -> Option<Stuck> {
-        match self.world {
+        match self.members {
             1 => stuck(&[RankReport { node: 0, vitals: self.vitals().as_ref() }]),
             _ => self.status().stuck,
         }
@@ -332,7 +341,7 @@ impl Shared {
 
     /// See [`super::Aborter::gpu_trouble`]; reads a group of one directly, like [`Self::stuck`].
     pub fn gpu_trouble(&self) -> Option<GpuTrouble> {
-        match self.world {
+        match self.members {
             1 => gpu_trouble(&[RankReport { node: 0, vitals: self.vitals().as_ref() }]),
             _ => self.status().gpu,
         }
@@ -362,7 +371,7 @@ impl Shared {
     pub fn wait_formed(&self, deadline: Instant) -> Result<Roster, CommError> {
         let outcome = self.wait_until(deadline, |status| {
             if let Some(missing) = status.missing.take() {
-                return Some(Err(CommError::Missing { missing, world: self.world, seconds: self.connect_seconds }));
+                return Some(Err(self.missing(missing)));
             }
             match (&status.failure, status.formed.take()) {
                 (Some(cause), _) => Some(Err(CommError::Failed(cause.clone()))),

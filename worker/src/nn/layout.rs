@@ -3,13 +3,14 @@
 //! Weights, gradients and optimizer moments share the [`Layout`], so a gradient bucket is a range
 //! of it.
 
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 /// Alignment of offsets in floats: a cache line.
 const ALIGNMENT: usize = 16;
 
 /// Initial value of a parameter.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Initial {
     /// Normal distribution around 0 with this standard deviation.
     Normal(f32),
@@ -21,7 +22,7 @@ pub enum Initial {
 
 /// Kind of parameter, which decides whether weight decay applies, and with mixed precision in which
 /// format layers read it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Role {
     /// GEMM weights: linear layers and convolutions.
     Matrix,
@@ -32,7 +33,7 @@ pub enum Role {
 }
 
 /// A trainable tensor and its position in the flat arrays.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ParameterSlot {
     /// Name in checkpoints: the PyTorch model's name, if there is one.
     pub name: String,
@@ -61,7 +62,7 @@ impl ParameterSlot {
 
 /// All parameters, in the order in which backward completes their gradients. Every offset is a
 /// multiple of 16 floats; the gaps between parameters are zero.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Layout {
     /// A parameter's ordinal is its index here.
     pub parameters: Vec<ParameterSlot>,
@@ -102,7 +103,7 @@ impl Layout {
 /// The smallest range of the flat gradient array that is reduced separately. An all-reduce covers
 /// one or more consecutive buckets; sums and norms are computed per bucket, so they do not depend
 /// on how many.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bucket {
     /// Floats, including gaps; together the buckets cover the whole array.
     pub range: Range<usize>,

@@ -32,6 +32,8 @@ enum Command {
     /// Train as the rank defined by the environment, or as several ranks in one process. Prints one
     /// JSON event per line.
     Train,
+    /// Hold and update a part of the weights: the parameter server that the environment defines.
+    Serve,
     /// Start and supervise all ranks of this node, as the main process of a pod: divides the CPUs
     /// among the ranks, forwards their output, stops them on SIGTERM (SIGKILL after 25 s, or at
     /// once on a second signal), reaps orphans, and writes a termination message. Prints the events
@@ -63,6 +65,7 @@ pub fn main_as(version: &'static str, registry: &Registry) -> ExitCode {
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let exit = match cli.command {
         Command::Train => rank::train(registry).code(),
+        Command::Serve => rank::serve().code(),
         Command::Pod => crate::pod::run(),
         Command::Inspect => print_result(inspect(registry)).code(),
         Command::Predict { device } => print_result(predict(&device, registry)).code(),

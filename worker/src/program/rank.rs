@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use switchyard_worker_contract::config::EngineConfig;
-use switchyard_worker_contract::event::{Event, Failure};
+use switchyard_worker_contract::event::{Event, Failure, member_name};
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::{CpuList, env};
 
@@ -30,34 +30,45 @@ struct Process<'a> {
     stop_signals: Arc<StopSignals>,
 }
 
-pub(super) fn train(registry: &Registry) -> Exit {
+/// Sets up this process from its environment. An error is printed and becomes the exit code.
+fn set_up(registry: &Registry) -> Result<(Process<'_>, GroupConfig), Exit> {
     let refuse = |exit: Exit, text: String| {
         eprintln!("error: {text}");
         exit
     };
-    if let Err(message) = process::die_with_parent().and_then(|()| process::pin()) {
-        return refuse(Exit::Usage, message);
-    }
+    process::die_with_parent().and_then(|()| process::pin()).map_err(|text| refuse(Exit::Usage, text))?;
     process::raise_open_files();
-    let group = match GroupConfig::from_env() {
-        Ok(group) => group,
-        Err(error) => return refuse(Exit::Usage, error.to_string()),
-    };
+    let group = GroupConfig::from_env().map_err(|error| refuse(Exit::Usage, error.to_string()))?;
     let settings = config::from_env().and_then(|config| {
         let fault = variable(env::FAULT).map(|text| Fault::parse(&text)).transpose()?;
         Ok((config, fault))
     });
-    let (config, fault) = match settings {
-        Ok(settings) => settings,
-        Err(error) => return refuse(error.exit(group.rank()), error.to_string()),
-    };
+    let (config, fault) = settings.map_err(|error| refuse(error.exit(group.rank()), error.to_string()))?;
     let saves = config.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.on_suspend);
-    let stop_signals = match process::stop_on_signal(group.rank(), saves) {
-        Ok(stop_signals) => stop_signals,
-        Err(error) => return refuse(Exit::Unexpected, format!("cannot handle signals: {error}")),
-    };
+    let stop_signals = process::stop_on_signal(group.rank(), saves)
+        .map_err(|error| refuse(Exit::Unexpected, format!("cannot handle signals: {error}")))?;
     let run_dir = PathBuf::from(variable(env::RUN_DIR).unwrap_or_else(|| ".".into()));
-    let process = Process { config, run_dir, fault, registry, stop_signals };
+    Ok((Process { config, run_dir, fault, registry, stop_signals }, group))
+}
+
+pub(super) fn serve() -> Exit {
+    let registry = Registry::default();
+    let (process, group) = match set_up(&registry) {
+        Ok(process) => process,
+        Err(exit) => return exit,
+    };
+    process.run_rank(&group, |group, _| {
+        let kernel = variable(env::KERNEL);
+        let joined = |handle: Aborter| process.stop_signals.set_aborter(handle);
+        train::serve(&process.config, group, (kernel.as_deref(), process.fault), joined)
+    })
+}
+
+pub(super) fn train(registry: &Registry) -> Exit {
+    let (process, group) = match set_up(registry) {
+        Ok(process) => process,
+        Err(exit) => return exit,
+    };
     match process.config.devices_per_process {
         0 | 1 => process.run_rank(&group, |group, reporter| {
             let data = SharedData::open(&process.config, group.world())?;
@@ -128,7 +139,7 @@ impl Process<'_> {
             }
         };
         if !matches!(exit, Exit::Interrupted | Exit::Terminated) {
-            eprintln!("error: rank {}: {}", failure.origin_rank, failure.cause);
+            eprintln!("error: {}: {}", member_name(failure.origin_rank, group.world()), failure.cause);
         }
         reporter.event(&Event::Failed(failure));
         exit

@@ -5,7 +5,7 @@ use super::config::most_reader_threads;
 use super::cpu_engine::CpuPlan;
 use super::cuda_engine::CudaPlan;
 use super::digest::DIGEST_CHUNK;
-use super::exchange::{check_servers, short_runs};
+use super::exchange::{check_servers, dedicated_bytes, short_runs};
 use super::places::Places;
 use super::training::{BUCKET, Training};
 use super::{TrainError, load, memory};
@@ -187,6 +187,7 @@ impl Blueprint {
             parameters: layout.trainable() as u64,
             gradient_tensors: layout.parameters.len() as u32,
             memory: self.memory(),
+            server_memory_bytes: dedicated_bytes(&self.training).map(|bytes| PROGRAM + bytes),
             fp32_memory_bytes: self.memory_fp32(),
             kept_activation_bytes: self.kept_activations(),
             gpu_memory: self.gpu_memory(),

@@ -53,6 +53,7 @@ pub use blueprint::{Blueprint, open};
 pub use cuda_engine::{GpuUsage, gpu_usage, predict};
 pub use error::TrainError;
 pub use evaluate::ValidationResult;
+pub use exchange::serve;
 pub use preparation::{Preparation, SharedData};
 pub use report::StepReport;
 pub use run::{Reporter, RunOptions, run};

@@ -91,9 +91,9 @@ impl Trainer {
         watch: &Watch,
         wrap: impl FnOnce(Box<dyn Engine>) -> Box<dyn Engine>,
     ) -> Result<Trainer, TrainError> {
-        let preparation = preparation.into();
-        let recorder = Arc::clone(&watch.recorder);
-        let mut group = Group::join(config)?;
+        let (preparation, recorder) = (preparation.into(), Arc::clone(&watch.recorder));
+        let servers = preparation.config().dedicated_servers();
+        let mut group = Group::join(&GroupConfig { servers, ..config.clone() })?;
         group.record_to(&recorder);
         watch.set_aborter(group.aborter());
         let disk = CountedDisk::default();

@@ -48,6 +48,8 @@ pub fn config(rank: u32, world: u32, port: u16) -> GroupConfig {
         num_nodes: world,
         procs_per_node: 1,
         local_rank: 0,
+        servers: 0,
+        server: None,
         rendezvous: format!("127.0.0.1:{port}"),
         key: Token::new(TOKEN),
         transport: Force::Auto,

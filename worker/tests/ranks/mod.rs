@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicI32;
 use std::time::Duration;
 use switchyard_worker::comm::{Force, GroupConfig, Token};
 use switchyard_worker::model::Registry;
-use switchyard_worker::train::{Blueprint, Reporter, RunOptions, StepRequest, TrainError, Trainer, open, run};
+use switchyard_worker::train::{Blueprint, Reporter, RunOptions, StepRequest, TrainError, Trainer, open, run, serve};
 use switchyard_worker_contract::config::{Checkpoint, EngineConfig};
 use switchyard_worker_contract::event::Event;
 
@@ -33,6 +33,8 @@ pub fn group(world: u32, rank: u32, port: u16) -> GroupConfig {
         num_nodes: 1,
         procs_per_node: world,
         local_rank: rank,
+        servers: 0,
+        server: None,
         rendezvous: format!("127.0.0.1:{port}"),
         key: Token::new([9; 32]),
         transport: Force::Auto,
@@ -52,9 +54,19 @@ pub fn blueprint(config: &EngineConfig, world: u32) -> Result<Blueprint, TrainEr
 
 /// Calls `body` on a thread for each rank, with its group configuration.
 pub fn on_ranks<T: Send>(world: u32, body: impl Fn(GroupConfig) -> T + Sync) -> Vec<T> {
+    on_members(world, None, body)
+}
+
+/// Like [`on_ranks`], with the dedicated parameter servers of a configuration.
+fn on_members<T: Send>(world: u32, served: Option<&EngineConfig>, body: impl Fn(GroupConfig) -> T + Sync) -> Vec<T> {
     let port = free_port();
     std::thread::scope(|scope| {
         let body = &body;
+        for server in 0..served.map_or(0, EngineConfig::dedicated_servers) {
+            let group = GroupConfig { server: Some(server), ..group(world, 0, port) };
+            // The ranks report a failure.
+            scope.spawn(move || served.map(|config| serve(config, &group, (None, None), |_| ())));
+        }
         let ranks: Vec<_> = (0..world).map(|rank| scope.spawn(move || body(group(world, rank, port)))).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
@@ -81,7 +93,7 @@ pub fn train_over(
     steps: u64,
     leave: bool,
 ) -> Result<(Option<u64>, History), TrainError> {
-    let outcomes = on_ranks(world, |group| {
+    let outcomes = on_members(world, Some(config), |group| {
         let group = GroupConfig { transport, ..group };
         let mut trainer = Trainer::join(blueprint(config, world)?, &group)?;
         let resumed = trainer.resumed_step();
@@ -134,7 +146,7 @@ pub fn runs(
     run_dir: &Path,
     hook: impl Fn(u32, &Event, &AtomicI32) + Sync,
 ) -> Vec<(Result<(), TrainError>, Vec<Event>)> {
-    on_ranks(world, |group| {
+    on_members(world, Some(config), |group| {
         let (stop, rank) = (AtomicI32::new(0), group.rank());
         let mut log = Log { events: Vec::new(), hook: |event: &Event| hook(rank, event, &stop) };
         let outside = RunOptions { run_dir, fault: None, stop: &stop, on_alarm: None };

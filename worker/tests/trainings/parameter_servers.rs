@@ -29,10 +29,13 @@ fn with(change: impl Fn(&mut EngineConfig)) -> EngineConfig {
 }
 
 fn on_servers(config: &EngineConfig, servers: u32) -> EngineConfig {
-    EngineConfig {
-        parameter_server: Some(ParameterServers { servers, updates: Updates::Synchronous }),
-        ..config.clone()
-    }
+    with_updates(config, servers, Updates::Synchronous)
+}
+
+fn dedicated(config: &EngineConfig) -> EngineConfig {
+    let placement = ServerPlacement::Dedicated;
+    let parameter_server = config.parameter_server.map(|servers| ParameterServers { placement, ..servers });
+    EngineConfig { parameter_server, ..config.clone() }
 }
 
 fn learned(config: &EngineConfig, world: u32, transport: Force) -> History {
@@ -58,6 +61,42 @@ fn any_number_of_servers_has_the_bits_of_a_collective_run() {
     for (name, config) in [("clipped", gpt()), ("not clipped", unclipped)] {
         let cases: Vec<(u32, u32)> = (1..=4).flat_map(|world| (1..=3).map(move |servers| (world, servers))).collect();
         assert_same_bits(name, &config, &cases);
+    }
+}
+
+#[test]
+fn dedicated_servers_have_the_bits_of_a_collective_run() {
+    let unclipped = with(|config| config.optimizer.gradient_clip_norm = None);
+    let skipping = with(|config| config.precision = dynamic(HalfType::Fp16, 1073741824.0));
+    for (name, config, world, servers) in [
+        ("clipped", gpt(), 2, 3),
+        ("not clipped", unclipped, 3, 1),
+        ("skipped steps", skipping, 2, 2),
+        ("alone", gpt(), 1, 1),
+    ] {
+        let got = learned(&dedicated(&on_servers(&config, servers)), world, Force::Auto);
+        assert_same_steps(name, &got, &learned(&config, world, Force::Auto));
+    }
+    let got = learned(&dedicated(&with_updates(&gpt(), 2, ASYNCHRONOUS)), 1, Force::Auto);
+    assert_eq!(got.steps, learned(&gpt(), 1, Force::Auto).steps, "asynchronous");
+}
+
+/// Geo updates too: there each rank has its own optimizer state.
+#[test]
+fn checkpoints_restore_into_dedicated_servers_and_back() {
+    for updates in [Updates::Synchronous, GEO] {
+        let config = with_updates(&EngineConfig { length: Length::Steps(9), ..gpt() }, 2, updates);
+        // With one rank, geo runs repeat bit for bit.
+        let world = if updates == GEO { 1 } else { 2 };
+        let (_, whole) = train(&config, world, 9, true).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let config = saving(&config, folder.path(), 3);
+        for (kill, config) in [(4, dedicated(&config)), (7, config.clone()), (9, dedicated(&config))] {
+            let (resumed, part) = train(&config, world, kill, kill == 9).unwrap();
+            let from = resumed.unwrap_or(0) as usize;
+            assert!(from.is_multiple_of(3) && (kill < 9 || from > 0), "to {kill} from {from}");
+            assert_eq!(part.steps, whole.steps[from..kill as usize], "steps {from} to {kill}");
+        }
     }
 }
 
@@ -135,7 +174,8 @@ fn more_servers_than_buckets_are_refused() {
 }
 
 fn with_updates(config: &EngineConfig, servers: u32, updates: Updates) -> EngineConfig {
-    EngineConfig { parameter_server: Some(ParameterServers { servers, updates }), ..config.clone() }
+    let placement = ServerPlacement::Ranks;
+    EngineConfig { parameter_server: Some(ParameterServers { servers, placement, updates }), ..config.clone() }
 }
 
 const ASYNCHRONOUS: Updates = Updates::Asynchronous { max_staleness: 2 };

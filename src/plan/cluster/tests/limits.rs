@@ -34,3 +34,19 @@ fn the_placed_limit_counts_until_the_job_is_queued_again() {
     assert_eq!((world.stage(), limit(&world)), ("Running", None));
     assert_eq!(promise(&world, 100_000), (None, false));
 }
+
+#[test]
+fn dedicated_parameter_servers_are_refused() {
+    let mut world = World::new(1, json!({}));
+    let servers = json!({"mode": "ParameterServer", "parameterServer": {"servers": 1, "placement": "Dedicated"}});
+    world.job.spec.engine.as_mut().unwrap().communication = serde_json::from_value(servers).unwrap();
+    world.run();
+    let failed = world.job.status.as_ref().unwrap().condition(conditions::FAILED).unwrap();
+    assert_eq!(failed.reason, conditions::INVALID_SPEC);
+    assert_eq!(
+        failed.message,
+        "spec.engine.communication.parameterServer.placement: got Dedicated; expected Ranks in a cluster: servers \
+         have no pods of their own yet"
+    );
+    assert!(world.pods.is_empty());
+}

@@ -12,6 +12,7 @@ mod sync;
 mod tests;
 
 pub(crate) use pipeline::Traffic;
+pub(crate) use sync::dedicated_servers;
 
 use super::Invalid;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;

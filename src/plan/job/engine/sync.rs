@@ -1,10 +1,11 @@
 //! What the ranks exchange, and in which steps.
 
 use super::Check;
+use crate::job::Invalid;
 use switchyard_crds as api;
 use switchyard_worker_contract::config::{
-    Algorithm, Compression, Device, LocalSteps, Nesterov, OuterOptimizer, ParameterServers, Sharding, SyncPolicy, TopK,
-    Updates,
+    Algorithm, Compression, Device, LocalSteps, Nesterov, OuterOptimizer, ParameterServers, ServerPlacement, Sharding,
+    SyncPolicy, TopK, Updates,
 };
 
 /// Translates the block. The defaults of Nesterov are DiLoCo's (Douillard et al. 2023,
@@ -85,7 +86,20 @@ pub(super) fn parameter_server(
         }
         (api::Updates::Geo, None) | (api::Updates::Synchronous, _) => Updates::Synchronous,
     };
-    Some(ParameterServers { servers: settings.servers.unsigned_abs(), updates })
+    let placement = match settings.placement {
+        api::ServerPlacement::Ranks => ServerPlacement::Ranks,
+        api::ServerPlacement::Dedicated => ServerPlacement::Dedicated,
+    };
+    Some(ParameterServers { servers: settings.servers.unsigned_abs(), placement, updates })
+}
+
+/// The fault of dedicated parameter servers where there can be none.
+pub(crate) fn dedicated_servers(expected: &str) -> Invalid {
+    Invalid {
+        field: "spec.engine.communication.parameterServer.placement".into(),
+        got: "Dedicated".into(),
+        expected: expected.into(),
+    }
 }
 
 /// Translates the field.

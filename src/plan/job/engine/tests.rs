@@ -9,7 +9,8 @@ use switchyard_crds as api;
 use switchyard_worker_contract::config::{
     Adam, Algorithm, Amp, Column, Compression, Device, EngineConfig, Features, Gpu, HalfType, Header, Lars, LocalSteps,
     LossScaling, Matmul, Momentum, Nesterov, OnHang, OuterOptimizer, ParameterServers, Pipeline, Precision, RankOrder,
-    Recomputation, ResNet, ResNetDepth, Rule, Sharding, Source, Stem, SyncPolicy, Synthetic, TopK, Updates, Watchdog,
+    Recomputation, ResNet, ResNetDepth, Rule, ServerPlacement, Sharding, Source, Stem, SyncPolicy, Synthetic, TopK,
+    Updates, Watchdog,
 };
 
 mod exchanges;

@@ -21,7 +21,8 @@ pub use optimizer::{
 };
 pub use pipeline::{Pipeline, PipelinePlace, RankOrder, idle_share};
 pub use sync::{
-    Algorithm, Compression, LocalSteps, Nesterov, OuterOptimizer, ParameterServers, Sharding, SyncPolicy, TopK, Updates,
+    Algorithm, Compression, LocalSteps, Nesterov, OuterOptimizer, ParameterServers, ServerPlacement, Sharding,
+    SyncPolicy, TopK, Updates,
 };
 
 use serde::{Deserialize, Serialize};

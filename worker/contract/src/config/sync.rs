@@ -112,9 +112,29 @@ impl SyncPolicy {
 pub struct ParameterServers {
     /// At least 1.
     pub servers: u32,
+    /// Where they run.
+    #[serde(default, skip_serializing_if = "ServerPlacement::is_default")]
+    pub placement: ServerPlacement,
     /// How they update the weights.
     #[serde(default)]
     pub updates: Updates,
+}
+
+/// Where parameter servers run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ServerPlacement {
+    /// In the processes of the ranks.
+    #[default]
+    Ranks,
+    /// Each in a process of its own.
+    Dedicated,
+}
+
+impl ServerPlacement {
+    fn is_default(&self) -> bool {
+        *self == ServerPlacement::default()
+    }
 }
 
 impl fmt::Display for ParameterServers {
@@ -180,6 +200,11 @@ impl Updates {
 }
 
 impl EngineConfig {
+    /// Number of parameter servers in processes of their own.
+    pub fn dedicated_servers(&self) -> u32 {
+        self.parameter_server.map_or(0, ParameterServers::dedicated)
+    }
+
     /// Whether parameter servers update the weights without waiting for all ranks.
     pub fn is_asynchronous(&self) -> bool {
         self.parameter_server.is_some_and(|servers| servers.updates != Updates::Synchronous)
@@ -209,12 +234,21 @@ impl EngineConfig {
 }
 
 impl ParameterServers {
+    /// Number of servers in processes of their own.
+    pub fn dedicated(self) -> u32 {
+        match self.placement {
+            ServerPlacement::Ranks => 0,
+            ServerPlacement::Dedicated => self.servers,
+        }
+    }
+
     /// Whether servers have the optimizer's state; otherwise each rank has its own.
     pub fn has_state(&self) -> bool {
         self.updates.geo().is_none()
     }
 
-    /// The rank in whose process a server runs: servers are spread evenly over the ranks.
+    /// The rank in whose process a server runs, or which passes weights and state to a dedicated
+    /// one: servers are spread evenly over the ranks.
     pub fn host(&self, server: u32, world: u32) -> u32 {
         let world = world.max(1);
         if self.servers > world {
@@ -255,7 +289,8 @@ mod tests {
 
     #[test]
     fn servers_are_one_phrase() {
-        let text = |servers, updates| ParameterServers { servers, updates }.to_string();
+        let placement = ServerPlacement::Ranks;
+        let text = |servers, updates| ParameterServers { servers, placement, updates }.to_string();
         assert_eq!(text(1, Updates::Synchronous), "1 synchronous parameter server");
         let asynchronous = Updates::Asynchronous { max_staleness: 4 };
         assert_eq!(text(2, asynchronous), "2 asynchronous parameter servers, staleness at most 4");
@@ -265,10 +300,9 @@ mod tests {
 
     #[test]
     fn servers_are_spread_over_the_ranks() {
+        let (placement, updates) = (ServerPlacement::Ranks, Updates::default());
         let hosts = |servers, world| -> Vec<u32> {
-            (0..servers)
-                .map(|server| ParameterServers { servers, updates: Updates::default() }.host(server, world))
-                .collect()
+            (0..servers).map(|server| ParameterServers { servers, placement, updates }.host(server, world)).collect()
         };
         assert_eq!(hosts(2, 8), [0, 4]);
         assert_eq!(hosts(3, 4), [0, 1, 2]);

@@ -20,6 +20,9 @@ pub struct Inspection {
     pub gradient_tensors: u32,
     /// Host memory that one rank allocates.
     pub memory: MemoryUse,
+    /// Memory of the largest parameter server in a process of its own; `None` if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server_memory_bytes: Option<u64>,
     /// [`MemoryUse::total`] in FP32; `None` if FP32 is used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fp32_memory_bytes: Option<u64>,

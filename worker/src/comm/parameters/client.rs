@@ -63,7 +63,7 @@ impl Mailbox {
 pub struct ParameterClient {
     mailbox: Arc<Mailbox>,
     shared: Arc<Shared>,
-    /// Rank that hosts each server.
+    /// Member that hosts each server.
     hosts: Vec<u32>,
     buckets: usize,
     thread: Option<JoinHandle<()>>,
@@ -89,9 +89,9 @@ impl ParameterClient {
             }
         }));
         let hosts = links.servers.iter().map(|(host, _)| *host).collect();
-        let sockets = links.servers.iter().map(|(_, socket)| Link::new(Arc::clone(socket), most)).collect();
+        let sockets = links.servers.iter().map(|(_, socket)| Link::new(Arc::clone(socket))).collect();
         let (own, state) = (Arc::clone(&mailbox), Arc::clone(&shared));
-        let thread = spawn("parameters", move || run(sockets, &own, &state))?;
+        let thread = spawn("parameters", move || run(sockets, most, &own, &state))?;
         Ok(ParameterClient { mailbox, shared, hosts, buckets, thread: Some(thread) })
     }
 
@@ -224,7 +224,7 @@ impl Drop for ParameterClient {
 }
 
 /// Main loop of the thread.
-fn run(mut links: Vec<Link>, mailbox: &Mailbox, shared: &Shared) {
+fn run(mut links: Vec<Link>, most: u64, mailbox: &Mailbox, shared: &Shared) {
     loop {
         let mut state = mailbox.state();
         if state.stop || shared.failed() {
@@ -236,7 +236,7 @@ fn run(mut links: Vec<Link>, mailbox: &Mailbox, shared: &Shared) {
         drop(state);
         for (server, link) in links.iter_mut().enumerate() {
             let outcome = link.write().and_then(|()| {
-                while let Some(message) = link.read()? {
+                while let Some(message) = link.read(most)? {
                     mailbox.accept(server, message).map_err(std::io::Error::other)?;
                 }
                 Ok(())

@@ -40,8 +40,6 @@ pub(super) fn wait(links: &[Link], wake: &OwnedFd) -> io::Result<()> {
 /// A connection that never blocks.
 pub(super) struct Link {
     socket: Arc<OwnedFd>,
-    /// Most words of a message.
-    most: u64,
     header: [u8; HEADER],
     header_bytes: usize,
     incoming: Option<(Message, Vec<u32>)>,
@@ -53,10 +51,9 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub fn new(socket: Arc<OwnedFd>, most: u64) -> Link {
+    pub fn new(socket: Arc<OwnedFd>) -> Link {
         Link {
             socket,
-            most,
             header: [0; HEADER],
             header_bytes: 0,
             incoming: None,
@@ -92,8 +89,8 @@ impl Link {
         Ok(())
     }
 
-    /// The next message, if it has arrived.
-    pub fn read(&mut self) -> io::Result<Option<Message>> {
+    /// The next message, if it has arrived. `most`: most words of it.
+    pub fn read(&mut self, most: u64) -> io::Result<Option<Message>> {
         while !self.closed {
             if self.incoming.is_none() {
                 let got = try_recv(&*self.socket, &mut self.header[self.header_bytes..])?;
@@ -106,8 +103,8 @@ impl Link {
                 }
                 self.header_bytes = 0;
                 let (message, words) = Message::decode(&self.header).map_err(io::Error::other)?;
-                if words > self.most {
-                    let text = format!("a message of {words} words, at most {} expected", self.most);
+                if words > most {
+                    let text = format!("a message of {words} words, at most {most} expected");
                     return Err(io::Error::other(text));
                 }
                 self.received = 0;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Header length in bytes.
 pub(super) const HEADER: usize = 48;
 
-/// Kind of a message. A server sends the last three.
+/// Kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum MessageKind {
@@ -33,10 +33,12 @@ pub enum MessageKind {
     Sums,
     /// Updated weights of a bucket.
     Weights,
+    /// A rank's first message to a dedicated server: what the server holds.
+    Plan,
 }
 
 impl MessageKind {
-    const ALL: [MessageKind; 10] = [
+    const ALL: [MessageKind; 11] = [
         MessageKind::Put,
         MessageKind::Get,
         MessageKind::Start,
@@ -47,6 +49,7 @@ impl MessageKind {
         MessageKind::Started,
         MessageKind::Sums,
         MessageKind::Weights,
+        MessageKind::Plan,
     ];
 }
 
@@ -117,7 +120,7 @@ mod tests {
             assert_eq!((got.with(sent.values()), words), (sent, 2));
         }
         let mut damaged = Message::new(MessageKind::Push, 0, 0, [0; 3]).header();
-        damaged[0] = 11;
-        assert_eq!(Message::decode(&damaged), Err("unknown kind of message 11".to_owned()));
+        damaged[0] = 12;
+        assert_eq!(Message::decode(&damaged), Err("unknown kind of message 12".to_owned()));
     }
 }

@@ -6,8 +6,8 @@
 //! server   ParameterServer   every message ──> Handler ──> replies to any ranks
 //! ```
 //!
-//! A server sees only messages, so it need not run in the process of a rank, although it does
-//! today. What servers hold and how they update it is the handler's business. Connections are
+//! A server sees only messages, so it runs in the process of a rank or in one of its own. What
+//! servers hold and how they update it is the handler's business. Connections are
 //! authenticated like the other data connections of a group. If the group fails, both ends stop.
 
 mod client;
@@ -17,6 +17,6 @@ mod message;
 mod server;
 
 pub use client::ParameterClient;
-pub use connect::{ParameterLinks, connect_parameters};
+pub use connect::{ParameterLinks, accept_ranks, connect_parameters, connect_servers};
 pub use message::{Message, MessageKind};
 pub use server::{Handler, ParameterServer};

@@ -19,6 +19,9 @@ use std::{
 
 /// What a server does with messages.
 pub trait Handler: Send {
+    /// Most words of the next message.
+    fn most_words(&self) -> u64;
+
     /// Handles a message of a rank; returns messages and the ranks that receive them.
     ///
     /// # Errors
@@ -34,20 +37,18 @@ pub struct ParameterServer {
 }
 
 impl ParameterServer {
-    /// Starts the servers of this process. `most`: most words of a message; `handler`: creates a
-    /// server's handler.
+    /// Starts the servers of this process. `handler`: creates a server's handler.
     ///
     /// # Errors
     /// The system has no more threads or files.
     pub fn start_all(
         links: &ParameterLinks,
-        most: u64,
         mut handler: impl FnMut(usize) -> Box<dyn Handler>,
     ) -> Result<Vec<ParameterServer>, CommError> {
         let start = |(server, sockets): &(usize, Vec<Arc<OwnedFd>>)| {
             let wake = link::wake_fd().map_err(|e| CommError::system("create an eventfd", e))?;
             let stop = Arc::new(AtomicBool::new(false));
-            let links_of = sockets.iter().map(|socket| Link::new(Arc::clone(socket), most)).collect();
+            let links_of = sockets.iter().map(|socket| Link::new(Arc::clone(socket))).collect();
             let serving = Serving {
                 server: *server,
                 links: links_of,
@@ -107,7 +108,7 @@ impl Serving {
     /// Handles what has arrived from a rank.
     fn serve(&mut self, rank: usize) {
         loop {
-            let message = match self.links[rank].read() {
+            let message = match self.links[rank].read(self.handler.most_words()) {
                 Ok(Some(message)) => message,
                 Ok(None) => return,
                 Err(_) => {

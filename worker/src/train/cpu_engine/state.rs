@@ -9,7 +9,7 @@ use crate::nn::{Layout, Network, Weights};
 use crate::optimizer::{GradientSlice, Optimizer, Ownership};
 use crate::train::TrainError;
 use crate::train::engine::{Array, Counters, Held, Moment};
-use crate::train::exchange::most_hosted;
+use crate::train::exchange::{most_hosted, server_bytes};
 use crate::train::scales::Scales;
 use crate::train::statistics::update_running;
 use crate::train::training::Training;
@@ -81,13 +81,13 @@ impl State {
         let outer = config.sync.local().map_or(0, |local| Outer::memory_bytes(local, layout.len));
         let residual = config.compression.map_or(0, |_| 4 * layout.len as u64);
         if let Some(servers) = config.parameter_server {
-            // A server has weights and state, the gradients of all ranks, and their sum; each rank
-            // has a copy of the gradients that it pushes and of the weights that it receives.
-            let hosted = most_hosted(training, servers);
-            let (held, anchor) =
-                if servers.has_state() { (hosted, 0) } else { (layout.len as u64, 4 * layout.len as u64) };
-            let moments = Optimizer::memory_bytes(held as usize, &config.optimizer.rule) as u64;
-            return moments + anchor + 4 * hosted * (2 + u64::from(training.world)) + 8 * layout.len as u64;
+            let hosted = server_bytes(training, servers, most_hosted(training, servers));
+            let own = match servers.has_state() {
+                true => 0,
+                false => Optimizer::memory_bytes(layout.len, &config.optimizer.rule) as u64 + 4 * layout.len as u64,
+            };
+            // A rank has a copy of the gradients that it pushes and of the weights that it receives.
+            return hosted + own + 8 * layout.len as u64;
         }
         let own = match config.sharding {
             Sharding::None => layout.len,

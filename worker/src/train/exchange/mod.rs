@@ -11,7 +11,8 @@ mod top_k;
 pub(super) use buckets::{Buckets, CHECK, check_bytes, top_k_bytes};
 pub(super) use fusion::{default_runs, short_runs};
 pub(super) use gradients::GradientParts;
-pub(super) use servers::{Push, Servers, check as check_servers, most_hosted};
+pub use servers::serve;
+pub(super) use servers::{Push, Servers, check as check_servers, dedicated_bytes, most_hosted, server_bytes};
 pub(super) use shards::{ELEMENTS as NORM, decode, encode};
 pub(super) use top_k::TopKExchange;
 

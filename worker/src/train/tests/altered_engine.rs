@@ -112,6 +112,8 @@ pub(in crate::train) fn on_two_ranks<T: Send>(body: impl Fn(GroupConfig) -> T + 
         num_nodes: 1,
         procs_per_node: 2,
         local_rank,
+        servers: 0,
+        server: None,
         rendezvous: format!("127.0.0.1:{port}"),
         key: Token::new([9; 32]),
         transport: Force::Auto,

@@ -71,7 +71,10 @@ fn parameter_servers_need_cpus() {
         }
         config(block).parameter_server
     };
-    let expected = |updates| Some(ParameterServers { servers: 2, updates });
+    let placement = ServerPlacement::Ranks;
+    let expected = |updates| Some(ParameterServers { servers: 2, placement, updates });
+    let dedicated = updates(json!({"placement": "Dedicated"})).unwrap();
+    assert_eq!((dedicated.placement, dedicated.dedicated()), (ServerPlacement::Dedicated, 2));
     assert_eq!(config(block.clone()).parameter_server, expected(Updates::Synchronous));
     assert_eq!(updates(json!({"updates": "Asynchronous"})), expected(Updates::Asynchronous { max_staleness: 4 }));
     assert_eq!(

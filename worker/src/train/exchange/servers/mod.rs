@@ -4,30 +4,38 @@
 //! bucket    push to its server -> sum in rank order -> update -> weights to all ranks
 //! ```
 //!
-//! Each bucket belongs to one server; a server is a thread in the process of a rank. Buckets are
-//! pushed as backward completes them. With synchronous updates, sums are added in rank order, as
+//! Each bucket belongs to one server; a server is a thread in the process of a rank, or a process
+//! of its own (`dedicated`). Buckets are pushed as backward completes them. With synchronous updates, sums are added in rank order, as
 //! ranks of one host do in shared memory, so that weights have the bits of such a run.
 //!
 //! Asynchronous servers apply each rank's push at once; with geo updates a push is the change that
 //! the rank's own optimizer has made to its weights in several steps.
 
+mod dedicated;
 mod shard;
 #[cfg(test)]
 mod tests;
 
+pub use dedicated::serve;
 pub(in crate::train) use shard::Push;
 
 use super::Exchange;
-use crate::comm::{CommError, Group, Message, MessageKind, ParameterClient, ParameterServer, connect_parameters};
+use crate::comm::{
+    CommError, Group, Message, MessageKind, ParameterClient, ParameterServer, connect_parameters, connect_servers,
+};
 use crate::cpu::{Cpu, Pool};
 use crate::nn::{Bucket, Layout};
+use crate::optimizer::Optimizer;
 use crate::train::TrainError;
 use crate::train::training::Training;
 use shard::{Shard, ShardPlan, read_squares};
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use switchyard_worker_contract::config::{HalfType, LossScaling, ParameterServers, Precision, Updates};
+use switchyard_worker_contract::config::{
+    HalfType, LossScaling, ParameterServers, Precision, ServerPlacement, Updates,
+};
 use switchyard_worker_contract::event::Link;
 
 /// The server of each bucket: the longest bucket first, each to the server with the least.
@@ -46,12 +54,33 @@ pub(in crate::train) fn assign(buckets: &[Bucket], servers: u32) -> Vec<usize> {
 
 /// Weights on the servers of the most loaded rank.
 pub(in crate::train) fn most_hosted(training: &Training, servers: ParameterServers) -> u64 {
-    let owners = assign(&training.buckets, servers.servers);
-    let mut loads = vec![0; training.world as usize];
-    for (bucket, owner) in training.buckets.iter().zip(owners) {
-        loads[servers.host(owner as u32, training.world) as usize] += bucket.range.len() as u64;
+    if servers.placement == ServerPlacement::Dedicated {
+        return 0;
     }
-    loads.into_iter().max().unwrap_or(0)
+    most_loaded(training, servers, |server| servers.host(server, training.world))
+}
+
+/// Weights on the most loaded of the processes in which the servers run.
+fn most_loaded(training: &Training, servers: ParameterServers, process: impl Fn(u32) -> u32) -> u64 {
+    let mut loads = BTreeMap::new();
+    for (bucket, owner) in training.buckets.iter().zip(assign(&training.buckets, servers.servers)) {
+        *loads.entry(process(owner as u32)).or_insert(0) += bucket.range.len() as u64;
+    }
+    loads.into_values().max().unwrap_or(0)
+}
+
+/// Memory of a server with this many weights, in bytes: weights and state, the gradients of all
+/// ranks, their sum, and the reply.
+pub(in crate::train) fn server_bytes(training: &Training, servers: ParameterServers, weights: u64) -> u64 {
+    let held = if servers.has_state() { weights } else { 0 };
+    let moments = Optimizer::memory_bytes(held as usize, &training.config.optimizer.rule) as u64;
+    moments + 4 * weights * (2 + u64::from(training.world))
+}
+
+/// Memory of the largest dedicated server, in bytes; `None` if servers run with the ranks.
+pub(in crate::train) fn dedicated_bytes(training: &Training) -> Option<u64> {
+    let servers = training.config.parameter_server.filter(|servers| servers.dedicated() > 0)?;
+    Some(server_bytes(training, servers, most_loaded(training, servers, |server| server)))
 }
 
 /// Checks the settings of parameter servers against the model.
@@ -59,7 +88,7 @@ pub(in crate::train) fn most_hosted(training: &Training, servers: ParameterServe
 /// # Errors
 /// There are fewer buckets than servers, or steps that only some ranks would skip.
 pub(in crate::train) fn check(training: &Training) -> Result<(), TrainError> {
-    let Some(ParameterServers { servers, updates }) = training.config.parameter_server else { return Ok(()) };
+    let Some(ParameterServers { servers, updates, .. }) = training.config.parameter_server else { return Ok(()) };
     let is_scaled = |precision| match precision {
         Precision::Amp(amp) => {
             amp.compute_type == HalfType::Fp16 || amp.loss_scaling != LossScaling::Static { scale: 1.0 }
@@ -90,7 +119,7 @@ pub(in crate::train) struct Servers {
     _hosted: Vec<ParameterServer>,
     /// Server of each bucket.
     owners: Vec<usize>,
-    /// Servers in this process.
+    /// Servers in this process, or those that get weights and state from it.
     own: Vec<usize>,
     ranges: Vec<Range<usize>>,
     /// Number of the weights among a server's arrays.
@@ -108,7 +137,7 @@ pub(in crate::train) struct Servers {
 }
 
 impl Servers {
-    /// Starts this process's servers and connects to all. Collective.
+    /// Connects to all servers, and starts those of this process. Collective.
     ///
     /// # Errors
     /// The group failed.
@@ -121,21 +150,26 @@ impl Servers {
         let world = training.world;
         let owners = assign(&training.buckets, settings.servers);
         let hosts: Vec<u32> = (0..settings.servers).map(|server| settings.host(server, world)).collect();
-        let links = connect_parameters(group, &hosts)?;
+        let is_dedicated = settings.placement == ServerPlacement::Dedicated;
+        let links = if is_dedicated { connect_servers(group)? } else { connect_parameters(group, &hosts)? };
         let most = (layout.len + 4 * world as usize) as u64;
         let cuts = exchange.ownership().cuts;
-        let client = ParameterClient::start(&links, training.buckets.len(), most)?;
-        let hosted = ParameterServer::start_all(&links, most, |server| {
+        let plan = |server: usize| {
             let buckets = (0..).zip(&training.buckets).zip(&owners).filter(|(_, owner)| **owner == server);
             let buckets = buckets.map(|((number, bucket), _)| {
                 let parts = (0..world).map(|rank| exchange.part(number as usize, rank)).collect();
                 (number, bucket.clone(), parts)
             });
-            let updates = settings.updates;
-            let plan = ShardPlan { world, updates, buckets: buckets.collect(), cuts: cuts.clone() };
+            ShardPlan { world, updates: settings.updates, buckets: buckets.collect(), cuts: cuts.clone() }
+        };
+        let client = ParameterClient::start(&links, training.buckets.len(), most)?;
+        let hosted = ParameterServer::start_all(&links, |server| {
             let cpu = Cpu { pool: Arc::new(Pool::new(1)), ..cpu.clone() };
-            Box::new(Shard::new(plan, layout, &training.config.optimizer, cpu))
+            Box::new(Shard::new(plan(server), layout, &training.config.optimizer, cpu))
         })?;
+        for server in (0..hosts.len()).filter(|_| is_dedicated) {
+            client.send(server, dedicated::plan_message(&plan(server), layout));
+        }
         let own = (0..hosts.len()).filter(|server| hosts[*server] == group.rank()).collect();
         if group.rank() == 0 {
             eprintln!("note: {settings}");
@@ -143,7 +177,8 @@ impl Servers {
                 let bytes = training.buckets.iter().zip(&owners).filter(|(_, owner)| **owner == server);
                 let bytes: usize = bytes.map(|(bucket, _)| 4 * bucket.range.len()).sum();
                 let mib = bytes as f64 / f64::from(1 << 20);
-                eprintln!("note: parameter server {server} is with rank {host} and has {mib:.1} MiB of weights");
+                let place = if is_dedicated { String::new() } else { format!("is with rank {host} and ") };
+                eprintln!("note: parameter server {server} {place}has {mib:.1} MiB of weights");
             }
         }
         Ok(Servers {
@@ -163,7 +198,7 @@ impl Servers {
         })
     }
 
-    /// Sends the weights, after the state, to this process's servers, and waits until they have
+    /// Sends the weights, after the state, to this rank's servers, and waits until they have
     /// them.
     ///
     /// # Errors
@@ -186,7 +221,7 @@ impl Servers {
         self.ranges.iter().enumerate().filter_map(part)
     }
 
-    /// Writes values of an array to this process's servers, except others' values.
+    /// Writes values of an array to this rank's servers, except others' values.
     pub fn put(&self, array: usize, from: usize, values: &[f32]) {
         for (bucket, range) in self.overlaps(from, values.len()) {
             if self.own.contains(&self.owners[bucket]) {
@@ -198,7 +233,7 @@ impl Servers {
         }
     }
 
-    /// Reads values of an array from all servers, or from this process's only; others become 0.
+    /// Reads values of an array from all servers, or from this rank's only; others become 0.
     ///
     /// # Errors
     /// The group failed.

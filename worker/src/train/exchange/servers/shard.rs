@@ -23,6 +23,7 @@ use crate::comm::{Handler, Message, MessageKind};
 use crate::cpu::{AlignedBuffer, Cpu};
 use crate::nn::{Bucket, Layout};
 use crate::optimizer::{Optimizer, Ownership, sum_of_squares};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use switchyard_worker_contract::config::{self, Updates};
@@ -104,6 +105,7 @@ pub(super) struct Shard {
 }
 
 /// Buckets of a server with the parts of each rank, and the cuts of the whole layout.
+#[derive(Serialize, Deserialize)]
 pub(super) struct ShardPlan {
     pub world: u32,
     pub updates: Updates,
@@ -282,6 +284,10 @@ impl Shard {
 }
 
 impl Handler for Shard {
+    fn most_words(&self) -> u64 {
+        (self.weights.len() + 2 * WORDS * self.world as usize) as u64
+    }
+
     fn handle(&mut self, rank: u32, message: Message) -> Result<Vec<(u32, Message)>, String> {
         match message.kind {
             MessageKind::Put => self.put(&message).map(|()| Vec::new()),
@@ -289,6 +295,7 @@ impl Handler for Shard {
             MessageKind::Start => Ok(vec![(rank, self.start(&message))]),
             MessageKind::Push => self.push(rank, message),
             MessageKind::Apply | MessageKind::Skip => self.decide(rank, &message),
+            MessageKind::Plan => Err("Plan, which is for dedicated servers".to_owned()),
             MessageKind::Values | MessageKind::Started | MessageKind::Sums | MessageKind::Weights => {
                 Err(format!("{:?}, which only a server sends", message.kind))
             }
