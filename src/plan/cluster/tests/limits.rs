@@ -37,9 +37,13 @@ fn the_placed_limit_counts_until_the_job_is_queued_again() {
 
 #[test]
 fn dedicated_parameter_servers_are_refused() {
-    let mut world = World::new(1, json!({}));
     let servers = json!({"mode": "ParameterServer", "parameterServer": {"servers": 1, "placement": "Dedicated"}});
-    world.job.spec.engine.as_mut().unwrap().communication = serde_json::from_value(servers).unwrap();
+    let engine = json!({
+        "model": {"type": "MLP", "mlp": {"hiddenSizes": [8]}}, "batchSizePerProcess": 1, "steps": 1,
+        "data": {"format": "Synthetic", "image": {"height": 2, "width": 2, "channels": 1}, "classes": 2, "samples": 99},
+        "communication": servers,
+    });
+    let mut world = World::new(1, json!({"trainer": {"image": "i"}, "engine": engine}));
     world.run();
     let failed = world.job.status.as_ref().unwrap().condition(conditions::FAILED).unwrap();
     assert_eq!(failed.reason, conditions::INVALID_SPEC);
