@@ -58,16 +58,12 @@ pub enum RunError {
     Attempt(#[from] AttemptError),
     /// The job needs more memory than is available.
     #[error(
-        "not placeable: {job}: {ranks} ranks of {need}{servers} need {total}, {limit_name} is {limit}; smallest change that fits: a smaller batchSizePerProcess, fewer ranks, or a higher limit"
+        "not placeable: {job}: {processes} need {total}, {limit_name} is {limit}; smallest change that fits: a smaller batchSizePerProcess, fewer ranks, or a higher limit"
     )]
     Memory {
         job: String,
-        ranks: u64,
-        /// Memory of one rank.
-        need: String,
-        /// Parameter servers in processes of their own, and their memory; empty without any.
-        servers: String,
-        /// Memory of all ranks and servers.
+        /// The ranks and dedicated parameter servers, with the memory of each.
+        processes: String,
         total: String,
         /// The name of the limit.
         limit_name: &'static str,
@@ -396,14 +392,13 @@ fn check_memory(plan: &LocalPlan, inspection: &Inspection, machine: &GPUTopology
         let total = total.saturating_add(of_server.saturating_mul(servers));
         if let Some(limit) = limit.filter(|limit| total as f64 > *limit as f64 * fraction) {
             let mebibytes = |bytes: u64| format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20));
+            let mut processes = format!("{ranks} ranks of {}", mebibytes(inspection.memory.total()));
+            if servers > 0 {
+                processes += &format!(" and {servers} parameter servers of {}", mebibytes(of_server));
+            }
             return Err(RunError::Memory {
                 job: plan.job.clone(),
-                ranks,
-                need: mebibytes(inspection.memory.total()),
-                servers: match servers {
-                    0 => String::new(),
-                    _ => format!(" and {servers} parameter servers of {}", mebibytes(of_server)),
-                },
+                processes,
                 total: mebibytes(total),
                 limit_name,
                 limit: format!(
