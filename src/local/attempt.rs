@@ -112,7 +112,7 @@ pub(super) async fn run(
         // port in the meantime.
         let stdin = listener.take().map_or_else(Stdio::null, Stdio::from);
         let name = member_name(process.rank, plan.world()).replace("parameter ", "").replace(' ', "-");
-        match start(process, &name, index, plan.attempt, worker, stdin, run_dir, &sender) {
+        match start(process, (index, &name), plan.attempt, worker, stdin, run_dir, &sender) {
             Ok(process) => group.processes.push(process),
             Err(error) => {
                 group.kill_all();

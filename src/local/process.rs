@@ -112,14 +112,14 @@ impl Process {
     }
 }
 
-/// Starts a process of the plan; `name` is that of its log. Its output arrives as messages.
+/// Starts a process of the plan, the `index`-th of its attempt; `name` is that of its log. Its
+/// output arrives as messages.
 ///
 /// # Errors
 /// Its log cannot be opened, or the process cannot be started.
 pub(super) fn start(
     process: &ProcessSpec,
-    name: &str,
-    index: usize,
+    (index, name): (usize, &str),
     attempt: u32,
     worker: &Worker,
     stdin: Stdio,
