@@ -92,12 +92,12 @@ impl Index {
             let attempt = attempt_of(job);
             let is_preempted = self.job_states.get(id).is_some_and(|state| state.preempted_attempt == Some(attempt));
             leaving.extend(self.takers_of(id, |of| of < attempt || is_preempted || !is_live(job)));
-            let theirs = self.queue_position(job);
-            let is_lower = preempts && theirs.priority() < position.priority();
-            let is_overdue = theirs.priority() <= position.priority() && exceeds_placed_limit(job, now);
             if placement_of(job).is_none() || is_preempted {
                 continue;
             }
+            let theirs = self.queue_position(job);
+            let is_lower = preempts && theirs.priority() < position.priority();
+            let is_overdue = theirs.priority() <= position.priority() && exceeds_placed_limit(job, now);
             let makes_way = || head.preempts_from(self, job, &theirs, now).is_some_and(|from| from <= now);
             if is_lower || is_overdue || makes_way() {
                 let order = PreemptionOrder::of(job, &theirs, now);
