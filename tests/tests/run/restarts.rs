@@ -18,7 +18,8 @@ fn a_restart_is_a_new_attempt_for_the_whole_group() {
     scene.assert_nothing_left();
 }
 
-/// Trains to the end: the weights, the step that each rank of each attempt resumed from, and what was printed.
+/// Trains to the end. Returns the digest of the weights, the step from which each rank of
+/// each attempt resumed, and standard error.
 fn end(change: impl FnOnce(Manifest) -> Manifest) -> (Value, Vec<Value>, String) {
     let (scene, manifest) = scene(change);
     let ended = run(&scene, &manifest, &[]);

@@ -86,7 +86,7 @@ impl State {
                 true => 0,
                 false => Optimizer::memory_bytes(layout.len, &config.optimizer.rule) as u64 + 4 * layout.len as u64,
             };
-            // A rank has a copy of the gradients that it pushes and of the weights that it receives.
+            // A rank has copies of the gradients that it pushes and the weights that it receives.
             return hosted + own + 8 * layout.len as u64;
         }
         let own = match config.sharding {

@@ -4,9 +4,9 @@
 //! bucket    push to its server -> sum in rank order -> update -> weights to all ranks
 //! ```
 //!
-//! Each bucket belongs to one server; a server is a thread in the process of a rank, or a process
-//! of its own (`dedicated`). Buckets are pushed as backward completes them. With synchronous updates, sums are added in rank order, as
-//! ranks of one host do in shared memory, so that weights have the bits of such a run.
+//! Each bucket belongs to one server: a thread in a rank's process or a process of its own
+//! (`dedicated`). Backward pushes each bucket once it is complete. Synchronous servers add gradients
+//! in rank order, as ranks on one host do in shared memory, and so reach the same bits.
 //!
 //! Asynchronous servers apply each rank's push at once; with geo updates a push is the change that
 //! the rank's own optimizer has made to its weights in several steps.
