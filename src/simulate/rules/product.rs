@@ -291,11 +291,19 @@ impl Product {
         Some((job, start.duration_since(BEGIN).as_secs_f64()))
     }
 
-    /// Seconds since the start that was first computed for the head of the queue.
+    /// The start that was first computed for the head of the queue.
     #[cfg(test)]
-    pub(crate) fn delay_of_head(&self, now: f64) -> Option<f64> {
+    pub(crate) fn first_start_of_head(&self) -> Option<f64> {
         let first = self.index.queue.reservation()?.first_start?;
-        Some(now - first.duration_since(BEGIN).as_secs_f64())
+        Some(first.duration_since(BEGIN).as_secs_f64())
+    }
+
+    /// Whether a job runs that comes before the head of the queue, and so may delay it.
+    #[cfg(test)]
+    pub(crate) fn runs_ahead_of_head(&self) -> bool {
+        let Some(held) = self.index.queue.reservation() else { return false };
+        let is_ahead = |job: &TrainJob| self.index.queue_position(job) < held.position;
+        self.jobs.values().any(|job| placement_of(job).is_some() && is_ahead(job))
     }
 
     /// Waiting jobs that could start now.

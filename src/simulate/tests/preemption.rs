@@ -7,10 +7,13 @@ use switchyard_plan::cluster::queue_policy::{PolicySettings, QueuePolicy};
 const HOUR: f64 = 3600.0;
 
 /// Records when jobs start and are preempted, and for how long the head waits beyond the start that
-/// was first computed for it.
+/// was first computed for it, not counting the time during which jobs ahead of it ran.
 struct Recorder {
     rule: Product,
     events: Vec<(f64, Decision)>,
+    /// Whether jobs ahead of the head run since the last decision.
+    is_overtaken: bool,
+    overtaken_until: f64,
     longest_delay: f64,
 }
 
@@ -34,7 +37,12 @@ impl Rule for Recorder {
     fn decide(&mut self, now: f64) -> Result<Vec<Decision>, String> {
         let decisions = self.rule.decide(now)?;
         self.events.extend(decisions.iter().map(|decision| (now, decision.clone())));
-        self.longest_delay = self.longest_delay.max(self.rule.delay_of_head(now).unwrap_or(0.0));
+        if self.is_overtaken {
+            self.overtaken_until = now;
+        }
+        self.is_overtaken = self.rule.runs_ahead_of_head();
+        let due = self.rule.first_start_of_head().map(|first| first.max(self.overtaken_until));
+        self.longest_delay = self.longest_delay.max(due.map_or(0.0, |due| now - due));
         Ok(decisions)
     }
 
@@ -47,7 +55,8 @@ fn played(jobs: &[(f64, f64, u32)], policy: QueuePolicy, percent: u64) -> (Repla
     let fabric = fabric();
     let settings = PolicySettings { policy, ..PolicySettings::default() };
     let rule = product(&fabric).with_queue(|queue| queue.policy = settings);
-    let mut recorder = Recorder { rule, events: Vec::new(), longest_delay: 0.0 };
+    let mut recorder =
+        Recorder { rule, events: Vec::new(), is_overtaken: false, overtaken_until: 0.0, longest_delay: 0.0 };
     let preemptible = Some(PreemptibleJobs { percent: Some(percent), checkpoint: 600.0, overhead: 120.0 });
     let scenario = Scenario { preemptible, ..Scenario::new(&fabric, Model::Levels, Limits::None) };
     let outcome = replay(&rows(jobs), scenario, &mut recorder).unwrap();
@@ -108,6 +117,18 @@ fn jobs_use_held_nodes_until_the_first_forecast_of_the_head() {
     let (outcome, _) = played(&jobs, QueuePolicy::LeastAttainedService, 100);
     let starts: Vec<f64> = outcome.jobs.iter().map(|job| job.start / HOUR).collect();
     assert_eq!(starts, [0.0, 4.6, 3.6, 5.6], "hours");
+}
+
+/// The second job preempts the first one, which then expects to preempt it after 4 h. The third
+/// job has run least and comes before the first one, so that forecast no longer holds.
+#[test]
+fn jobs_that_have_run_less_delay_the_head_beyond_its_forecast() {
+    let jobs = [(0.0, 4.25 * HOUR, 32), (0.0, 5.25 * HOUR, 8), (5.5 * HOUR, 4.0 * HOUR, 8)];
+    let (outcome, recorder) = played(&jobs, QueuePolicy::LeastAttainedService, 100);
+    let starts: Vec<f64> = outcome.jobs.iter().map(|job| job.start / HOUR).collect();
+    assert_eq!(starts, [0.0, 4.0, 5.5], "hours");
+    assert_eq!(outcome.jobs[0].end, 9.75 * HOUR + 120.0, "it resumes when the third job has ended");
+    assert!(recorder.longest_delay <= HOUR, "{} s", recorder.longest_delay);
 }
 
 proptest! {
