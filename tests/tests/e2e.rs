@@ -10,6 +10,7 @@ mod gpu_nodes;
 mod isolation;
 mod leftovers;
 mod memory;
+mod preemption;
 mod random_jobs;
 mod third_party;
 mod times;

@@ -48,6 +48,8 @@ pub(crate) enum Benchmark {
     Scenes,
     /// On real nodes: leftovers of 20 random jobs and faults.
     Leftovers,
+    /// On two real nodes: ten jobs that the queue policy preempts, and their weights.
+    Preemption,
     /// Matrix products and the model's step, by kernel.
     Kernels,
     /// Training steps of GPT, BERT, ResNet-18 and MLP, compared with PyTorch.
@@ -64,9 +66,12 @@ impl Benchmark {
     /// Its name and the program that measures it; `None` if it takes more than one program.
     pub(crate) fn bench(self) -> Option<(&'static str, &'static str)> {
         Some(match self {
-            Benchmark::Build | Benchmark::Cluster | Benchmark::Worth | Benchmark::Scenes | Benchmark::Leftovers => {
-                return None;
-            }
+            Benchmark::Build
+            | Benchmark::Cluster
+            | Benchmark::Worth
+            | Benchmark::Scenes
+            | Benchmark::Leftovers
+            | Benchmark::Preemption => return None,
             Benchmark::Step => ("step", "step"),
             Benchmark::AllReduce => ("all-reduce", "all_reduce"),
             Benchmark::Controller => ("controller", "controller"),
@@ -110,7 +115,8 @@ pub(crate) fn bench(what: Benchmark) -> Result<()> {
             Benchmark::Cluster => crate::steps::bench_cluster(&folder, "times"),
             Benchmark::Worth => crate::steps::bench_cluster(&folder, "worth"),
             Benchmark::Scenes => crate::steps::bench_scenes(&folder.join("scenes.json")),
-            _ => crate::steps::bench_cluster(&folder, "leftovers"),
+            Benchmark::Leftovers => crate::steps::bench_cluster(&folder, "leftovers"),
+            _ => crate::steps::bench_cluster(&folder, "preemption"),
         };
     };
     let file = folder.join(format!("{name}.json"));

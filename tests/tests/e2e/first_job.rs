@@ -3,8 +3,9 @@
 
 use crate::e2e::{Cluster, JOBS, example, stage};
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
+use std::path::PathBuf;
 use switchyard_tests::documents::{Class, blocks, documents};
 use switchyard_tests::{Program, programs, root};
 
@@ -64,11 +65,8 @@ fn installed(cluster: &Cluster, page: &str, lines: &[String]) -> Result<()> {
 /// Early losses must equal the single-machine losses, because the summation order does not matter
 /// yet.
 fn begins_alike(cluster: &str, standalone: &str) -> Result<()> {
-    let loss_at = |events: &str, step: u64| {
-        let events = events.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        // A run directory wraps each rank event with its attempt and time.
-        let mut events = events.map(|event| if event["event"].is_object() { event["event"].clone() } else { event });
-        let event = events.find(|event| event["event"] == "progress" && event["step"] == step);
+    let loss_at = |log: &str, step: u64| {
+        let event = events(log).find(|event| event["event"] == "progress" && event["step"] == step);
         event.and_then(|event| event["loss"].as_f64()).with_context(|| format!("no loss of step {step}"))
     };
     for step in [10, 20] {
@@ -76,6 +74,41 @@ fn begins_alike(cluster: &str, standalone: &str) -> Result<()> {
         ensure!((local - remote).abs() <= 1e-6 * local, "step {step}: {remote} in the cluster, {local} on one machine");
     }
     Ok(())
+}
+
+/// The events in a rank's log or a run directory.
+pub(crate) fn events(log: &str) -> impl Iterator<Item = Value> {
+    let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    // A run directory wraps each rank event with its attempt and time.
+    events.map(|event| if event["event"].is_object() { event["event"].clone() } else { event })
+}
+
+/// Trains a job of the cluster on this machine, with as many processes. Returns the run directory.
+pub(crate) fn run_alone(cluster: &Cluster, name: &str, job: &Value) -> Result<PathBuf> {
+    let (folder, mut job) = (cluster.folder.path(), job.clone());
+    let text = folder.join("text");
+    if !text.is_dir() {
+        fs::create_dir(&text)?;
+        for entry in fs::read_dir(root().join("docs"))? {
+            let entry = entry?;
+            if entry.file_type()?.is_file() {
+                fs::copy(entry.path(), text.join(entry.file_name()))?;
+            }
+        }
+    }
+    let trainer = &job["spec"]["trainer"];
+    let processes = [&trainer["numNodes"], &trainer["numProcPerNode"]].map(|number| number.as_u64().unwrap_or(1));
+    job["spec"]["trainer"] = json!({"numProcPerNode": processes[0] * processes[1], "cpuThreads": 1});
+    job["spec"]["engine"]["data"]["path"] = "text".into();
+    (job["spec"]["template"], job["spec"]["checkpoint"]) = (Value::Null, Value::Null);
+    let manifest = format!("{name}.json");
+    fs::write(folder.join(&manifest), job.to_string())?;
+    // The same worker as in the image.
+    let worker = programs().join("switchyard-worker").display().to_string();
+    let arguments = ["run", &manifest, "--run-dir", name, "-q", "--worker", &worker];
+    let ended = Program::new(&programs().join("switchyard"), folder, arguments).run(crate::e2e::TIMEOUT);
+    ensure!(ended.code == Some(0), "{}", ended.stderr);
+    Ok(folder.join(name))
 }
 
 /// Runs the page, and the blocks of other pages that inspect its job.
@@ -155,26 +188,8 @@ fn trained(cluster: &Cluster, watched: &str) -> Result<()> {
 
     let job = cluster.job("team", "gpt-cluster")?;
     ensure!(stage(&job) == "Complete", "{job:#}");
-    let mut standalone = example("gpt-cluster.yaml")?;
-    standalone["spec"]["template"] = Value::Null;
-    standalone["spec"]["trainer"] = serde_json::json!({"numProcPerNode": 4, "cpuThreads": 1});
-    standalone["spec"]["engine"]["data"]["path"] = "text".into();
-    let folder = cluster.folder.path();
-    fs::create_dir(folder.join("text"))?;
-    for entry in fs::read_dir(root().join("docs"))? {
-        let entry = entry?;
-        if entry.file_type()?.is_file() {
-            fs::copy(entry.path(), folder.join("text").join(entry.file_name()))?;
-        }
-    }
-    fs::write(folder.join("alone.json"), standalone.to_string())?;
-    // The same worker as in the image.
-    let worker = programs().join("switchyard-worker").display().to_string();
-    let arguments = ["run", "alone.json", "--run-dir", "alone", "-q", "--worker", &worker];
-    let run = Program::new(&programs().join("switchyard"), folder, arguments);
-    let ended = run.run(crate::e2e::TIMEOUT);
-    ensure!(ended.code == Some(0), "{}", ended.stderr);
-    let status: Value = serde_saphyr::from_str(&fs::read_to_string(folder.join("alone/status.yaml"))?)?;
+    let alone = run_alone(cluster, "alone", &example("gpt-cluster.yaml")?)?;
+    let status: Value = serde_saphyr::from_str(&fs::read_to_string(alone.join("status.yaml"))?)?;
     let loss = |job: &Value, name: &str| -> Result<f64> {
         let text =
             job["status"]["trainerStatus"][name].as_str().with_context(|| format!("no {name}: {:#}", job["status"]))?;

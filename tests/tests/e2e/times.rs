@@ -45,7 +45,7 @@ fn user_visible_delays() -> Result<()> {
 }
 
 /// Waits until rank 0 of an attempt has reported steps; returns the seconds since `begin`.
-fn steps(cluster: &Cluster, name: &str, attempt: u32, begin: Instant) -> Result<f64> {
+pub(crate) fn steps(cluster: &Cluster, name: &str, attempt: u32, begin: Instant) -> Result<f64> {
     let pod = format!("{name}-{attempt}-0");
     loop {
         let log = cluster.nodes.plane.kubectl(&["--namespace", TEAM, "logs", &pod]);
