@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Each bucket belongs to one server: a thread in a rank's process or a process of its own
-//! (`dedicated`). Backward pushes each bucket once it is complete. Synchronous servers add gradients
-//! in rank order, as ranks on one host do in shared memory, and so reach the same bits.
+//! (`dedicated`). Backward pushes each bucket once it is complete. Synchronous servers add
+//! gradients in rank order, as ranks on one host do in shared memory, and so reach the same bits.
 //!
 //! Asynchronous servers apply each rank's push at once; with geo updates a push is the change that
 //! the rank's own optimizer has made to its weights in several steps.
