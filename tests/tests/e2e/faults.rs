@@ -106,7 +106,10 @@ pub(crate) fn volume(cluster: &Cluster) -> Result<()> {
     cluster.apply(TEAM, &json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "checkpoints"},
         "spec": {"accessModes": modes, "resources": {"requests": size}, "storageClassName": "", "volumeName": "shared"},
-    }))
+    }))?;
+    // Until then the scheduler refuses pods, and a job's first attempt may be rolled back.
+    let bound = "kubectl wait persistentvolumeclaim/checkpoints --for=jsonpath={.status.phase}=Bound --timeout=300s";
+    cluster.sh(&format!("{bound} --namespace {TEAM}")).map(drop)
 }
 
 /// The endless job of examples/gpt-cluster.yaml, with a checkpoint every [`EVERY`] steps.

@@ -13,7 +13,7 @@ use switchyard_tests::chaos;
 
 #[test]
 fn preempted_jobs_end_with_the_weights_of_an_uninterrupted_run() -> Result<()> {
-    let (count, total_steps) = (chaos::size(3, 10), chaos::size(8000, 40_000));
+    let (count, total_steps) = (chaos::size(3, 10), chaos::size(8000, 30_000));
     let (quantum, threshold) = (chaos::size(5, 20), chaos::size(5, 30));
     let cluster = Cluster::start(2)?;
     cluster.install_with(&format!(
