@@ -13,8 +13,8 @@ use switchyard_tests::chaos;
 
 #[test]
 fn preempted_jobs_end_with_the_weights_of_an_uninterrupted_run() -> Result<()> {
-    let (count, total_steps) = (chaos::size(3, 10), chaos::size(8000, 30_000));
-    let (quantum, threshold) = (chaos::size(5, 20), chaos::size(5, 30));
+    let (count, total_steps) = (chaos::size(3, 10), chaos::size(8000, 50_000));
+    let (quantum, threshold) = (chaos::size(5, 10), chaos::size(5, 10));
     let cluster = Cluster::start(2)?;
     cluster.install_with(&format!(
         "--set nodeAgent.enabled=false --set queue.quantumSeconds={quantum} --set 'queue.thresholdsSeconds={{{threshold}}}' \
@@ -81,7 +81,8 @@ fn most_memory(cluster: &Cluster) -> Result<String> {
     Ok(format!("{}Ki", kibibytes / 5 * 3))
 }
 
-/// A job of one node, or every third one of both, that saves a checkpoint only when it is stopped.
+/// A job of one node, or every third one of both. It saves checkpoints, because a job that may lose
+/// all of its work makes way only for larger ones.
 /// Its own seed gives it weights of its own.
 fn job(number: usize, total_steps: usize, memory: &str) -> Result<Value> {
     let name = format!("job-{number}");
@@ -93,7 +94,7 @@ fn job(number: usize, total_steps: usize, memory: &str) -> Result<Value> {
     spec["engine"]["steps"] = total_steps.into();
     spec["engine"]["fetchEverySteps"] = 100.into();
     spec["engine"]["seed"] = number.into();
-    spec["checkpoint"] = json!({"path": format!("/checkpoints/{name}"), "periodSeconds": 0});
+    spec["checkpoint"] = json!({"path": format!("/checkpoints/{name}"), "periodSeconds": 5});
     Ok(job)
 }
 
