@@ -112,7 +112,7 @@ impl Process {
     }
 }
 
-/// Starts a process of the plan, the `index`-th of its attempt; `name` is that of its log. Its
+/// Starts a process of the plan, the `index`-th of its attempt, with a log called `name`. Its
 /// output arrives as messages.
 ///
 /// # Errors

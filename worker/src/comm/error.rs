@@ -134,7 +134,7 @@ impl CommError {
     }
 }
 
-/// The members of a group of which `world` are ranks.
+/// Names the members of a group with `world` ranks.
 pub(super) fn plural(members: u32, world: u32) -> &'static str {
     if members == world { "ranks" } else { "parameter servers and ranks" }
 }

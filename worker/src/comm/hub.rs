@@ -125,8 +125,8 @@ pub(super) struct RankZero {
 pub(super) const CONNECTION_CLOSED: &str = "connection closed: the process ended or its network failed";
 
 impl Hub {
-    /// Creates a hub for the members of a group, of which the first `world` are ranks, including
-    /// rank 0. `attempt` is in every frame; peers of another attempt are refused.
+    /// Creates a hub for the members of a group: `world` ranks, including rank 0, then servers.
+    /// `attempt` is in every frame; peers of another attempt are refused.
     pub fn new(
         gate: Gate,
         (world, members, attempt): (u32, u32, u32),

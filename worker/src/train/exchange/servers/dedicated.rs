@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The server reads neither data nor model: the ranks send the layout of the weights and the
-//! server's buckets. Update rule and its settings are those of the configuration, which ranks and
+//! server's buckets. The update rule and its settings come from the configuration, which ranks and
 //! servers share.
 
 use super::shard::{Shard, ShardPlan};
@@ -29,7 +29,7 @@ struct Plan<S, L> {
     layout: L,
 }
 
-/// What a dedicated server needs before anything else: JSON, padded to whole words.
+/// The first message to a dedicated server: JSON, padded to whole words.
 pub(super) fn plan_message(shard: &ShardPlan, layout: &Layout) -> Message {
     let mut json = serde_json::to_vec(&Plan { shard, layout }).expect("invariant: a plan is plain data");
     json.resize(json.len().next_multiple_of(size_of::<u32>()), b' ');
